@@ -14,6 +14,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import ckptool
+from ckptool.cli import worker_process
 from tests.each import each
 
 PACKAGE = Path(ckptool.__file__).parent
@@ -23,8 +24,8 @@ TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("ref
 # The one door to torch also builds a class, which the user names and no file.
 EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
-# It starts this Python, with this package, and hands it paths: nothing of a file's.
-STARTS = "cli/scan_workers.py"
+# It starts this Python, with this package, and hands it paths, and what was asked for: nothing of a file's.
+STARTS = "cli/worker_process.py"
 # Two tables of our own names, whose modules are imported when they are asked for.
 TABLES = {"__init__.py", "cli/verbs.py"}
 INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
@@ -132,7 +133,10 @@ def test_the_one_module_that_starts_processes_starts_this_package_alone() -> Non
 
     assert used == {"subprocess.Popen", "subprocess.PIPE", "subprocess.TimeoutExpired"}
     assert "shell" not in {keyword.arg for keyword in start.keywords}
-    assert ast.unparse(start.args[0]) == "[sys.executable, '-c', _START, *sys.path]"
+    assert ast.unparse(start.args[0]) == "[sys.executable, '-c', _START[work], *sys.path]"
+    head = re.escape("import sys; sys.path = sys.argv[1:]; from ckptool.")
+    for code in worker_process._START.values():
+        assert re.fullmatch(rf"{head}[a-z_.]+ import main; main\(sys.stdin.buffer, sys.stdout.buffer\)", code)
 
 
 @each("name", INSIDE)
@@ -214,6 +218,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "migration/safetensors_plan.py",  # writes
         "migration/folders/shards.py",  # writes
         "checking/row_worker.py",  # talks with the process that started it
+        "migration/file_worker.py",  # so does this one
         "formats/runnable/exported.py",  # searches any text for strings, and undoes the escapes in them
         "formats/directories/dcp/entries.py",  # keeps names in memory as texts of its own
         "formats/identify/text.py",  # only names what a file is; nothing is taken from it

@@ -23,6 +23,7 @@ from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
+from ckptool.migration.migrate import migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
@@ -135,6 +136,13 @@ class _InOrder(RayCommand):
     help="Write into this folder, under the sources' own names; all paths are then sources.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Sources to work on at once.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that write the files of a folder (--max-shard-size, --form dcp).",
+)
 @ray_option("Work on each source")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
@@ -168,6 +176,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
+    _check_workers(options, changes, len(sources))
     arguments = {
         "changes": changes,
         "force": options["force"],
@@ -190,6 +199,15 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             output.done(outcome)
     output.end()
     sys.exit(code)
+
+
+def _check_workers(options: dict[str, Any], changes: Changes, sources: int) -> None:
+    if options["workers"] == 1:
+        return
+    if options["in_place"] or not changes.makes_folder:
+        raise click.UsageError("--workers is for what is written as a folder: --max-shard-size, or --form dcp")
+    if options["ray"] or (options["jobs"] > 1 and sources > 1):
+        raise click.UsageError("--workers is for one source at a time, not for --jobs or --ray")
 
 
 def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
@@ -324,7 +342,7 @@ def _run(
         line = ProgressLine(len(work), shown=shows_progress)
         for source, target in work:
             line.next(source)
-            outcome = _outcome(source, target, arguments, line, line.read_back)
+            outcome = _outcome(source, target, arguments, line, line.read_back, options["workers"])
             line.clear()
             yield source, outcome
         return
@@ -347,9 +365,19 @@ def _run(
 
 
 def _outcome(
-    source: str, target: str | None, arguments: dict[str, Any], progress: Progress, read_back: Progress
+    source: str,
+    target: str | None,
+    arguments: dict[str, Any],
+    progress: Progress,
+    read_back: Progress,
+    workers: int = 1,
 ) -> MigrationReport | CkptoolError:
     try:
+        if workers > 1:
+            from ckptool.cli.migrate_workers import FileWriters  # most are written by this process
+
+            asked = {name: arguments[name] for name in ("changes", "force", "verify", "dry_run")}
+            return migrate_by(FileWriters(workers), source, target, progress=progress, read_back=read_back, **asked)
         return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
     except CkptoolError as error:
         return error

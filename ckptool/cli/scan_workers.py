@@ -1,43 +1,24 @@
-"""
-The worker processes of ``scan``: one that dies costs the row of the file that it is at.
-
-They are this Python with this package, started by their own command line: they share no memory, no locks and no open
-files with the parent, answer in lines of JSON, and end by themselves when the parent is gone.
-"""
+"""The worker processes of ``scan``: one that dies costs the row of the file that it is at."""
 
 from __future__ import annotations
 
 import json
 import selectors
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptool.checking.asked import ENDED, READY, TENSORS, Asked, lost_row
+from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
-from ckptool.errors import CkptoolError
+from ckptool.cli.worker_process import WorkerProcess, refuse_starts
 from ckptool.sources.naming import is_far
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
-_START: Final = (
-    "import sys; sys.path = sys.argv[1:]; from ckptool.checking.row_worker import main;"
-    " main(sys.stdin.buffer, sys.stdout.buffer)"
-)
-"""Nothing is imported from the folder that the user is in."""
-_AT_ONCE: Final = 1 << 16
 _LONGEST: Final = 4096
 """Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
-_MOST_STARTS: Final = 4
-"""That fail, one after the other."""
-_PATIENCE: Final = 10
-"""Seconds that a process may take to end."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
 
@@ -54,44 +35,24 @@ class Task(NamedTuple):
         return is_far(self.target.path)
 
 
-class Worker:
+class Worker(WorkerProcess):
     """One process, and the tasks that it was given: of files here, it is at the first of them."""
 
     def __init__(self, asked: Asked, threads: int) -> None:
-        # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
-        self._process = subprocess.Popen(  # noqa: S603 - our own words
-            [sys.executable, "-c", _START, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
-        assert self._process.stdout is not None  # noqa: S101
-        self._input = self._process.stdin
-        self.output = self._process.stdout
-        self._received = bytearray()
-        self.is_ready = False
+        super().__init__("rows", {"asked": asked._asdict(), "threads": threads})
         self.tasks: dict[int, Task] = {}
         self._given = 0
-        self._send({"asked": asked._asdict(), "threads": threads})
 
     def give(self, task: Task) -> None:
         """Give it a task: it waits for one, or the pipe has room for it."""
         self._given += 1
         self.tasks[self._given] = task
-        self._send(message_of(task, self._given))
+        self.send(message_of(task, self._given))
 
     def suspects(self) -> list[Task]:
         """Return the tasks at one of which it may have died: the first, and all that threads were at."""
         tasks = list(self.tasks.values())
         return tasks[:1] + [one for one in tasks[1:] if one.is_far]
-
-    def _send(self, what: object) -> None:
-        line = memoryview(json.dumps(what).encode() + b"\n")
-        with suppress(BrokenPipeError):  # it has ended: its output says so next
-            while line:
-                line = line[self._input.write(line) or 0 :]
 
     def answers(self, lines: Iterable[bytes]) -> Iterator[tuple[Task, bytes]]:
         """Yield answers, each with its task: the rows of tensors, and last the one with which the task is done."""
@@ -101,31 +62,6 @@ class Worker:
             if not answer.startswith(HEAD_OF_TENSOR):
                 del self.tasks[int(number)]
             yield task, answer
-
-    def receive(self) -> list[bytes] | None:
-        """Return the lines that it has written, without what it says first; None if it has ended."""
-        data = self.output.read(_AT_ONCE)
-        if not data:
-            return None
-        self._received += data
-        *lines, self._received = self._received.split(b"\n")
-        if lines and not self.is_ready:
-            self.is_ready = lines.pop(0) == READY
-        return [bytes(line) for line in lines]
-
-    def end(self) -> int:
-        """Wait until it has ended, and return its exit code."""
-        self._input.close()
-        self.output.close()
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_PATIENCE)
-        self._process.kill()
-        return self._process.wait()
-
-    def kill(self) -> None:
-        """End it at once: nothing is lost but the answer that it was at."""
-        self._process.kill()
-        self.end()
 
 
 class Crew:
@@ -201,13 +137,11 @@ class Crew:
         """Try what a worker died at once more, alone, as something else may have killed it; then yield its row."""
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
-        code = worker.end()
-        how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+        how = worker.end()
         if not worker.is_ready:
             self._again += worker.tasks.values()
             self._failed_starts += 1
-            if self._failed_starts == _MOST_STARTS:
-                raise CkptoolError(f"worker processes do not start: the last one {how}", kind=ENDED)
+            refuse_starts(self._failed_starts, how, ENDED)
             return
         suspects = worker.suspects()
         self._again += (one for one in worker.tasks.values() if one not in suspects)

@@ -79,6 +79,11 @@ class CastSource:
         self._position += nbytes
         return data[:nbytes]
 
+    @property
+    def was_read(self) -> bool:
+        """Whether any of it was read."""
+        return self._position > 0
+
     def _cast(self, data: bytes) -> bytes:
         from ckptool.torch_ops import values as torch_values  # no other migration needs torch
 
@@ -186,6 +191,18 @@ class Casting:
             Cast(name, source, self._target.name, cast.max_error, cast.overflowed)
             for name, source, cast in self._sources
         )
+
+    @property
+    def errors(self) -> list[tuple[int, float, int]]:
+        """The number of each cast that was written, its largest error, and how many values overflowed."""
+        cast = ((number, source) for number, (_, _, source) in enumerate(self._sources))
+        return [(number, one.max_error, one.overflowed) for number, one in cast if one.was_read]
+
+    def written_elsewhere(self, errors: Iterable[tuple[int, float, int]]) -> None:
+        """Take the errors of casts that another process has written, which has planned the same."""
+        for number, max_error, overflowed in errors:
+            source = self._sources[number][2]
+            source.max_error, source.overflowed = max_error, overflowed
 
     @property
     def unscaled(self) -> list[str]:

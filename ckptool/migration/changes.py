@@ -28,7 +28,7 @@ class Changes(NamedTuple):
     max_shard_size: int | str | None = None
     """
     Write a folder of safetensors shards, each with at most that many bytes of tensors, or with one larger tensor:
-    ``"5GB"``, ``"5GiB"``, or a number.
+    ``"5GB"``, ``"5GiB"``, or a number. With form ``dcp``, files of at most so many bytes of items.
     """
     to: DeviceTags | None = None
     """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: other tags stay."""
@@ -76,6 +76,23 @@ class Changes(NamedTuple):
     """
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """
+        Return the changes as plain data, of which ``from_plain`` makes them again, in another process too.
+
+        Raises:
+            MigrationRefused: A function of the caller's changes names.
+        """
+        rules = [renaming.spelled(rule if callable(rule) else renaming.substitute(*rule)) for rule in self.rename]
+        plain = {"to": self.to if self.to is None or isinstance(self.to, str) else dict(self.to), "rename": rules}
+        lists = {name: list(getattr(self, name)) for name in ("include", "exclude", "drop", "keep_dtype")}
+        return {**self._asdict(), **plain, **lists, "model_arguments": dict(self.model_arguments)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Changes:
+        """Return the changes that ``as_plain`` gave."""
+        return cls(**{**plain, "rename": tuple(map(renaming.rule_of, plain["rename"]))})
 
     @property
     def makes_folder(self) -> bool:

@@ -35,6 +35,9 @@ from ckptool.sources.meter import Meter
 from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
+if TYPE_CHECKING:
+    from ckptool.migration.file_jobs import Writers
+
 if sys.version_info >= (3, 11):
     from typing import Unpack
 elif TYPE_CHECKING:
@@ -119,6 +122,31 @@ def migrate(
     return _migrate(os.fspath(src), target, asked, wanted, limits)
 
 
+def migrate_by(
+    writers: Writers,
+    src: str,
+    dst: str | None,
+    changes: Changes,
+    *,
+    force: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> MigrationReport:
+    """
+    Do what ``migrate`` does, with the same guarantees and byte for byte the same result, for a folder whose files
+    ``writers`` has written: a function that has each of a list of jobs done, by other processes or on other machines.
+
+    Raises:
+        SourceChanged: Not all of them found the same source.
+        CkptoolError: What ``migrate`` raises.
+    """
+    asked = _checked(changes, dst)
+    return _migrate(src, dst, asked, _Wanted(force, verify, dry_run, False, progress, read_back, writers), limits)
+
+
 class _Wanted(NamedTuple):
     """How a new file is to be written."""
 
@@ -128,6 +156,8 @@ class _Wanted(NamedTuple):
     reflink: bool
     progress: OnWritten | None
     read_back: OnWritten | None
+    writers: Writers | None = None
+    """Those of a folder; None for this process itself."""
 
 
 def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limits: Limits) -> MigrationReport:
@@ -158,7 +188,12 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         on_written = _cancellable(wanted.progress, limits.cancellation)
         if plan.folder is not None:
             with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:
-                done = write_folder(work, plan.folder, folder)
+                elsewhere = None
+                if wanted.writers is not None:
+                    from ckptool.migration.file_jobs import HandedOut  # most folders are written here
+
+                    elsewhere = HandedOut(wanted.writers, src, target, on_written, wanted.read_back)
+                done = write_folder(work, plan.folder, folder, elsewhere)
         elif edit is not None:
             with Output(plan.target, force=wanted.force, progress=on_written) as output:
                 done = write_clone(work, edit, output)

@@ -97,7 +97,7 @@ def make_plan(
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
         )
-        folder = dcp.plan_everything(checkpoint, edited, casting)
+        folder = dcp.plan_everything(checkpoint, edited, casting, _most_nbytes(changes))
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
@@ -130,7 +130,8 @@ def make_plan(
     if form == "dcp":
         from ckptool.migration.folders import dcp
 
-        folder = dcp.plan_weights(checkpoint, weights, drop_unsupported=changes.drop_unsupported)
+        most = _most_nbytes(changes)
+        folder = dcp.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
         return Plan(form, target, folder, changes.to, names, weights, casting)
     if form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
@@ -155,12 +156,22 @@ def _safetensors(
 
     options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
     cancellation = checkpoint.source.cancellation
-    if changes.max_shard_size is None:
+    most_nbytes = _most_nbytes(changes)
+    if most_nbytes is None:
         start = kept.tensors_at if kept is not None else None
         return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
     from ckptool.migration.folders import shards
 
-    return shards.plan(weights, shards.size_in_bytes(changes.max_shard_size), **options, cancellation=cancellation)
+    return shards.plan(weights, most_nbytes, **options, cancellation=cancellation)
+
+
+def _most_nbytes(changes: Changes) -> int | None:
+    """Return how large a file of a folder may be; None where there is no such limit."""
+    if changes.max_shard_size is None:
+        return None
+    from ckptool.migration.folders.shards import size_in_bytes  # most plans are of files
+
+    return size_in_bytes(changes.max_shard_size)
 
 
 def _refuse_archive(checkpoint: Checkpoint) -> None:
@@ -248,7 +259,7 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse(f"form {form!r} builds no model", "Leave out `form=`, or `model=`.")
     if changes.model is not None and changes.to not in (None, "cpu"):
         _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
-    if changes.max_shard_size is not None and form != "safetensors":
+    if changes.max_shard_size is not None and form not in ("safetensors", "dcp"):
         _refuse(f"form {form!r} is not written as shards", "Leave out `form=`, or `max_shard_size=`.")
     if form == "same" and picks:
         _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")

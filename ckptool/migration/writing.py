@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, OutputFailed
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.folders.folder_plan import FolderPlan
+from ckptool.migration.folders.folder_plan import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.output.sink import Sink, SinkFolder
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
@@ -33,6 +33,10 @@ class Work(NamedTuple):
     """Those for reading it back; None where it is not to be verified."""
     meter: Meter
     """Counts what is read back."""
+
+
+Elsewhere: TypeAlias = Callable[[Work, FolderPlan, SinkFolder], Iterable[str]]
+"""Has those files of a folder written that have payloads, and returns which libraries read them back."""
 
 
 class Done(NamedTuple):
@@ -77,27 +81,25 @@ def write_file(work: Work, output: Sink) -> Done:
     return Done(nbytes, readers, tuple(_parted(output)))
 
 
-def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder) -> Done:
-    """Write the files one after the other, read each back if it is to be verified, and publish the folder."""
+def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder, elsewhere: Elsewhere | None = None) -> Done:
+    """
+    Write the files one after the other, read each back if it is to be verified, and publish the folder.
+
+    What has payloads may be written ``elsewhere``; the index comes after all that it is of.
+    """
     checkpoint, limits = work.checkpoint, work.limits
     readers = {"ckptool": None} if limits is not None else {}
     folder.reserve(plan.nbytes)
-    nbytes = 0
+    files = plan.files
+    if elsewhere is not None:
+        readers |= dict.fromkeys(elsewhere(work, plan, folder))
+        files = [one for one in files if isinstance(one[1], BytesFile)]
     with ExitStack() as opened:
         before: Sink | None = None
-        for name, file in plan.files:
+        for name, file in files:
             output = opened.enter_context(folder.file(name))
-            output.reserve(file.nbytes)
-            written = file.write(output, checksums=limits is not None)
-            checkpoint.check_unchanged()
-            if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
-                output.sync()
-            if limits is not None:
-                other = _verify(
-                    checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits, work.meter)
-                )
-                readers |= {other: None} if other else {}
-            nbytes += output.nbytes
+            other = write_planned(work, file, output, syncs=syncs(work, folder), about=folder.path)
+            readers |= {other: None} if other else {}
             if before is not None:  # the disk had the time of this file for it
                 before.publish()
                 before.close()
@@ -108,7 +110,36 @@ def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder) -> Done:
         check_storages([*_not_copied(work.plan), *plan.partly], plan.copied)
         _verify(checkpoint, folder.path, partial(plan.verify, folder.path_of(""), limits))
     folder.publish()
-    return Done(nbytes, tuple(readers), tuple(_replaced(folder, [name for name, _ in plan.files])))
+    return Done(plan.nbytes, tuple(readers), tuple(_replaced(folder, [name for name, _ in plan.files])))
+
+
+def syncs(work: Work, folder: SinkFolder) -> bool:
+    """Say whether files must be on the disk: what is replaced goes, and was there."""
+    return work.limits is not None or bool(folder.replaced)
+
+
+def write_planned(work: Work, file: PlannedFile, output: Sink, *, syncs: bool, about: str) -> str | None:
+    """
+    Write a file of a folder, and read it back if it is to be verified; return which library did beside our own reader.
+
+    It has no name yet. ``about`` is what an error of reading back is about.
+
+    Raises:
+        OutputFailed: It could not be written, is not of the size that was planned, or not what was to be written.
+        SourceChanged: The source changed meanwhile.
+    """
+    limits = work.limits
+    output.reserve(file.nbytes)
+    written = file.write(output, checksums=limits is not None)
+    work.checkpoint.check_unchanged()
+    if output.nbytes != file.nbytes:
+        what = f"{output.nbytes:,} bytes were written, and {file.nbytes:,} were planned"
+        raise OutputFailed(what, kind="verification-failed", path=about)
+    if syncs:
+        output.sync()
+    if limits is None:
+        return None
+    return _verify(work.checkpoint, about, partial(file.verify, output.reading_path(), written, limits, work.meter))
 
 
 def _not_copied(plan: Plan) -> list[LazyTensor]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from typing import Final
 
 from ckptool.errors import MigrationRefused
 from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrapper
@@ -65,23 +66,25 @@ def strip_prefix(prefix: str) -> Rule:
     Raises:
         MigrationRefused: No name has it.
     """
-    head = prefix.rstrip(".") + "."
+    return partial(_without_head, prefix.rstrip(".") + ".")
 
-    def rule(names: Sequence[str]) -> list[str]:
-        if not any(name.startswith(head) for name in names):
-            raise MigrationRefused(
-                f"no name begins with {head!r}; the first is {names[0]!r}" if names else "there are no names",
-                kind="no-such-prefix",
-            )
-        return [name[len(head) :] if name.startswith(head) and name != head else name for name in names]
 
-    return rule
+def _without_head(head: str, names: Sequence[str]) -> list[str]:
+    if not any(name.startswith(head) for name in names):
+        raise MigrationRefused(
+            f"no name begins with {head!r}; the first is {names[0]!r}" if names else "there are no names",
+            kind="no-such-prefix",
+        )
+    return [name[len(head) :] if name.startswith(head) and name != head else name for name in names]
 
 
 def add_prefix(prefix: str) -> Rule:
     """Return the rule that puts ``prefix`` and a dot in front of every name."""
-    head = prefix.rstrip(".") + "."
-    return lambda names: [head + name for name in names]
+    return partial(_with_head, prefix.rstrip(".") + ".")
+
+
+def _with_head(head: str, names: Sequence[str]) -> list[str]:
+    return [head + name for name in names]
 
 
 class Substitution:
@@ -115,6 +118,34 @@ def substitute(pattern: str, replacement: str) -> Substitution:
     except (re.error, IndexError) as error:
         raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
     return Substitution(compiled, replacement)
+
+
+def spelled(rule: Rule) -> list[str]:
+    """
+    Return a rule that was made here as words, of which ``rule_of`` makes it again, in another process too.
+
+    Raises:
+        MigrationRefused: It is a function of the caller's.
+    """
+    if isinstance(rule, Substitution):
+        return ["substitute", rule.pattern.pattern, rule.replacement]
+    for word, function in _OF_HEADS.items():
+        if isinstance(rule, partial) and rule.func is function:
+            return [word, *rule.args]
+    raise MigrationRefused(
+        "a function that changes names stays in this process",
+        kind="not-plain",
+        hint="Say what it does with `rename=`: pairs of a regular expression and what replaces it.",
+    )
+
+
+def rule_of(words: Sequence[str]) -> Rule:
+    """Return the rule that ``spelled`` gave these words."""
+    word, *rest = words
+    return substitute(*rest) if word == "substitute" else partial(_OF_HEADS[word], *rest)
+
+
+_OF_HEADS: Final = {"strip_prefix": _without_head, "add_prefix": _with_head}
 
 
 def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:

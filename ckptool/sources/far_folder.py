@@ -20,6 +20,7 @@ from ckptool.sources.remote.source import RemoteSource
 from ckptool.sources.remote.store import StoredFile
 from ckptool.sources.remote.transport import Tail
 from ckptool.sources.siblings import components
+from ckptool.sources.source import HasVersions
 
 _MOST_OBJECTS: Final = 100_000
 _KEPT_NBYTES: Final = 32 << 20
@@ -212,6 +213,13 @@ class FarFolder(FolderSource):
         """Return the size of a file in it; None if there is none."""
         facts = self._listing.facts.get(self._prefix + name)
         return None if facts is None else facts[1]
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the addresses of the files that were opened so far, each with the tag and the size that were listed."""
+        for name in tuple(self._opened):
+            yield f"{self.path}/{name}", self._listing.facts[self._prefix + name]
+        for one in self._others:
+            yield from one.versions() if isinstance(one, HasVersions) else ()
 
     def check_unchanged(self) -> None:
         """Each answer says whether it is of the version that was listed."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -153,6 +153,12 @@ class FileSource:
     def place(self) -> tuple[int, int]:
         """The device and the inode that it has, which no two files have in common."""
         return self._identity[0], self._identity[1]
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the path of the file, and of those beside it that belong to it, each with its size and its time."""
+        yield self.path, self._identity[2:4]
+        for one in self._siblings:
+            yield from one.versions()
 
     def _status(self) -> os.stat_result:
         try:

@@ -18,7 +18,7 @@ from ckptool.errors import CkptoolError, LimitExceeded
 from ckptool.sources.files import FileSource, PooledFile, check_names
 from ckptool.sources.pool import POOL, PooledFolder
 from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
-from ckptool.sources.source import CLOSED, Source
+from ckptool.sources.source import CLOSED, HasVersions, Source
 from ckptool.sources.unavailable import not_permitted
 
 _MOST_NAMES = 1_000_000
@@ -163,6 +163,11 @@ class FolderSource:
     def opened(self) -> Iterator[tuple[str, FileSource]]:
         """Yield the files that were opened so far, by name."""
         yield from tuple(self._opened.items())
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the paths of the files that were opened so far, each with what tells its version."""
+        for one in (*self._opened.values(), *self._others):
+            yield from one.versions() if isinstance(one, HasVersions) else ()
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Protocol, TypeAlias, cast
+from typing import BinaryIO, Protocol, TypeAlias, cast, runtime_checkable
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
@@ -58,6 +58,15 @@ class FillsBuffers(Protocol):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer with the bytes from ``offset``."""
+        ...
+
+
+@runtime_checkable
+class HasVersions(Protocol):
+    """A source of files that can tell which they are."""
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the path of each file that was opened so far, and what another version of it would have different."""
         ...
 
 

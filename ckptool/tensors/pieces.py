@@ -82,13 +82,13 @@ class PiecesSource:
         "_boxes",
         "_given",
         "_infos",
-        "_is_compared",
         "_limits",
         "_lock",
         "_pieces",
         "cancellation",
         "dtype",
         "fault",
+        "is_compared",
         "name",
         "nbytes",
         "shape",
@@ -124,7 +124,8 @@ class PiecesSource:
         self.steps = row_major(self.shape)
         """Of the whole, in elements."""
         self._infos: dict[int, TensorInfo] = {}
-        self._is_compared = False
+        self.is_compared = False
+        """Whether all bytes were copied, and compared on the way."""
         self._lock = threading.Lock()
 
     @property
@@ -326,7 +327,7 @@ class PiecesSource:
         """
         known = self._infos.values()
         if all(info.storage is None or not info.storage.crc32 or _known_crc32(info) for info in known):
-            self._is_compared = True
+            self.is_compared = True
             self._infos.clear()
             self._pieces = self._boxes = None
 
@@ -345,7 +346,7 @@ class PiecesSource:
             DamagedFile: One is not what was saved.
         """
         done = set() if done is None else done
-        for index in range(0 if self._is_compared else len(self.pieces)):
+        for index in range(0 if self.is_compared else len(self.pieces)):
             check_cancelled(self.cancellation)
             storage, what = self.storage(index)
             if storage.crc32 and place_of(storage) not in done:

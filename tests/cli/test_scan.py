@@ -22,7 +22,7 @@ from ckptool import migrate
 from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
 from ckptool.checking.row import row
-from ckptool.cli import cli, scan_workers
+from ckptool.cli import cli, worker_process
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times
 
@@ -149,7 +149,7 @@ DIES = (
 
 def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unbroken = rows(scan(folder / "below").stdout)
-    monkeypatch.setattr(scan_workers, "_START", DIES)
+    monkeypatch.setitem(worker_process._START, "rows", DIES)
     output = folder.parent / "rows.jsonl"
     result = scan(folder / "below", "-o", output, code=2)
     found = rows(output.read_text())
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypat
 
 
 def test_workers_that_cannot_start_are_one_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_workers, "_START", "raise SystemExit(3)")
+    monkeypatch.setitem(worker_process._START, "rows", "raise SystemExit(3)")
 
     result = scan(folder, code=2)
 

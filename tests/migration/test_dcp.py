@@ -479,7 +479,8 @@ def test_an_index_that_is_not_what_was_meant_is_found(
     torch.save({"w": torch.ones(3, 4), "v": torch.ones(2)}, tmp_path / "source.pth")
     index = dcp_index.index
 
-    def wrongly(entries: Any, items: Any) -> bytes:
+    def wrongly(entries: Any, files: Any) -> bytes:
+        ((file, items),) = files
         entries, items = list(entries), list(items)
         dtype, shape, grad = entries[0].tensor
         if wrong == "shape":
@@ -491,7 +492,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
             items = items[1:]
         else:
             items = [items[1]._replace(nbytes=items[1].nbytes + 64), items[0]]
-        return index(entries, items)
+        return index(entries, [(file, items)])
 
     monkeypatch.setattr(dcp_index, "index", wrongly)
     with pytest.raises(OutputFailed) as caught:

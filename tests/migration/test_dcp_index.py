@@ -34,7 +34,7 @@ def planned(count: int) -> tuple[list[Entry], list[Item]]:
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
 def test_torch_reads_every_entry(count: int) -> None:
     entries, items = planned(count)
-    found = pickle.loads(index(entries, items))
+    found = pickle.loads(index(entries, [("__0_0.distcp", items)]))
     assert isinstance(found, Metadata)
     assert found.planner_data == {one.name: one.path for one in entries}
     assert list(found.state_dict_metadata) == [one.name for one in entries]
@@ -57,7 +57,7 @@ def test_torch_reads_every_entry(count: int) -> None:
 
 def test_pieces_of_a_tensor_are_numbered() -> None:
     entries, items = planned(30)
-    found = pickle.loads(index(entries, items))
+    found = pickle.loads(index(entries, [("__0_0.distcp", items)]))
     numbers = [key.index for key in found.storage_data if key.fqn == "layers.0.weight"]
     assert numbers == [0, 1]
     assert [key.index for key in found.storage_data if key.fqn == "layers.3.weight"] == [None]
@@ -67,7 +67,7 @@ def test_memory_does_not_grow_with_nodes() -> None:
     entries, items = planned(10_000)
     tracemalloc.start()
     try:
-        written = index(entries, items)
+        written = index(entries, [("__0_0.distcp", items)])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

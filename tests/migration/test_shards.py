@@ -240,8 +240,8 @@ def test_too_many_shards_to_be_read_are_refused(tmp_path: Path) -> None:
     assert caught.value.option == "max_shard_size"
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same", "model", "dcp"])
-def test_only_safetensors_are_shards(form: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["state_dict", "same", "model"])
+def test_files_of_torch_are_no_shards(form: Any, tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2) if form == "model" else state_dict(3), tmp_path / "model.pth")
     with pytest.raises(MigrationRefused) as caught:
         migrate(tmp_path / "model.pth", tmp_path / "out", form=form, max_shard_size=10)

@@ -1,7 +1,8 @@
 """
-A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: one file of items, and an index.
+A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: files of items, and an index.
 
     __0_0.distcp    values first, then tensors, cut along their first dimension where they are large
+    __0_1.distcp    more of them, where files are to be smaller than all; the items of a tensor are in one
     .metadata       the index, written last
 
 Tensors are packed, on the CPU, each under every name that it has; all else is a value, as ``torch.save`` writes it. See
@@ -11,6 +12,7 @@ torch/distributed/checkpoint/{filesystem,default_planner}.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,7 +27,7 @@ from ckptool.migration.folders import dcp_index, dcp_items
 from ckptool.migration.folders.dcp_index import Box, Entry, Path
 from ckptool.migration.folders.dcp_items import Item, ItemsFile
 from ckptool.migration.folders.dcp_tree import leaves
-from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile
+from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.pickles.nodes import Inert
@@ -46,7 +48,7 @@ _ITEM_NBYTES: Final = 64 << 20
 class DcpPlan(NamedTuple):
     """A folder that is ready to be written."""
 
-    items: ItemsFile
+    data: tuple[tuple[str, ItemsFile], ...]
     index_file: bytes
     entries: tuple[Entry, ...]
     partly: tuple[LazyTensor, ...]
@@ -61,7 +63,7 @@ class DcpPlan(NamedTuple):
     @property
     def files(self) -> list[tuple[str, PlannedFile]]:
         """The files in the order in which they are written."""
-        return [(dcp_index.ITEMS, self.items), (dcp_index.NAME, BytesFile(self.index_file))]
+        return [*self.data, (dcp_index.NAME, BytesFile(self.index_file))]
 
     @property
     def tensor_count(self) -> int:
@@ -76,18 +78,17 @@ class DcpPlan(NamedTuple):
     @property
     def pickles(self) -> tuple[bytes, ...]:
         """What is unpickled when values are loaded."""
-        return tuple(one.pickled for one in self.items.items if one.offsets is None)
+        return tuple(one.pickled for _, file in self.data for one in file.items if one.offsets is None)
 
     @property
     def nbytes(self) -> int:
         """Size of all files in bytes."""
-        return self.items.nbytes + len(self.index_file)
+        return sum(file.nbytes for _, file in self.files)
 
     @property
     def copied(self) -> list[Payload]:
         """What is copied into the folder, also in several items."""
-        whole = [payload for one in self.items.items for payload in one.storages]
-        return [*whole, *(payload for _, _, payload in self.items.cut)]
+        return [payload for _, file in self.data for payload in file.copied]
 
     def verify(self, path: str, limits: Limits) -> None:
         """
@@ -125,9 +126,11 @@ def _open_items(info: TensorInfo) -> None:
         source.info(number)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, *, drop_unsupported: bool = False) -> DcpPlan:
+def plan_weights(
+    checkpoint: Checkpoint, weights: Weights, most_nbytes: int | None = None, *, drop_unsupported: bool = False
+) -> DcpPlan:
     """
-    Return how weights become a folder, their names as they are.
+    Return how weights become a folder, their names as they are, in files of at most ``most_nbytes`` of items.
 
     Raises:
         MigrationRefused: A tensor is one that only its own class can write, and was not to be dropped.
@@ -149,12 +152,14 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, *, drop_unsupported: 
     refuse_others({name: weights.tensors[name] for name in unsupported}, drop=drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
     texts = (f"__metadata__.{key}" for key, _ in weights.texts)
-    return work.plan(tensors.items(), weights.renamed, (*weights.dropped, *unsupported, *texts), {})
+    return work.plan(tensors.items(), weights.renamed, (*weights.dropped, *unsupported, *texts), {}, most_nbytes)
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None) -> DcpPlan:
+def plan_everything(
+    checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, most_nbytes: int | None = None
+) -> DcpPlan:
     """
-    Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict.
+    Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above.
 
     Raises:
         MigrationRefused: Two names would become one, or a key has no text.
@@ -187,7 +192,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
-    return work.plan(edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged)
+    return work.plan(edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged, most_nbytes)
 
 
 class _Work:
@@ -284,19 +289,36 @@ class _Work:
         renamed: tuple[tuple[str, str], ...],
         dropped: tuple[str, ...],
         retagged: dict[str, int],
+        most_nbytes: int | None,
     ) -> DcpPlan:
         objects = [one.name for one in self._values if one.storages]
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        shift = len(self._values)
-        cut = tuple((start + shift, stop + shift, payload) for start, stop, payload in self._cut)
-        items = ItemsFile((*self._values, *self._tensors), cut)
+        data = tuple((f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes)))
         entries = tuple(self._entries.values())
-        index = dcp_index.index(entries, items.items)
+        index = dcp_index.index(entries, [(name, file.items) for name, file in data])
         return DcpPlan(
-            items, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
+            data, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
         )
+
+    def _files(self, most_nbytes: int | None) -> Iterator[ItemsFile]:
+        """Yield the files: values first, and all of a tensor in one, whose storage is read and compared in order."""
+        items = [*self._values, *self._tensors]
+        shift = len(self._values)
+        cut = {start + shift: (stop - start, payload) for start, stop, payload in self._cut}
+        if most_nbytes is None:
+            yield ItemsFile(tuple(items), tuple((at, at + count, payload) for at, (count, payload) in cut.items()))
+            return
+        groups = {name: list(numbers) for name, numbers in groupby(range(len(items)), lambda at: items[at].name)}
+        sizes = ((name, sum(items[at].nbytes for at in numbers)) for name, numbers in groups.items())
+        for names in split(sizes, most_nbytes) or [[]]:
+            numbers = [at for name in names for at in groups[name]]
+            cuts = ((place, *cut[at]) for place, at in enumerate(numbers) if at in cut)
+            yield ItemsFile(
+                tuple(items[at] for at in numbers),
+                tuple((place, place + count, payload) for place, count, payload in cuts),
+            )
 
 
 def _is_plain(info: TensorInfo) -> bool:

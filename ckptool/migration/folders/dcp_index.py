@@ -8,7 +8,7 @@ is left out, too: it is that of a machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
@@ -19,8 +19,6 @@ from ckptool.pickles.writer import write_pickle
 from ckptool.tensors.dtypes import DType
 
 NAME: Final = ".metadata"
-ITEMS: Final = "__0_0.distcp"
-"""The file that holds the items."""
 _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
 _BATCH: Final = 1000
@@ -43,17 +41,17 @@ class Entry(NamedTuple):
     """How the tensor is cut: offsets and sizes."""
 
 
-def index(entries: Sequence[Entry], items: Sequence[Item]) -> bytes:
+def index(entries: Sequence[Entry], files: Sequence[tuple[str, Sequence[Item]]]) -> bytes:
     """
-    Return the pickle of what there is, and where each item lies in the file of items.
+    Return the pickle of what there is, and where each item lies: names of files, each with its items.
 
-    The items of a tensor are one behind the other, in the order of its boxes.
+    The items of a tensor are one behind the other in one file, in the order of its boxes.
     """
     nodes = _Nodes()
     fields: PairList = [
         ("state_dict_metadata", _in_batches((one.name, _metadata(one, nodes)) for one in entries)),
         ("planner_data", _in_batches((one.name, one.path) for one in entries)),
-        ("storage_data", _in_batches(_places(items, nodes))),
+        ("storage_data", _in_batches(chain.from_iterable(_places(*file, nodes) for file in files))),
         ("storage_meta", None),
         ("version", _VERSION),
     ]
@@ -65,7 +63,7 @@ def _in_batches(pairs: Iterator[tuple[Inert, Inert]]) -> DictInBatches:
     return DictInBatches(lambda: iter(lambda: list(islice(pairs, _BATCH)), []))
 
 
-def _places(items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
+def _places(file: str, items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
     """Yield which piece or value each item is, and where it lies."""
     position = 0
     for _, own in groupby(items, key=attrgetter("name")):
@@ -73,7 +71,7 @@ def _places(items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert
             key: PairList = [("fqn", item.name), ("index", None if item.offsets is None else number)]
             if item.offsets is not None:
                 key.append(("offset", nodes.sizes(item.offsets)))
-            place: PairList = [("relative_path", ITEMS), ("offset", position), ("length", item.nbytes)]
+            place: PairList = [("relative_path", file), ("offset", position), ("length", item.nbytes)]
             info = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
             yield _object(Global(_MODULE, "MetadataIndex"), key), _object(info, place)
             position += item.nbytes

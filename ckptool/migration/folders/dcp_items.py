@@ -68,6 +68,12 @@ class ItemsFile(NamedTuple):
         """Size of the file in bytes."""
         return sum(one.nbytes for one in self.items)
 
+    @property
+    def copied(self) -> list[Payload]:
+        """What is copied into the file, also in several items."""
+        whole = [payload for one in self.items for payload in one.storages]
+        return [*whole, *(payload for _, _, payload in self.cut)]
+
     def write(self, output: Sink, *, checksums: bool = True) -> WrittenItems:
         """
         Write the file, and return its members with the CRC-32 of what was read for each.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ckptool.errors import OutputFailed
-from ckptool.limits import Limits
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.files import open_source
 from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 
 class PlannedFile(Protocol):
@@ -19,6 +21,11 @@ class PlannedFile(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def copied(self) -> Sequence[Payload]:
+        """What is copied into it."""
+        ...
 
     def write(self, output: Sink, *, checksums: bool = True) -> Any:
         """Write it, and return what ``verify`` needs to know about what was written."""
@@ -44,6 +51,11 @@ class FolderPlan(Protocol):
     def copied(self) -> Sequence[Payload]: ...
 
     @property
+    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]:
+        """The tensors that are in it."""
+        ...
+
+    @property
     def partly(self) -> Sequence[LazyTensor]:
         """Tensors whose storages are not copied from end to end, where everything is taken."""
         ...
@@ -63,6 +75,11 @@ class BytesFile(NamedTuple):
         """Size of the file in bytes."""
         return len(self.data)
 
+    @property
+    def copied(self) -> tuple[()]:
+        """Nothing: its bytes are known."""
+        return ()
+
     def write(self, output: Sink, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
         """Write the file."""
         output.write(self.data)
@@ -81,3 +98,34 @@ class BytesFile(NamedTuple):
                 raise OutputFailed("an index was not written as it was made", kind="verification-failed")
         finally:
             source.close()
+
+
+def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
+    """
+    Return the names in each file: they are filled in order.
+
+    What is larger than a file may be has one of its own, before the one that is being filled.
+
+    Raises:
+        MigrationRefused: There would be too many to be read.
+    """
+    files: list[list[str]] = []
+    current: list[str] = []
+    filled = 0
+    for name, nbytes in sizes:
+        if nbytes > most_nbytes:
+            files.append([name])
+            continue
+        if filled + nbytes > most_nbytes:
+            files.append(current)
+            current, filled = [], 0
+        current.append(name)
+        filled += nbytes
+    files += [current] if current else []
+    if len(files) > DEFAULT_LIMITS.shards:
+        raise MigrationRefused(
+            f"{counted(len(files), 'shard')}; {DEFAULT_LIMITS.shards:,} can be read",
+            kind="too-many-shards",
+            hint="Make them larger, with `max_shard_size=`.",
+        )
+    return files

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.safetensors import encode
-from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted
+from ckptool.limits import Limits
 from ckptool.migration import safetensors_plan
-from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile
+from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.tensor import TensorInfo
@@ -125,18 +123,12 @@ def plan(
         weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation
     )
     kept = chosen.kept
-    parts = _split(((name, tensor.info.nbytes) for name, tensor in kept.items()), most_nbytes)
+    parts = split(((name, tensor.info.nbytes) for name, tensor in kept.items()), most_nbytes)
     if len(parts) < 2:
         file = safetensors_plan.plan(
             weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation
         )
         return ShardsPlan((("model.safetensors", file),), None, file.tied, file.renamed, file.dropped)
-    if len(parts) > DEFAULT_LIMITS.shards:
-        raise MigrationRefused(
-            f"{counted(len(parts), 'shard')}; {DEFAULT_LIMITS.shards:,} can be read",
-            kind="too-many-shards",
-            hint="Make them larger, with `max_shard_size=`.",
-        )
     recorded = chosen.recorded(weights, (name for part in parts for name in part))
     metadata = [encode(recorded._replace(ties={}))] + [{"format": "pt"}] * (len(parts) - 1)
     names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
@@ -148,20 +140,3 @@ def plan(
     total = sum(tensor.info.nbytes for tensor in kept.values())
     index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
     return ShardsPlan(shards, index.encode(), chosen.tied, weights.renamed, chosen.dropped)
-
-
-def _split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
-    """Return the names of each shard."""
-    shards: list[list[str]] = []
-    current: list[str] = []
-    filled = 0
-    for name, nbytes in sizes:
-        if nbytes > most_nbytes:
-            shards.append([name])
-            continue
-        if filled + nbytes > most_nbytes:
-            shards.append(current)
-            current, filled = [], 0
-        current.append(name)
-        filled += nbytes
-    return [*shards, current] if current else shards

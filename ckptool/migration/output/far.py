@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptool.errors import OutputExists, OutputFailed
+from ckptool.migration.output.sink import Place
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
 
@@ -165,6 +166,12 @@ class FarOutput(_Object):
             raise exists(self.path)
 
 
+def written_at(place: Place, progress: Progress | None) -> _Object:
+    """Return an object of a folder that another process writes."""
+    stored = Stored(Remote(place.path, **(place.reached or {})))
+    return _Object(stored, place.shown, stored.key, progress)
+
+
 class FarFolder:
     """One prefix being written to. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
@@ -193,6 +200,13 @@ class FarFolder:
 
         made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, progress)
         return made
+
+    def elsewhere(self, name: str, nbytes: int) -> Place:
+        """Return where another process writes a file of so many bytes; they count as written from now on."""
+        made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, None)
+        made.position = nbytes
+        address = self.path_of(name)
+        return Place(str(address), self.path + name, address.reached)
 
     def path_of(self, name: str) -> Remote:
         """Return the address of a file while the folder is written, for reading back; of the folder without a name."""

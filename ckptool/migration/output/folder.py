@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
+from ckptool.migration.output.sink import Place
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,6 +44,7 @@ class OutputFolder:
         self._progress = progress
         self._expected = 0
         self._written = 0
+        self._names: set[str] = set()
         self._beside = os.path.dirname(self.path)
         parts.remove_orphans(self._beside, os.path.basename(self.path))
         self.replaced = self._refuse_what_is_there()
@@ -71,7 +73,14 @@ class OutputFolder:
             if self._progress is not None:
                 self._progress(self._written, self._expected)
 
+        self._names.add(name)
         return Output(self.path_of(name), progress=progress, shown=os.path.join(self.path, name))
+
+    def elsewhere(self, name: str, nbytes: int) -> Place:
+        """Return where another process writes a file of so many bytes; they count as written from now on."""
+        self._names.add(name)
+        self._written += nbytes
+        return Place(self.path_of(name), os.path.join(self.path, name))
 
     def path_of(self, name: str) -> str:
         """Return the path of a file while the folder is written, for reading back."""
@@ -88,8 +97,9 @@ class OutputFolder:
         assert self._temporary is not None  # noqa: S101 - it has no other name yet
         if os.path.isdir(self.path) and self._fd >= 0:
             take_after(self._fd, self.path)
-        sync_folder(self._temporary)
         try:
+            parts.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
+            sync_folder(self._temporary)
             aside = self._take_name(self._temporary)
         except OSError as error:
             raise failed(error, self.path) from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ckptool.migration.output import Output
 from ckptool.migration.output.folder import OutputFolder
-from ckptool.migration.output.sink import Sink, SinkFolder
+from ckptool.migration.output.sink import Place, Sink, SinkFolder
 from ckptool.sources.naming import is_far
 
 
@@ -40,3 +40,17 @@ def open_folder(target: str, *, force: bool, progress: Callable[[int, int], None
     from ckptool.sources.remote.address import as_remote
 
     return FarFolder(as_remote(target), progress=progress)
+
+
+def open_place(place: Place, progress: Callable[[int, int], None] | None) -> Sink:
+    """
+    Return what a file is written to that belongs to a folder of another process. Others may write the same file.
+
+    Raises:
+        OutputFailed: It cannot be written to; the folder may be gone, as the other process is.
+    """
+    if place.reached is None:
+        return Output(place.path, force=True, progress=progress, shown=place.shown)
+    from ckptool.migration.output.far import written_at
+
+    return written_at(place, progress)

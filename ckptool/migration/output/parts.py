@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 try:
@@ -71,6 +72,15 @@ def remove_folder(path: str) -> None:
     for one in inside:
         os.unlink(one)
     os.rmdir(path)
+
+
+def remove_others(folder: str, names: Collection[str]) -> None:
+    """Remove the files in a folder that have other names."""
+    with os.scandir(folder) as entries:
+        others = [entry.path for entry in entries if entry.name not in names]
+    for one in others:
+        with suppress(FileNotFoundError):
+            os.unlink(one)
 
 
 def _head(name: str) -> str:

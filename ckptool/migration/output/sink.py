@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,6 +72,16 @@ class Sink(Protocol):
     ) -> None: ...
 
 
+class Place(NamedTuple):
+    """Where a file of a folder is written until that has its name: plain data, for any process."""
+
+    path: str
+    shown: str
+    """What to call it."""
+    reached: dict[str, Any] | None = None
+    """How a store is reached; None for a path."""
+
+
 class SinkFolder(Protocol):
     """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
@@ -85,6 +95,10 @@ class SinkFolder(Protocol):
 
     def file(self, name: str) -> Sink:
         """Return a file to be written; it is in the folder once it is published."""
+        ...
+
+    def elsewhere(self, name: str, nbytes: int) -> Place:
+        """Return where another process writes a file of so many bytes, with ``open_place``."""
         ...
 
     def path_of(self, name: str) -> str:

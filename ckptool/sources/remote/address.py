@@ -82,6 +82,12 @@ class Remote(str):
         return self.elsewhere(urlunsplit(parts._replace(path=f"{folder}/{name}")))
 
     @property
+    def reached(self) -> dict[str, Any]:
+        """How it is reached, as plain data: the keywords with which the same is made of its text."""
+        names = ("endpoint", "region", "anonymous", "connections", "download")
+        return {name: self.__dict__[name] for name in names}
+
+    @property
     def scheme(self) -> str:
         return self.partition("://")[0].lower()
 

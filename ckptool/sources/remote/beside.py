@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ckptool.sources.remote.parts import Fetchers
 from ckptool.sources.siblings import components
-from ckptool.sources.source import SourceInFolder
+from ckptool.sources.source import HasVersions, SourceInFolder
 
 
 class Beside:
@@ -42,6 +42,12 @@ class Beside:
     def place(self) -> tuple[int, int]:
         """What no two open files have in common. Whether two names lead to one is not known far away."""
         return id(self), 0
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the address of the file, and of those that were opened beside it, with what servers say of them."""
+        yield self.path, self.version
+        for one in self._siblings:
+            yield from one.versions() if isinstance(one, HasVersions) else ()
 
     def close_siblings(self) -> None:
         """Close what was opened beside it, and end the threads."""

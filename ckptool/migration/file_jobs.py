@@ -1,0 +1,305 @@
+"""
+A folder that several processes write: each file is a job, which any of them takes, and which may be done twice.
+
+The plan is made where the folder is. A job is plain data: the source with the versions of its files, what was asked
+for, and which file of the plan is to be written where. Whoever takes it makes the same plan of the same indexes, or
+refuses; it reads only what goes into its file, reads that back, and gives it its name in the folder that has none yet.
+When all are there, the index is written, and the folder gets its name. A job whose process ends is done again: there
+is one file under the name, by whoever was last, with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from zlib import crc32
+
+from ckptool.errors import FileUnavailable, OutputFailed, SourceChanged, about
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.migration.changes import Changes
+from ckptool.migration.folders.folder_plan import BytesFile, FolderPlan, PlannedFile
+from ckptool.migration.output.opening import open_place
+from ckptool.migration.output.sink import Place, SinkFolder
+from ckptool.migration.plan import make_plan
+from ckptool.migration.safetensors_plan import SafetensorsPlan
+from ckptool.migration.writing import Work, syncs, write_planned
+from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.naming import is_far
+from ckptool.sources.source import HasVersions, Source
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Version: TypeAlias = list[Any]
+Versions: TypeAlias = dict[str, Version]
+"""What tells the versions of files, by their paths: size and time, or what their server says."""
+
+
+class Order(NamedTuple):
+    """What all jobs of a folder have in common: plain data, but for nothing."""
+
+    source: str
+    reached: dict[str, Any] | None
+    """How a store is reached; None for a path."""
+    target: str | None
+    """As it was given."""
+    changes: dict[str, Any]
+    verifies: bool
+    syncs: bool
+    folder: str
+    """What to call the folder."""
+    versions: Versions
+    mark: int
+    """Of the plan: another plan has another."""
+
+
+class Job(NamedTuple):
+    """One file of a folder."""
+
+    order: Order
+    number: int
+    """Its place among the files of the plan."""
+    name: str
+    nbytes: int
+    place: Place
+
+
+class Written(NamedTuple):
+    """What was done: plain data."""
+
+    number: int
+    name: str
+    nbytes: int
+    reader: str | None
+    """Which library read it back beside our own reader."""
+    compared: list[int]
+    """Which of the payloads were pieces that were all compared with the checksums of their files."""
+    errors: list[tuple[int, float, int]]
+    """Of casts: see ``Casting``."""
+    versions: Versions
+    """Of the files of the source that were opened."""
+
+
+Tell: TypeAlias = Callable[[int, int, int], None]
+"""Told the number of a job, and how many bytes were written for it and read back so far."""
+Writers: TypeAlias = Callable[[Sequence[Job], Tell], Generator[Written, None, None]]
+"""Has each job done, in any order. When it is closed, none is at work any more."""
+
+
+def write(job: Job) -> Written:
+    """
+    Do a job. It may be done again, and by several processes at once.
+
+    Raises:
+        SourceChanged: The source is not the one that was planned, or changes meanwhile.
+        OutputFailed: It could not be written, or is not what was to be written.
+        CkptoolError: The source cannot be read, or is damaged.
+    """
+    with Opened(job.order) as opened:
+        return opened.write(job)
+
+
+class Opened:
+    """The source of an order, open for its jobs; used in a ``with`` block."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        source = order.source
+        if order.reached is not None:
+            from ckptool.sources.remote.address import Remote  # few sources are far away
+
+            source = Remote(source, **order.reached)
+        self._changes = Changes.from_plain(order.changes)
+        with ExitStack() as opened:
+            self._checkpoint = opened.enter_context(open_checkpoint(source))
+            with about(self._checkpoint.path), gc_paused():
+                self._plan = make_plan(self._checkpoint, order.target, self._changes)
+                self._checkpoint.release_tree()
+                self._compare()
+            folder = self._plan.folder
+            if folder is None or _mark(folder) != order.mark:
+                raise _changed(self._checkpoint.path)
+            self._folder = folder
+            self._opened = opened.pop_all()
+
+    def write(self, job: Job, progress: Progress | None = None, read_back: Progress | None = None) -> Written:
+        """Do one of the jobs; raises what the function ``write`` does."""
+        checkpoint, order = self._checkpoint, self._order
+        name, file = self._folder.files[job.number]
+        meter = Meter(read_back, file.nbytes)
+        work = Work(checkpoint, self._plan, self._changes, DEFAULT_LIMITS if order.verifies else None, meter)
+        with about(checkpoint.path):
+            checkpoint.announce(LazyTensor(name, info) for info in _read_for(file, self._folder))
+            with open_place(job.place, progress) as output:
+                reader = write_planned(work, file, output, syncs=order.syncs, about=order.folder)
+                output.publish()
+            versions = self._compare()
+        pieces = [payload.pieces() for payload in file.copied]
+        compared = [number for number, one in enumerate(pieces) if one is not None and one.is_compared]
+        casting = self._plan.casting
+        return Written(job.number, name, file.nbytes, reader, compared, casting.errors if casting else [], versions)
+
+    def _compare(self) -> Versions:
+        """Return the versions of the files that were opened; refuse others than those that were planned with."""
+        found = _versions(self._checkpoint.source)
+        _refuse_others(self._order.versions, found)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+
+def _read_for(file: PlannedFile, whole: FolderPlan) -> list[TensorInfo]:
+    """Return the tensors that are read for one file of a plan, as far as is known."""
+    return list(file.infos) if isinstance(file, SafetensorsPlan) else [info for _, info in whole.expected]
+
+
+class HandedOut:
+    """The files of a folder as jobs, and what became of them: what ``write_folder`` has written elsewhere."""
+
+    def __init__(
+        self,
+        writers: Writers,
+        source: str,
+        target: str | None,
+        progress: Progress | None,
+        read_back: Progress | None,
+    ) -> None:
+        self._writers = writers
+        self._source = source
+        self._target = target
+        self._progress = progress
+        self._read_back = read_back
+
+    def __call__(self, work: Work, plan: FolderPlan, folder: SinkFolder) -> list[str]:
+        """
+        Have the files written, and return which libraries read them back.
+
+        Raises:
+            SourceChanged: Not all of them are of one source.
+            OutputFailed: One is not there, or not as it was planned.
+            CkptoolError: One could not be written.
+        """
+        order = self._order(work, plan, folder)
+        jobs = list(_jobs(order, plan, folder))
+        tally = _Tally(plan.nbytes, self._progress, self._read_back)
+        left = {job.number: job for job in jobs}
+        readers: dict[str, None] = {}
+        with closing(self._writers(jobs, tally.tell)) as found:
+            for written in found:
+                job = left.pop(written.number, None)
+                if job is not None:  # else it was done twice
+                    _take(written, job, work, plan)
+                    readers |= {written.reader: None} if written.reader else {}
+        for job in left.values():
+            raise _failed(f"{job.name!r} was not written", folder)
+        for job in jobs:
+            _refuse_missing(job, folder)
+        work.checkpoint.check_unchanged()
+        work.meter.read(sum(job.nbytes for job in jobs))
+        return list(readers)
+
+    def _order(self, work: Work, plan: FolderPlan, folder: SinkFolder) -> Order:
+        reached = None
+        if is_far(self._source):
+            from ckptool.sources.remote.address import as_remote
+
+            reached = as_remote(self._source).reached
+        return Order(
+            source=str(self._source),
+            reached=reached,
+            target=None if self._target is None else str(self._target),
+            changes=work.changes.as_plain(),
+            verifies=work.limits is not None,
+            syncs=syncs(work, folder),
+            folder=folder.path,
+            versions=_versions(work.checkpoint.source),
+            mark=_mark(plan),
+        )
+
+
+def _take(written: Written, job: Job, work: Work, plan: FolderPlan) -> None:
+    """Note what another process found out as it wrote a file, as if it had been found out here."""
+    _refuse_others(job.order.versions, written.versions)
+    job.order.versions.update(written.versions)
+    copied = plan.files[job.number][1].copied
+    for number in written.compared:
+        pieces = copied[number].pieces()
+        if pieces is not None:
+            pieces.release()
+    if work.plan.casting is not None:
+        work.plan.casting.written_elsewhere(written.errors)
+
+
+class _Tally:
+    """Adds up how far the jobs are; one that is done again does not go back."""
+
+    def __init__(self, total: int, progress: Progress | None, read_back: Progress | None) -> None:
+        self._total = total
+        self._shown = (progress, read_back)
+        self._done: tuple[dict[int, int], dict[int, int]] = {}, {}
+
+    def tell(self, number: int, written: int, read: int) -> None:
+        """Say how many bytes of a job were written, and how many of them were read back."""
+        for show, done, nbytes in zip(self._shown, self._done, (written, read), strict=True):
+            if nbytes > done.get(number, 0):
+                done[number] = nbytes
+                if show is not None:
+                    show(sum(done.values()), self._total)
+
+
+def _jobs(order: Order, plan: FolderPlan, folder: SinkFolder) -> Iterator[Job]:
+    for number, (name, file) in enumerate(plan.files):
+        if not isinstance(file, BytesFile):
+            yield Job(order, number, name, file.nbytes, folder.elsewhere(name, file.nbytes))
+
+
+def _mark(plan: FolderPlan) -> int:
+    """Return a number that is another one for another plan: of the names and sizes of files, and of the index."""
+    found = crc32(repr([(name, file.nbytes) for name, file in plan.files]).encode())
+    for _, file in plan.files:
+        found = crc32(file.data, found) if isinstance(file, BytesFile) else found
+    return found
+
+
+def _versions(source: Source) -> Versions:
+    return {path: list(version) for path, version in source.versions()} if isinstance(source, HasVersions) else {}
+
+
+def _refuse_others(known: Mapping[str, Version], found: Mapping[str, Version]) -> None:
+    for path, version in found.items():
+        if known.get(path, version) != version:
+            raise _changed(path)
+
+
+def _changed(path: str) -> SourceChanged:
+    hint = "Read it again once it is complete."
+    return SourceChanged("the file was changed while it was being read", hint=hint, path=path)
+
+
+def _refuse_missing(job: Job, folder: SinkFolder) -> None:
+    """Raise OutputFailed unless the file of a job is there, under the name that it has until all are."""
+    try:
+        source, _ = open_source(folder.path_of(job.name))
+    except FileUnavailable as error:
+        raise _failed(f"{job.name!r} is not there: {error.message}", folder) from error
+    nbytes = source.nbytes
+    source.close()
+    if nbytes != job.nbytes:
+        raise _failed(f"{job.name!r} has {nbytes:,} bytes, and {job.nbytes:,} were planned", folder)
+
+
+def _failed(what: str, folder: SinkFolder) -> OutputFailed:
+    return OutputFailed(what, kind="verification-failed", path=folder.path)

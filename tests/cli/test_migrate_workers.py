@@ -1,0 +1,210 @@
+"""Folders that several processes write: the bytes of one process, whoever is killed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from ckptool.cli import cli, worker_process
+from tests.migration import dying
+from tests.migration.test_file_jobs import assert_nothing_there, assert_same, state_dict
+from tests.scale import exhaustive, scale, scaled, times
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, signals")
+
+SHARDS = ("--max-shard-size", "1200")
+FORMS = {"shards": SHARDS, "dcp": ("--form", "dcp", "--max-shard-size", "16KB")}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.save(state_dict(), tmp_path / "source.pth")
+    return tmp_path / "source.pth"
+
+
+def migrate(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["migrate", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found | {"target": ""}
+
+
+@pytest.mark.parametrize(
+    ("form", "workers"),
+    [("shards", 2), *(pytest.param(form, count, marks=exhaustive) for form in FORMS for count in (2, 3, 99))],
+)
+def test_the_result_and_the_report_are_those_of_one(form: str, workers: int, source: Path, tmp_path: Path) -> None:
+    options = (*FORMS[form], "--json", "--add-prefix", "a", "--rename", r"^a\.layers=b", "--exclude", "counter")
+    one = migrate(source, tmp_path / "one", *options)
+    several = migrate(source, tmp_path / "several", *options, "--workers", workers)
+
+    assert_same(tmp_path / "one", tmp_path / "several")
+    assert as_json(several) == as_json(one)
+    assert several.stderr == one.stderr == ""
+
+
+@exhaustive
+def test_what_is_cast_says_the_same_errors(source: Path, tmp_path: Path) -> None:
+    options = (*SHARDS, "--json", "--dtype", "bfloat16")
+    one = migrate(source, tmp_path / "one", *options)
+    two = migrate(source, tmp_path / "two", *options, "--workers", 2)
+
+    assert_same(tmp_path / "one", tmp_path / "two")
+    assert as_json(two) == as_json(one)
+    assert any(cast["max_error"] for cast in as_json(two)["casts"])
+
+
+def test_what_is_there_stays_and_no_process_starts(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process.subprocess, "Popen", None)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_bytes(b"{}")
+
+    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
+
+    assert "exists already" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+    assert "not written: a dry run" in migrate(source, *SHARDS, "--workers", 2, "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ((), "written as a folder"),
+        (("--in-place", *SHARDS), "written as a folder"),
+        ((*SHARDS, "--ray", "--out-dir", "x"), "one source at a time"),
+    ],
+)
+def test_workers_are_for_one_folder(options: tuple[str, ...], fact: str, source: Path) -> None:
+    assert fact in migrate(source, *options, "--workers", 2, code=2).stderr
+
+
+def test_an_error_of_a_worker_is_the_error(source: Path, tmp_path: Path) -> None:
+    data = bytearray(source.read_bytes())
+    at = data.index(state_dict()["layers.3.weight"].numpy().tobytes())
+    data[at + 5] ^= 1
+    source.write_bytes(data)
+    one = migrate(source, tmp_path / "out", *SHARDS, code=2)
+    two = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2)
+
+    assert "is damaged: its CRC-32 is" in one.stderr
+    assert two.stderr == one.stderr
+    assert_nothing_there(tmp_path / "out")
+
+
+# Workers that die
+
+
+@scaled
+@pytest.mark.parametrize("form", FORMS if scale else ["shards"])
+@pytest.mark.parametrize("after", [False, True] if scale else [True])
+def test_a_worker_that_dies_at_any_step_costs_nothing(
+    form: str, after: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate(source, tmp_path / "one", *FORMS[form])
+    marker = tmp_path / "died"
+    dice = random.Random(f"{form}{after}")
+    deaths = 0
+    for number in range(times(1, 12)):
+        at = dice.randrange(1, 120) if number else 60
+        monkeypatch.setitem(worker_process._START, "files", dying.start(at, marker, after=after))
+        migrate(source, tmp_path / f"{number}", *FORMS[form], "--workers", 2)
+        assert_same(tmp_path / "one", tmp_path / f"{number}")
+        deaths += marker.exists()
+        marker.unlink(missing_ok=True)
+    assert deaths
+
+
+def test_a_file_at_which_two_died_is_the_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = dying.start(1, tmp_path / "died", after=False, always=True)
+    monkeypatch.setitem(worker_process._START, "files", start)
+
+    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
+
+    assert "was not written: the process that wrote it was ended by signal 9, Killed, as" in said
+    assert_nothing_there(tmp_path / "out")
+
+
+def test_workers_that_cannot_start_are_one_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(worker_process._START, "files", "raise SystemExit(3)")
+
+    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
+
+    assert "worker processes do not start: the last one ended with exit code 3" in said
+    assert_nothing_there(tmp_path / "out")
+
+
+# The process that they work for
+
+
+@scaled
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT] if scale else [signal.SIGKILL])
+def test_when_the_first_process_ends_so_do_the_others_and_nothing_has_the_name(
+    how: signal.Signals, source: Path, tmp_path: Path
+) -> None:
+    large = tmp_path / "large.pth"
+    torch.save({f"layers.{number}": torch.randn(250_000) for number in range(times(8, 64))}, large)
+    command = [sys.executable, "-m", "ckptool", "migrate", str(large), str(tmp_path / "out")]
+    command += ["--max-shard-size", "1MB", "--workers", "2"]
+    for delay in [0.05, *(0.1 * number for number in range(1, times(1, 12)))]:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        workers: list[str] = []
+        while process.poll() is None and len(workers) < 2:
+            with suppress(OSError):
+                workers = children.read_text().split()
+            time.sleep(0.001)
+        time.sleep(delay)
+        process.send_signal(how)
+        process.wait()
+        while any(is_alive(worker) for worker in workers):
+            time.sleep(0.001)  # they end by themselves
+        if process.returncode == 0:
+            break
+        assert not (tmp_path / "out").exists()
+        if how == signal.SIGINT:
+            assert_nothing_there(tmp_path / "out")
+    migrate(large, tmp_path / "out", "--max-shard-size", "1MB", "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.pth", "out", "source.pth"]
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_workers_have_their_share_of_the_processors(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(worker_process, "processors", lambda: 8)
+    given = []
+
+    def start(*_: Any, env: dict[str, str], **__: Any) -> None:
+        given.append((env["OMP_NUM_THREADS"], env["PATH"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_process.subprocess, "Popen", start)
+    migrate(source, tmp_path / "out", *SHARDS, "--workers", 3, code=130)
+
+    assert given == [("2", os.environ["PATH"])]
+    assert_nothing_there(tmp_path / "out")
