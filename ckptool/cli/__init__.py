@@ -6,8 +6,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -18,22 +18,44 @@ from ckptool.errors import CkptoolError
 from ckptool.messages import show
 
 
+@contextmanager
+def _ends_unread() -> Iterator[None]:
+    """
+    End as grep does when `head` has seen enough: quietly, by a signal.
+
+    That is ignored until everything is put away: it would come from a worker or a server that has gone, too.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGPIPE)
+        sys.exit(2)
+
+
 class _Command(Verbs):
     """The verbs, and what becomes of their errors."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Parse arguments; a help is printed meanwhile."""
+        with _ends_unread():  # click would make an exit code of its own of it
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error about a file or a device that it lets through is two lines, never a traceback."""
-        try:
-            return super().invoke(ctx)
-        except CkptoolError as error:
-            if _interrupts:
-                ctx.exit(130)
-            from ckptool.cli.text import error_text, say
+        with _ends_unread():
+            try:
+                return super().invoke(ctx)
+            except CkptoolError as error:
+                if _interrupts:
+                    ctx.exit(130)
+                from ckptool.cli.text import error_text, say
 
-            say(error_text(error), err=True)
-            ctx.exit(2)
-        except KeyboardInterrupt:
-            ctx.exit(130)
+                say(error_text(error), err=True)
+                ctx.exit(2)
+            except KeyboardInterrupt:
+                ctx.exit(130)
 
 
 @click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,9 +86,6 @@ def _interrupt(number: int, _frame: object) -> None:
 
 def main() -> None:
     """Run the command line; what ``ckptool`` and ``python -m ckptool`` call."""
-    if hasattr(signal, "SIGPIPE"):
-        # As grep does: end quietly when `head` has seen enough.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background, where it is ignored
         signal.signal(signal.SIGINT, _interrupt)
     code = _exit_code()
@@ -85,8 +104,9 @@ def _exit_code() -> int:
     if sys.stdout is None:
         return _failed("standard output is closed")
     try:
-        code = _verb()
-        sys.stdout.flush()
+        with _ends_unread():
+            code = _verb()
+            sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return 130
     except click.ClickException as error:

@@ -208,7 +208,7 @@ class PiecesSource:
             under = self._under(info)
             if under is None:
                 return None
-            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
+            found.append(Extent(*under, info.nbytes, info.known_crc32, self._place(piece)))
         return found
 
     def _is_run(self, piece: Piece) -> bool:
@@ -260,7 +260,7 @@ class PiecesSource:
         else:
             data = self._read(part, under)
             scatter(data, box[1], buffer, self.steps, begin, itemsize)
-        if self.sums is not None and _known_crc32(info):
+        if self.sums is not None and info.known_crc32:
             at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
             self.sums.add(index, at * itemsize, data)
 
@@ -275,7 +275,7 @@ class PiecesSource:
     def _under(self, info: TensorInfo) -> tuple[FileSource, int] | None:
         """Return the file that has the elements as they are, one after the other, and where; None if none has."""
         storage = info.storage
-        if storage is None or not _is_as_it_is(info):
+        if storage is None or not info.is_as_stored:
             return None
         return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
 
@@ -326,7 +326,7 @@ class PiecesSource:
         It stays where a piece is on a part of a storage, whose checksum is still to be compared.
         """
         known = self._infos.values()
-        if all(info.storage is None or not info.storage.crc32 or _known_crc32(info) for info in known):
+        if all(info.storage is None or not info.storage.crc32 or info.known_crc32 for info in known):
             self.is_compared = True
             self._infos.clear()
             self._pieces = self._boxes = None
@@ -334,7 +334,7 @@ class PiecesSource:
     def copied_whole(self) -> set[Place]:
         """Return the storages whose checksums are compared when all bytes are copied in order."""
         infos = self._infos.values()
-        return {place_of(info.storage) for info in infos if info.storage is not None and _known_crc32(info)}
+        return {place_of(info.storage) for info in infos if info.storage is not None and info.known_crc32}
 
     def check(self, done: set[Place] | None = None) -> None:
         """
@@ -386,16 +386,3 @@ def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSou
     storage = StorageRef(name, location, source.nbytes, source, 0)
     stride = source.steps if shape == source.shape else row_major(shape)
     return TensorInfo(dtype, shape, stride, 0, storage, location)
-
-
-def _is_as_it_is(info: TensorInfo) -> bool:
-    """Say whether the storage holds the tensor's elements as they are, one after the other."""
-    storage = info.storage
-    swapped = storage is not None and storage.big_endian and info.dtype.swap_nbytes > 1
-    return info.is_contiguous and not (info.conj or info.neg or swapped)
-
-
-def _known_crc32(info: TensorInfo) -> int:
-    """Return the checksum that the file has of a tensor's elements in their order; 0 where it has none."""
-    storage = info.storage
-    return storage.crc32 if storage is not None and info.nbytes == storage.nbytes and _is_as_it_is(info) else 0

@@ -113,6 +113,18 @@ class TensorInfo(NamedTuple):
             expected *= size
         return True
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether the storage holds the tensor's elements as they are, one after the other."""
+        swapped = self.storage is not None and self.storage.big_endian and self.dtype.swap_nbytes > 1
+        return self.is_contiguous and not (self.conj or self.neg or swapped)
+
+    @property
+    def known_crc32(self) -> int:
+        """The checksum that the file has of the tensor's elements in their order; 0 where it has none."""
+        storage = self.storage
+        return storage.crc32 if storage is not None and self.nbytes == storage.nbytes and self.is_as_stored else 0
+
 
 _Fields: TypeAlias = (
     "tuple[DType, tuple[int, ...], tuple[int, ...], int, StorageRef | None, str, bool | None, Kind | None, str,"
