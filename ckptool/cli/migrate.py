@@ -6,8 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -28,6 +27,9 @@ from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far, shown_path
+
+if TYPE_CHECKING:
+    from ckptool.migration.file_jobs import Writers
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
@@ -66,7 +68,7 @@ class _InOrder(RayCommand):
 @click.option(
     "--max-shard-size",
     metavar="SIZE",
-    help="Write a folder of safetensors shards of at most so many bytes: 5GB, 500MiB.",
+    help="Write a folder of safetensors shards, or of files of DCP, of at most so many bytes: 5GB, 500MiB.",
 )
 @click.option(
     "--to",
@@ -143,7 +145,7 @@ class _InOrder(RayCommand):
     show_default=True,
     help="Processes that write the files of a folder (--max-shard-size, --form dcp).",
 )
-@ray_option("Work on each source")
+@ray_option("Migrate each source, or write each file of one folder,")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
 @click.option("--no-reflink", is_flag=True, help="Copy tensors even where the file system could share their bytes.")
@@ -176,7 +178,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
-    _check_workers(options, changes, len(sources))
+    _check_workers(options, changes, sources)
     arguments = {
         "changes": changes,
         "force": options["force"],
@@ -190,8 +192,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     code = 0
     work = _targets(sources, target, options, changes)
     shows_progress = not isinstance(output, Objects | Names)
-    run = _on_ray if options["ray"] else partial(_run, shows_progress=shows_progress)
-    for source, outcome in run(work, arguments, options):
+    run = _on_ray if options["ray"] else _run
+    for source, outcome in run(work, arguments, options, shows_progress=shows_progress):
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if is_refused(outcome) else 2)
             output.failed(shown_path(source), outcome)
@@ -201,19 +203,20 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sys.exit(code)
 
 
-def _check_workers(options: dict[str, Any], changes: Changes, sources: int) -> None:
+def _check_workers(options: dict[str, Any], changes: Changes, sources: Sequence[str]) -> None:
+    makes_folder = changes.makes_folder and not options["in_place"]
+    if options["ray"] and options["out_dir"] is None and not makes_folder:
+        raise click.UsageError("--ray is for --out-dir, or a folder of several files: --max-shard-size, or --form dcp")
     if options["workers"] == 1:
         return
-    if options["in_place"] or not changes.makes_folder:
+    if not makes_folder:
         raise click.UsageError("--workers is for what is written as a folder: --max-shard-size, or --form dcp")
-    if options["ray"] or (options["jobs"] > 1 and sources > 1):
+    if options["ray"] or (options["jobs"] > 1 and len(sources) > 1):
         raise click.UsageError("--workers is for one source at a time, not for --jobs or --ray")
 
 
 def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
     """Say whether sources are edited; refuse options that are for what is written anew."""
-    if options["ray"] and options["out_dir"] is None:
-        raise click.UsageError("--ray is for what is written with --out-dir")
     if not options["in_place"]:
         if options["deep"]:
             raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
@@ -324,14 +327,17 @@ def model_argument(text: str) -> tuple[str, object]:
 
 
 def _on_ray(
-    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any]
+    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], *, shows_progress: bool
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
-    from ckptool.cli.migrate_ray import outcomes
+    from ckptool.cli.migrate_ray import FileWriters, outcomes
     from ckptool.cli.on_ray import OnRay
 
     is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
     with OnRay(options["ray"], options["jobs"] if is_asked else None) as ray:
-        yield from outcomes(ray, work, arguments)
+        if options["out_dir"] is None:
+            yield from _one_by_one(work, arguments, FileWriters(ray), shows_progress=shows_progress)
+        else:
+            yield from outcomes(ray, work, arguments)
 
 
 def _run(
@@ -339,12 +345,12 @@ def _run(
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     jobs = options["jobs"]
     if jobs == 1 or len(work) == 1:
-        line = ProgressLine(len(work), shown=shows_progress)
-        for source, target in work:
-            line.next(source)
-            outcome = _outcome(source, target, arguments, line, line.read_back, options["workers"])
-            line.clear()
-            yield source, outcome
+        writers = None
+        if options["workers"] > 1:
+            from ckptool.cli.migrate_workers import FileWriters  # most are written by this process
+
+            writers = FileWriters(options["workers"])
+        yield from _one_by_one(work, arguments, writers, shows_progress=shows_progress)
         return
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
@@ -364,20 +370,29 @@ def _run(
             raise
 
 
+def _one_by_one(
+    work: Sequence[_Pair], arguments: dict[str, Any], writers: Writers | None, *, shows_progress: bool
+) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
+    line = ProgressLine(len(work), shown=shows_progress)
+    for source, target in work:
+        line.next(source)
+        outcome = _outcome(source, target, arguments, line, line.read_back, writers)
+        line.clear()
+        yield source, outcome
+
+
 def _outcome(
     source: str,
     target: str | None,
     arguments: dict[str, Any],
     progress: Progress,
     read_back: Progress,
-    workers: int = 1,
+    writers: Writers | None = None,
 ) -> MigrationReport | CkptoolError:
     try:
-        if workers > 1:
-            from ckptool.cli.migrate_workers import FileWriters  # most are written by this process
-
+        if writers is not None:
             asked = {name: arguments[name] for name in ("changes", "force", "verify", "dry_run")}
-            return migrate_by(FileWriters(workers), source, target, progress=progress, read_back=read_back, **asked)
+            return migrate_by(writers, source, target, progress=progress, read_back=read_back, **asked)
         return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
     except CkptoolError as error:
         return error

@@ -1,22 +1,73 @@
-"""Migrations on Ray: each is one task on one worker, with the guarantees and the report that it has on this machine."""
+"""
+Migrations on Ray, with the guarantees, the results and the reports that they have on this machine.
+
+Of many migrations, each is one task on one worker; of one that writes a folder, each file is.
+"""
 
 from __future__ import annotations
 
 import filecmp
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptool.cli.on_ray import Lost, OnRay
 from ckptool.errors import CkptoolError, OutputExists
+from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import is_far, shown_path
 
 Outcome: TypeAlias = MigrationReport | CkptoolError
+
+
+class FileWriters:
+    """What has the files of a folder written on Ray, as ``migrate_workers.FileWriters`` has by processes."""
+
+    def __init__(self, ray: OnRay) -> None:
+        self._ray = ray
+
+    def __call__(self, jobs: Sequence[Job], tell: Tell) -> Generator[Written, None, None]:
+        """
+        Yield what was written, in the order in which it is done.
+
+        Raises:
+            CkptoolError: Two workers ended at one job, workers cannot run this package, or what a job raises.
+        """
+        for job, written in self._ray.map(_write, jobs, folder=lambda job: _is_relative(job.order.source)):
+            if isinstance(written, Lost):
+                fact = f"{job.name!r} was not written: twice, {written.message}"
+                raise CkptoolError(fact, kind=written.kind, path=job.order.folder)
+            tell(job.number, written.nbytes, written.nbytes if job.order.verifies else 0)
+            yield written
+
+
+class _Held:
+    """What a worker has open between two files of one folder: to read a large index again may take seconds."""
+
+    number: str | None = None
+    opened: Opened | None = None
+
+
+def _write(job: Job) -> Written:
+    if _Held.number != job.order.number or _Held.opened is None:
+        _let_go()
+        _Held.opened = Opened(job.order)
+        _Held.number = job.order.number
+    try:
+        return _Held.opened.write(job)
+    except BaseException:
+        _let_go()
+        raise
+
+
+def _let_go() -> None:
+    opened, _Held.opened = _Held.opened, None
+    if opened is not None:
+        opened.__exit__(None, None, None)
 
 
 class _Item(NamedTuple):
@@ -64,8 +115,11 @@ def _each(ray: OnRay, items: Sequence[_Item], arguments: dict[str, Any]) -> Iter
 
 
 def _starts_here(item: _Item, *, has_model: bool) -> bool:
-    paths = (item.source, item.target or item.source)
-    return has_model or any(not (is_far(path) or Path(path).is_absolute()) for path in paths)
+    return has_model or any(map(_is_relative, (item.source, item.target or item.source)))
+
+
+def _is_relative(path: str) -> bool:
+    return not (is_far(path) or Path(path).is_absolute())
 
 
 def _first(arguments: dict[str, Any], item: _Item) -> Outcome:

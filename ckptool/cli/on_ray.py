@@ -206,8 +206,10 @@ class OnRay:
                 else:
                     yield batch.items[0], answer
         finally:
-            for one in running if ray.is_initialized() else ():  # else it has ended with all that it did
-                ray.cancel(one, force=True)
+            if running and ray.is_initialized():  # else it has ended with all that it did
+                for one in running:
+                    ray.cancel(one, force=True)
+                ray.wait(list(running), num_returns=len(running), timeout=_SECONDS)  # none writes any more
 
     def _answer(self, done: Any) -> Any:
         """Return what a task returned; Lost if its worker ended."""

@@ -10,6 +10,7 @@ is one file under the name, by whoever was last, with the same bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
@@ -58,6 +59,8 @@ class Order(NamedTuple):
     versions: Versions
     mark: int
     """Of the plan: another plan has another."""
+    number: str
+    """No other order has it, whichever process made it."""
 
 
 class Job(NamedTuple):
@@ -227,6 +230,7 @@ class HandedOut:
             folder=folder.path,
             versions=_versions(work.checkpoint.source),
             mark=_mark(plan),
+            number=os.urandom(16).hex(),
         )
 
 

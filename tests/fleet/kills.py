@@ -1,9 +1,10 @@
 """
-Scans on Ray while worker processes are killed: nothing is lost, nothing is there twice, and the rows are the same.
+Work on Ray while worker processes are killed: nothing is lost, nothing is there twice, rows and files are the same.
 
     python -m tests.fleet.kills [KILLS] [SEED]
 
 One scan of 200 files follows another, each into a new file, until so many (by default 500) workers were killed at work.
+Then as many are killed at the files of folders, as in ``tests.migration.kills``.
 The rows of each must be those of a scan without Ray, once all paths; where a file was at hand both times that it was
 alone with a worker, and the row says so, the same command must mend that, as it does without Ray.
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.fleet.cluster import ROOT, Cluster
+from tests.migration.kills import Processes, say
+from tests.migration.kills import run as migrations
 
 FILES = 200
 
@@ -111,14 +114,30 @@ def run(cluster: Cluster, folder: Path, kills: int, seed: int) -> Killed:
     return Killed(killed, scans, blamed)
 
 
+class OnCluster(Processes):
+    """Workers of a cluster."""
+
+    ended = "the process on Ray that worked at it ended"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.environment = cluster.environment
+
+    def options(self, chance: random.Random) -> list[str]:
+        return ["--ray", self._cluster.address]
+
+    def at_work(self, migration: subprocess.Popen[str]) -> list[int]:
+        return self._cluster.at_work()
+
+
 def main() -> None:
     kills, seed = (*map(int, sys.argv[1:]), *(500, 0)[len(sys.argv) - 1 :])
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         found = run(cluster, Path(folder), kills, seed)
-    print(
-        f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files: all rows are there, and the same."
-    )
-    print(f"{found.blamed:,} rows said until the next scan that two workers had ended at the file, as they had.")
+        many = f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files"
+        print(f"{many}: all rows are there, and the same.")
+        print(f"{found.blamed:,} rows said until the next scan that two workers had ended at the file, as they had.")
+        say(migrations(OnCluster(cluster), Path(folder), kills, seed))
 
 
 if __name__ == "__main__":

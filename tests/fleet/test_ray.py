@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ckptool import __version__
 from tests.fleet import kills
 from tests.fleet.cluster import COMMAND, ROOT, Cluster
+from tests.migration.kills import assert_same
+from tests.migration.kills import run as migrations
 from tests.remote.buckets import KEY, SECRET, bucket
 from tests.scale import times
 
@@ -173,6 +176,46 @@ def test_a_migration_whose_worker_ends_is_done_by_another(cluster: Cluster, fold
     assert len(here) > 40
 
 
+FORMS = {"shards": ("--max-shard-size", "100KB"), "items": ("--form", "dcp", "--max-shard-size", "100KB")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_files_of_a_folder_are_those_of_one_process(form: str, cluster: Cluster, tmp_path: Path) -> None:
+    torch.save({f"{number}.weight": torch.randn(64, 64) for number in range(40)}, tmp_path / "large.pth")
+    options = [*FORMS[form], "--json", "--dtype", "float16", "--add-prefix", "layers"]
+    found = []
+    for place, on in (("here", []), ("there", ["--ray", cluster.address])):
+        (tmp_path / place).mkdir()
+        done = run(cluster, "migrate", "../large.pth", "out", *options, *on, cwd=tmp_path / place)
+        found.append((done.returncode, done.stdout.replace(str(tmp_path / place), ""), done.stderr))
+
+    assert found[1] == found[0]
+    assert found[0][0] == 0
+    assert_same(tmp_path / "here" / "out", tmp_path / "there" / "out")
+    assert len(list((tmp_path / "there" / "out").iterdir())) > 4
+
+
+def test_an_error_at_one_file_of_a_folder_is_the_error(cluster: Cluster, tmp_path: Path) -> None:
+    weight = torch.randn(64, 64)
+    torch.save({"a": torch.randn(64, 64), "b": weight, "c": torch.randn(64, 64)}, tmp_path / "large.pth")
+    data = bytearray((tmp_path / "large.pth").read_bytes())
+    data[data.index(weight.numpy().tobytes()) + 5] ^= 1
+    (tmp_path / "large.pth").write_bytes(data)
+    options = ["large.pth", "out", "--max-shard-size", "1KB"]
+    here = run(cluster, "migrate", *options, cwd=tmp_path)
+    there = run(cluster, "migrate", *options, "--ray", cluster.address, cwd=tmp_path)
+
+    assert "is damaged: its CRC-32 is" in here.stderr
+    assert (there.returncode, there.stderr, there.stdout) == (here.returncode, here.stderr, here.stdout)
+    assert [path.name for path in tmp_path.iterdir()] == ["large.pth"]
+
+
+def test_no_file_of_a_folder_is_lost_while_workers_are_killed(cluster: Cluster, tmp_path: Path) -> None:
+    found = migrations(kills.OnCluster(cluster), tmp_path, times(6, 60), seed=1)
+
+    assert found.kills == times(6, 60)
+
+
 def test_what_is_far_away_has_the_same_rows_and_files(cluster: Cluster) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
     sources = {f"/b/runs/{path.name}": path.read_bytes() for path in sorted(VALID.glob("*.pth"))[::5]}
@@ -183,13 +226,14 @@ def test_what_is_far_away_has_the_same_rows_and_files(cluster: Cluster) -> None:
             scanned = run(cluster, "scan", "s3://b/runs", "--endpoint", store.url, *on)
             arguments = [*paths, "--to", "cpu", "--out-dir", "s3://b/cpu", "--endpoint", store.url, "--quiet", *on]
             migrated = run(cluster, "migrate", *arguments)
+            run(cluster, "migrate", paths[0], "s3://b/cpu/dcp", "--form", "dcp", "--endpoint", store.url, *on)
             written = {name: content for name, content in store.files.items() if name.startswith("/b/cpu/")}
         rows_there = {path: {**one, "version": None, "etag": None} for path, one in rows(scanned.stdout).items()}
         found.append((rows_there, scanned.stderr, scanned.returncode, migrated.stdout, migrated.stderr, written))
 
     assert found[1] == found[0]
     assert len(found[0][0]) == len(sources)
-    assert len(found[0][5]) == len(paths)
+    assert len(found[0][5]) == len(paths) + 2
 
 
 def test_nothing_is_imported_from_the_folder_in_which_it_is_called(folder: Path) -> None:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,9 +40,24 @@ class Killed(NamedTuple):
     """Runs that ended with an error, as two workers were killed at one file."""
 
 
-def migrate(*arguments: object) -> subprocess.Popen[str]:
+class Processes:
+    """Workers of this machine, as ``--workers`` starts them."""
+
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = "signal 9, Killed"
+    """What is said where two were killed at one file."""
+
+    def options(self, chance: random.Random) -> list[str]:
+        """Return what makes a migration use them."""
+        return ["--workers", str(chance.choice([2, 3, 4]))]
+
+    def at_work(self, migration: subprocess.Popen[str]) -> list[int]:
+        """Return those that a migration has now."""
+        return children(migration.pid)
+
+
+def migrate(environment: Mapping[str, str], *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ckptool", "migrate", "-q", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
     )
@@ -53,28 +69,31 @@ def assert_same(one: Path, other: Path) -> None:
     assert sorted(filecmp.cmpfiles(one, other, names, shallow=False)[0]) == names
 
 
-def run(folder: Path, kills: int, seed: int) -> Killed:
+def run(workers: Processes, folder: Path, kills: int, seed: int) -> Killed:
     """Migrate again and again until so many workers were killed."""
     chance = random.Random(seed)
+    environment = workers.environment
     source = folder / "source.pth"
     torch.save({f"layers.{number}.weight": torch.randn(256, 1024) for number in range(32)}, source)
     expected = {name: folder / name for name in FORMS}
     for name, options in FORMS.items():
-        assert migrate(source, expected[name], *options).wait() == 0
+        process = migrate(environment, source, expected[name], *options)
+        process.communicate()
+        assert process.returncode == 0
     killed = runs = refused = 0
     place = folder / "place"
     while killed < kills:
         place.mkdir()
         name = chance.choice(list(FORMS))
         begun = chance.choice([source, *expected.values()])
-        process = migrate(begun, place / "out", *FORMS[name], "--workers", chance.choice([1, 2, 3]) + 1)
+        process = migrate(environment, begun, place / "out", *FORMS[name], *workers.options(chance))
         often = chance.uniform(0.02, 0.6)
         while process.poll() is None:
             time.sleep(chance.uniform(0, often))
-            workers = children(process.pid)
-            if workers and killed < kills:
+            victims = workers.at_work(process)
+            if victims and killed < kills:
                 with suppress(ProcessLookupError):
-                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    os.kill(chance.choice(victims), signal.SIGKILL)
                     killed += 1
         _, said = process.communicate()
         runs += 1
@@ -82,7 +101,7 @@ def run(folder: Path, kills: int, seed: int) -> Killed:
             assert_same(expected[name], place / "out")
             assert [path.name for path in place.iterdir()] == ["out"]
         else:
-            assert (process.returncode, "signal 9, Killed" in said) == (2, True), said
+            assert (process.returncode, workers.ended in said) == (2, True), said
             assert not list(place.iterdir())
             refused += 1
         shutil.rmtree(place)
@@ -99,7 +118,10 @@ def children(pid: int) -> list[int]:
 def main() -> None:
     kills, seed = (*map(int, sys.argv[1:]), *(500, 0)[len(sys.argv) - 1 :])
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Path(folder), kills, seed)
+        say(run(Processes(), Path(folder), kills, seed))
+
+
+def say(found: Killed) -> None:
     print(
         f"{found.kills:,} workers killed in {found.runs:,} migrations: {found.refused:,} were refused, as two had died"
     )
