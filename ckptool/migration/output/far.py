@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-_COPIES_AT_ONCE: Final = 32
+_COPIES_AT_ONCE: Final = 64
 
 
 class _Object:
