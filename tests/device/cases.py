@@ -242,7 +242,7 @@ def live(how: str, own: bool, dtype: torch.dtype) -> object:
     servers = [threading.Thread(target=serve) for _ in range(2)]
     for server in servers:
         server.start()
-    for number in range(6):
+    for number in range(3):
         model.reload(files[1 + number % 2])
         time.sleep(0.03)
     stop.set()
@@ -310,6 +310,8 @@ def main() -> None:
             found[name] = CASES[name]()
         except Exception as error:  # noqa: BLE001 - a result as others
             found[name] = f"{type(error).__name__}: {error}"
+        if begin and found[name] is not True:  # without a wait, one that is wrong is enough
+            break
     found["pinned memory is let go of"] = native.pinned_nbytes() == 0 or native.pinned_nbytes()
     print(json.dumps(found))
 
