@@ -246,9 +246,16 @@ class LegacyStream:
 
 
 def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
-    """Return the source that the stream carries for each class: ``(class, file, source)``."""
+    """
+    Return the source that the stream carries for each class: ``(class, file, source)``.
+
+    Raises:
+        MalformedFile: An object stands where a class should: what it says of itself, ``torch.load`` would act upon.
+    """
     found: dict[str, ClassSource] = {}
     for node in tree.persistent_ids:
+        if nodes.sourced_object(node.pid):
+            raise MalformedFile("the id of a class has an object in the place of the class", kind="malformed-legacy")
         sourced = nodes.sourced_class(node.pid)
         if sourced and isinstance(sourced[1], str) and isinstance(sourced[2], str):
             name = nodes.class_name(sourced[0])

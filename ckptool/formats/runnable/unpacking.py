@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
+from ckptool.archives.compressed import ZLIB, Compression, behind_length, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
@@ -81,6 +81,8 @@ class Unpacking:
         compression = compression_of(head)
         if compression is not None:
             return self._compressed(source, compression, record)
+        if (begin := behind_length(head)) is not None:
+            return self._compressed(SliceSource(source, begin, source.nbytes - begin), ZLIB, record)
         if head.startswith(_ZSTANDARD):
             return self._zstandard(source, record)
         if head.startswith(_LZ4):
