@@ -72,6 +72,21 @@ def test_links_that_lead_round_in_a_circle_are_left_in_the_end(tmp_path: Path) -
     folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "a/c.txt": b"c"})
     (folder / "a" / "b").symlink_to(folder)
     assert check(folder).findings == ()
+    written(folder, {"a/x.pth": WEIGHTS})
+    assert "CK209" not in {one.code for one in check(folder).findings}
+
+
+def test_files_behind_many_links_are_said(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()})})
+    last = folder
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+        (last / "link").symlink_to(tmp_path / str(number))
+        last = tmp_path / str(number)
+    written(last, {"x.pkl": EVIL})
+    (found,) = check(folder).findings
+    assert found.code == "CK209"
+    assert f"'{'link/' * 6}x.pkl'" in found.message
 
 
 def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
