@@ -102,7 +102,7 @@ _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
     Compression("xz", b"\xfd7zXZ\0", _xz),
-    Compression("lzma", b"\x5d\0\0", _lzma),
+    Compression("lzma", b"\x5d\0", _lzma),
     ZLIB,
 )
 RAW: Final = {

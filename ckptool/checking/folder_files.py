@@ -16,6 +16,7 @@ from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownForma
 from ckptool.formats import open_checkpoint
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Survey
+from ckptool.formats.runnable.unpacking import PACKED
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
@@ -122,7 +123,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     except Cancelled:
         raise
     except CkptoolError as error:
-        if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
+        if error.kind == PACKED or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))

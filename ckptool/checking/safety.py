@@ -50,7 +50,8 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     if checkpoint.archives:
         _beside(search, checkpoint)
     if checkpoint.rest is not None:
-        search.behind(checkpoint.source, checkpoint.rest)
+        last = checkpoint.streams[-1]
+        search.behind(last.source, checkpoint.rest, last.record)
     return search.survey()
 
 

@@ -356,18 +356,19 @@ class Search(Found):
                     kept.popitem()
         return end
 
-    def behind(self, source: Source, at: int) -> None:
+    def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
         if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
-            self._inside(SliceSource(source, at, source.nbytes - at), "", at, 0)
+            self._inside(SliceSource(source, at, source.nbytes - at), record, at, 0)
             return
         while at < source.nbytes:
+            place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
             try:
-                end = self._unread(source, at, "", None, 0)
+                end = self._unread(source, at, record, None, 0)
             except LimitExceeded as error:
-                self.miss(f"byte {at:,}: {error.message}")
+                self.miss(f"{place}: {error.message}")
                 return
             if end < 0:
                 return
-            self.further.append(f"byte {at:,}")
+            self.further.append(place)
             at = end
