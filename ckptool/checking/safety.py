@@ -49,9 +49,9 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
         search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint)
-    if checkpoint.rest is not None:
-        last = checkpoint.streams[-1]
-        search.behind(last.source, checkpoint.rest, last.record)
+    for stream in checkpoint.streams:
+        if stream.rest is not None:
+            search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
 
 

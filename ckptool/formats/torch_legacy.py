@@ -73,10 +73,9 @@ def read(probe: Probe) -> Parsed:
         root=stream.tree.root,
         pickles=stream.pickles,
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
+        streams=(Stream("", probe.source, 0, stream.start, stream.globals, rest=stream.end if rest else None),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
-        rest=stream.end if rest else None,
     )
 
 

@@ -13,7 +13,20 @@ from click.testing import CliRunner
 from ckptool import check
 from ckptool.checking import folder_files
 from ckptool.cli import cli
-from tests.build import call, floats, index_of_shards, named, ops, pickled, safetensors, storage, tensor, torch_zip
+from tests.build import (
+    call,
+    floats,
+    index_of_shards,
+    inline_tensor,
+    legacy,
+    named,
+    ops,
+    pickled,
+    safetensors,
+    storage,
+    tensor,
+    torch_zip,
+)
 
 EVIL = pickled(call(named("os", "system"), "true"))
 IN_ZIP = torch_zip(call(named("os", "system"), "true"))
@@ -94,6 +107,19 @@ def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(t
     assert system(written(tmp_path / "x", {**index, "a.bin": WEIGHTS, "b.bin": IN_ZIP}))
     assert system(written(tmp_path / "y", {**index, "a.bin": IN_ZIP}))
     assert system(written(tmp_path / "z", {"a.pth": WEIGHTS, "b.pth": IN_ZIP}))
+
+
+def test_a_call_behind_what_is_loaded_of_a_part_is_an_error(tmp_path: Path) -> None:
+    streamed = legacy({"w": tensor(storage(rest=(None,)))}, [("0", 4, floats())])
+    index = {"model.bin.index.json": index_of_shards({"w": "a.bin"})}
+    for number, files in enumerate(
+        (
+            {**index, "a.bin": streamed + EVIL},
+            {**index, "a.bin": pickled({"w": inline_tensor()}) + EVIL},
+            {"global_step1/mp_rank_00_model_states.pt": streamed + EVIL, "latest": b"global_step1"},
+        )
+    ):
+        assert system(written(tmp_path / str(number), files))
 
 
 def test_findings_name_the_file_that_they_are_about(tmp_path: Path) -> None:
