@@ -15,10 +15,10 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
-from ckptool.formats.torch_legacy import is_legacy
+from ckptool.formats.torch_legacy import LegacyStream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
@@ -329,6 +329,21 @@ class Search(Found):
             at, count = end, count + 1
             if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
                 self._legacy_head = source.read(0, at)
+        if most and nested_at is None and at < source.nbytes:
+            self._behind_legacy(source, record)
+
+    def _behind_legacy(self, source: Source, record: str) -> None:
+        """Look at what stands behind the storages of what ``torch.save`` wrote before 1.6."""
+        try:
+            end = LegacyStream(source, self.limits).end
+        except Cancelled:
+            raise
+        except TruncatedFile:
+            return
+        except CkptoolError as error:
+            self.miss(f"{record or 'the file'}, behind its pickles: {error.message}")
+            return
+        self.behind(source, end, record)
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """
