@@ -174,6 +174,7 @@ CHANGE = {
         (0,),
         raw(b"b"),
     ),
+    "a key of another package": call(named("sortedcontainers", "SortedKeyList"), ["made"], MKNOD),
     "a module, by its name": call(named("torch.onnx._internal._lazy_import", "_LazyModule"), "this"),
     "a port": call(named("torch.distributed.checkpoint._async_process_executor", "TCPStore"), "127.0.0.1", 0, 1, True),
     "a server": call(named("torch.distributed.debug._frontend", "FrontendServer"), 0),
