@@ -16,6 +16,7 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
+from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
 from ckptool.formats.torch_legacy import LegacyStream, is_legacy
@@ -228,6 +229,8 @@ class Search(Found):
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._allow_strings(source)
+        if is_flatbuffer(head):
+            self.programs(source, record)
         contents = self._unpacking.contents(source, head, record)
         if contents is not None:
             if not head.startswith(LOCAL_MAGIC):
@@ -251,14 +254,14 @@ class Search(Found):
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
 
-    def programs(self, found: Archive | Remnant, record: str = "") -> None:
-        """Look at the programs in an archive, or in what remains of one."""
+    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
+        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
-        from ckptool.formats.runnable.programs import programs  # few hold some
+        from ckptool.formats.runnable.programs import of_file, programs  # few hold some
 
         try:
-            for act in programs(found, record):
+            for act in programs(found, record) if isinstance(found, Archive | Remnant) else of_file(found, record):
                 self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
