@@ -244,6 +244,19 @@ class LegacyStream:
         )
 
 
+def end_of_stream(source: Source, at: int, limits: Limits) -> int:
+    """
+    Return where the stream that begins at byte ``at`` ends, behind its storages; 0 if it is truncated.
+
+    Raises:
+        CkptoolError: What its pickles say of the storages cannot be read.
+    """
+    try:
+        return at + LegacyStream(SliceSource(source, at, source.nbytes - at), limits).end
+    except TruncatedFile:
+        return 0
+
+
 def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
     """
     Return the source that the stream carries for each class: ``(class, file, source)``.

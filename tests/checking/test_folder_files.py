@@ -118,6 +118,7 @@ def test_a_call_behind_what_is_loaded_of_a_part_is_an_error(tmp_path: Path) -> N
             {**index, "a.bin": streamed + EVIL},
             {**index, "a.bin": pickled({"w": inline_tensor()}) + EVIL},
             {"model.safetensors": safetensors({"w": floats()}), "optimizer.pt": streamed + EVIL},
+            {"model.safetensors": safetensors({"w": floats()}), "optimizer.pt": streamed * 3 + EVIL},
             {"model.pth": WEIGHTS, "more.zip": zip_file({"a.pt": streamed + EVIL})},
             {"global_step1/mp_rank_00_model_states.pt": streamed + EVIL, "latest": b"global_step1"},
         )

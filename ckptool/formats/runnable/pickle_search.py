@@ -15,11 +15,11 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
-from ckptool.formats.torch_legacy import LegacyStream, is_legacy
+from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
@@ -55,6 +55,7 @@ _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
+_LONGEST_MAGIC: Final = 48
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
@@ -332,21 +333,8 @@ class Search(Found):
             at, count = end, count + 1
             if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
                 self._legacy_head = source.read(0, at)
-        if most and nested_at is None and at < source.nbytes:
-            self._behind_legacy(source, record)
-
-    def _behind_legacy(self, source: Source, record: str) -> None:
-        """Look at what stands behind the storages of what ``torch.save`` wrote before 1.6."""
-        try:
-            end = LegacyStream(source, self.limits).end
-        except Cancelled:
-            raise
-        except TruncatedFile:
-            return
-        except CkptoolError as error:
-            self.miss(f"{record or 'the file'}, behind its pickles: {error.message}")
-            return
-        self.behind(source, end, record)
+        if most and nested_at is None and at < source.nbytes and (end := end_of_stream(source, 0, self.limits)):
+            self.behind(source, end, record)
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """
@@ -379,8 +367,11 @@ class Search(Found):
         if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
             self._inside(SliceSource(source, at, source.nbytes - at), record, at, 0)
             return
+        end_of_legacy, left = at, 0
         while at < source.nbytes:
             place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
+            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
+                end_of_legacy, left = self._end_of_legacy(source, at, place), _OF_LEGACY
             try:
                 end = self._unread(source, at, record, None, 0)
             except LimitExceeded as error:
@@ -389,4 +380,14 @@ class Search(Found):
             if end < 0:
                 return
             self.further.append(place)
-            at = end
+            left = max(0, left - 1)
+            at = end if left else max(end, end_of_legacy)
+
+    def _end_of_legacy(self, source: Source, at: int, place: str) -> int:
+        try:
+            return end_of_stream(source, at, self.limits)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            self.miss(f"{place}: {error.message}")
+            return 0
