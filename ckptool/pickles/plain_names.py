@@ -265,7 +265,8 @@ ENUMERATIONS: Final = _words(
 """which have these names in torch."""
 
 HARMLESS_PATTERN: Final = (
-    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\."
+    r"(?:__[gs]etitem__|__delitem__|(?!format)[a-z]\w*)"
     rf"|{CLASSES}"
     r"|argparse\._?[A-Z]\w*"
     r"|typing\._?[A-Z]\w*"

@@ -235,6 +235,19 @@ def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path:
     assert check(tmp_path / "x.pkl").grade != "system"
 
 
+@pytest.mark.parametrize("method", ["__getitem__", "__setitem__", "__delitem__"])
+def test_classes_may_take_attributes_for_items(method: str, tmp_path: Path) -> None:
+    found = call(named("builtins", "getattr"), named("builtins", "dict"), method)
+    kind = call(
+        named("cloudpickle.cloudpickle", "_make_skeleton_class"), named("builtins", "type"), "X", (), {}, "1", None
+    )
+    state = call(named("cloudpickle.cloudpickle", "_class_setstate"), kind, ({"__setattr__": found}, {}))
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + state + b".")
+    assert check(tmp_path / "x.pkl").grade == "code"
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(found, named("sys", "modules"), "x", 1) + b".")
+    assert check(tmp_path / "x.pkl").grade == "system"
+
+
 @pytest.mark.parametrize(("module", "grade"), [("__main__", "code"), ("collections", "system")])
 def test_a_class_of_the_main_program_may_get_its_name(module: str, grade: str, tmp_path: Path) -> None:
     program = call(named("builtins", "setattr"), named(module, "E"), "__qualname__", "E")
