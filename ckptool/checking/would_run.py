@@ -127,11 +127,13 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
         return f"{opens}, which {runs}; ckptool runs nothing"
     if traits.loader == "torch.load":
         ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
+        others = "with weights_only=False, or by pickle.load(), it"
     else:
         ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
+        others = "unpickling a part of it by itself"
     if programs:
         ways[-1] += f", which has {some(programs, 1)}"
-    ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
+    ways.append(f"{others} {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
 
 

@@ -17,7 +17,7 @@ from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
-from ckptool.cli.targets import Listing
+from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint, OutputFailed
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ckptool.cli.scan_ray import Fleet
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
-_OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
-"""Errors that only say that a file is something else."""
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
@@ -219,7 +217,7 @@ class _Run:
         row = json.loads(line)
         error = row["error"]
         self._listing.add(row["beside"] or ())
-        is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
+        is_other = error and means_other(error["type"], error["kind"]) and not is_meant and row["grade"] == "unknown"
         if is_other and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])

@@ -237,6 +237,25 @@ def test_shards_get_their_names_before_their_index(tmp_path: Path, monkeypatch: 
             migrate(source, at(server, "runs/s/"), max_shard_size=9000, force=True)
 
 
+def test_shards_get_their_names_at_once_and_the_index_after_them(store, tmp_path: Path) -> None:
+    server, kept = store
+    torch.save({f"{number}": torch.randn(1000) for number in range(4)}, tmp_path / "source.pth")
+    signed, all_are_here = server.before, threading.Barrier(4, timeout=10)
+
+    def before(handler) -> bool:
+        if handler.headers.get("x-amz-copy-source", "index").endswith("safetensors"):
+            all_are_here.wait()  # or nobody goes on
+        return signed(handler)
+
+    server.before = before
+    migrate(tmp_path / "source.pth", at(server, "s/"), max_shard_size=5000)
+
+    copies = [path.partition("?")[0] for command, path in kept.log if command == "PUT" and ".part" not in path]
+    assert len(copies) == 5
+    assert copies[-1] == "/b/s/model.safetensors.index.json"
+    assert [path for command, path in kept.log if command == "DELETE" or path.endswith("?delete")] == ["/b?delete"]
+
+
 def test_what_passes_is_tried_again(source: Path) -> None:
     for first in range(0, 12, 1 if scale.scale else 4):
         with bucket({}) as (server, kept):
