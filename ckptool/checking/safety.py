@@ -17,7 +17,7 @@ from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grades
+from ckptool.pickles import grades, grading
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Call
 from ckptool.pickles.reader import Pickle
@@ -33,9 +33,12 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     ``scans`` are those of its streams.
     """
     search = Search(limits)
+    asks = any(grading.is_call(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
     for stream, scanned, calls in zip(checkpoint.streams, scans, _calls(checkpoint), strict=False):
         plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
-        if plain and scanned.split_frame is None:
+        if asks:
+            search.stream(stream, stream.record)
+        elif plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
             search.read(stream, calls, scanned, stream.record)
@@ -46,8 +49,9 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
         search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint)
-    if checkpoint.rest is not None:
-        search.behind(checkpoint.source, checkpoint.rest)
+    for stream in checkpoint.streams:
+        if stream.rest is not None:
+            search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
 
 

@@ -33,6 +33,7 @@ _WITH_MAKERS: Final = {
 """Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
 _CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
 """Calls that call one of their arguments, once or later: which, and how many they have then at least."""
+_OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.staticmethod")
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _GIVEN_MORE: Final = frozenset(
     (
@@ -48,6 +49,8 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
+_CALLED_BY_PACKAGES: Final = 2
+"""Parts of the id of what is to be called, before its arguments."""
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
@@ -177,7 +180,7 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     found = None
     if grade != "system" and looks is not None:
         found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
-        found = found or as_method(nodes.state_pairs(effect.keywords), looks) or _class_gets(named.name, given)
+        found = found or as_method(nodes.state_pairs(effect.keywords), looks) or _class_gets(named, given, looks)
     if found:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
@@ -191,22 +194,30 @@ def _but_globals(qualified: str, given: tuple[Inert, ...]) -> tuple[Inert, ...]:
     return tuple(one for one in given if not (isinstance(one, Global) and str(one) == "__main__.__dict__"))
 
 
-def _class_gets(qualified: str, given: tuple[Inert, ...]) -> str | None:
+def _class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | None:
     """Return what reaches the system that a class which the file makes is made by, or gets for a method."""
-    last = qualified.rpartition(".")[2]
-    if last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES:
+    last = maker.name.rpartition(".")[2]
+    is_type = canonical(maker.module, maker.name) == "builtins.type"
+    if not is_type and last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES:
         return None
-    maker = nodes.global_of(given[0]) if given and last in plain.MAKE_CLASSES else None
-    name = canonical(maker.module, maker.name) if maker is not None else ""
-    if maker is not None and name not in plain.METACLASSES and not is_class(name) and is_system(name, maker.name):
+    kind = nodes.global_of(given[0]) if given and last in plain.MAKE_CLASSES else None
+    name = canonical(kind.module, kind.name) if kind is not None else ""
+    if kind is not None and name not in plain.METACLASSES and not is_class(name) and is_system(name, kind.name):
         return name
     parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
     pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
-    named = [
-        value for key, value in pairs if isinstance(key, str) and key in plain.METHODS and isinstance(value, Global)
-    ]
-    names = (canonical(one.module, one.name) for one in named if is_system(canonical(one.module, one.name), one.name))
-    return next(names, None)
+    pairs += [given[1:3]] if last in plain.CHANGER_NAMES and len(given) == 3 else []
+    methods = (value for key, value in pairs if isinstance(key, str) and key in plain.METHODS)
+    return passed(tuple(one for one in methods if is_type or not _is_own_method(one)), looks, is_system)
+
+
+def _is_own_method(one: Inert) -> bool:
+    """Say whether this is a function that the file has made, also as a property, or for the class itself."""
+    if _is_new(one) or not isinstance(one, Call):
+        return isinstance(one, Call)
+    maker = nodes.global_of(one.func)
+    is_wrapped = maker is not None and canonical(maker.module, maker.name) in _OF_CLASSES and one.state is None
+    return is_wrapped and isinstance(one.args, tuple) and all(part is None or _is_new(part) for part in one.args)
 
 
 def _is_changer(name: str, qualified: str) -> bool:
@@ -365,8 +376,24 @@ def _unnamed(effect: Effect) -> Verdict:
     return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{arguments_text(effect.arguments)}")
 
 
+def is_call(pid: Inert) -> bool:
+    """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
+    return isinstance(pid, tuple) and len(pid) > _CALLED_BY_PACKAGES and pid[0] == "reduce_package"
+
+
 def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
-    """Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds."""
-    found = passed((effect.target.pid,), looks) if looks is not None else None
+    """
+    Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds.
+
+    For the id of a class with its source, that of torch may write where the two differ, which the class itself says;
+    that of packages calls what the id holds.
+    """
+    pid = effect.target.pid
+    if is_call(pid):
+        args = pid[-1] if isinstance(pid[-1], tuple) else (Unfollowed("what an id holds"),)
+        yield from _call(effect._replace(how="calls", target=pid[-2], arguments=(None, *args)), looks)
+    elif nodes.sourced_object(pid):
+        yield Verdict("system", OF_LOADER, "asks", table.FILES, lambda: cut_text(pid))
+    found = passed((pid,), looks) if looks is not None else None
     if found is not None:
         yield Verdict("system", OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: OF_LOADER)

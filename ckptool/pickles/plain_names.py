@@ -81,7 +81,7 @@ INDEX_CLASSES: Final = (
 
 PLAIN_PATTERN: Final = (
     rf"{INDEX_CLASSES}|"
-    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+|torch\.return_types\.\w+"
+    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_(?!from_type)\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.return_types\.\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.storage\._?[A-Z]\w*Storage"
@@ -146,7 +146,7 @@ HARMLESS: Final = frozenset(
     | {"functools.lru_cache", "_collections._tuplegetter", "collections._tuplegetter"}
     | {"operator.methodcaller", "types.PartialType", "dataclasses._DataclassParams"}
     | {"dill._dill._setattr", "dill._dill._delattr", "torch._dynamo.eval_frame.OptimizeContext"}
-    | {"torch._dynamo.eval_frame.OptimizedModule"}
+    | {"torch._dynamo.eval_frame.OptimizedModule", "torch.jit._script.unpackage_script_module"}
     | _full("traceback", "FrameSummary StackSummary TracebackException")
     | _full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
     | _full("decimal", "Context")
@@ -227,8 +227,9 @@ METHODS: Final = frozenset(
     " requires_grad_ state_dict load_state_dict parameters buffers modules children named_parameters named_modules"
     " apply reshape flatten contiguous storage untyped_storage _untyped_storage element_size nbytes numel share_memory_"
     " dequantize unpack is_floating_point register_hook register_buffer register_parameter _load_from_state_dict"
+    " __set_name__ __get__ __set__ __delete__ __instancecheck__ __subclasscheck__ __array_finalize__ __array_wrap__"
 )
-"""What containers, files, tensors and models have as methods, which code that is given them calls."""
+"""What containers, files, tensors, models and classes have as methods, which code that is given them calls."""
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
@@ -264,7 +265,8 @@ ENUMERATIONS: Final = _words(
 """which have these names in torch."""
 
 HARMLESS_PATTERN: Final = (
-    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\."
+    r"(?:__[gs]etitem__|__delitem__|(?!format)[a-z]\w*)"
     rf"|{CLASSES}"
     r"|argparse\._?[A-Z]\w*"
     r"|typing\._?[A-Z]\w*"

@@ -15,6 +15,7 @@ import platform
 import subprocess
 import urllib.parse
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from ckptool import check
-from tests.build import call, named, ops
+from tests.build import call, legacy, named, ops, pickled, raw, torch_tar, torch_zip, zip_file
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="os.mknod is POSIX's")
 
@@ -95,6 +96,9 @@ RUN = {
         ),
         "made",
     ),
+    "the begin of a subclass": call(
+        named("builtins", "type"), "X", (call(named("builtins", "type"), "B", (), {"__init_subclass__": PARTIAL}),), {}
+    ),
     "two states": added(given(holder(append=MKNOD), x=1), "made"),
 }
 CHANGE = {
@@ -151,6 +155,26 @@ CHANGE = {
         "id",
         None,
     ),
+    "a class that cloudpickle fills": call(
+        named("cloudpickle.cloudpickle", "_class_setstate"),
+        call(
+            named("cloudpickle.cloudpickle", "_make_skeleton_class"), named("builtins", "type"), "X", (), {}, "1", None
+        ),
+        ({"__init_subclass__": PARTIAL}, {}),
+    ),
+    "a method that dill sets": call(
+        named("dill._dill", "_setattr"),
+        call(named("dill._dill", "_create_type"), named("builtins", "type"), "X", (named("builtins", "object"),), {}),
+        "__init_subclass__",
+        PARTIAL,
+    ),
+    "a class of arrays": call(
+        named("numpy.core.multiarray", "_reconstruct"),
+        call(named("builtins", "type"), "X", (named("numpy", "ndarray"),), {"__array_finalize__": PARTIAL}),
+        (0,),
+        raw(b"b"),
+    ),
+    "a key of another package": call(named("sortedcontainers", "SortedKeyList"), ["made"], MKNOD),
     "a module, by its name": call(named("torch.onnx._internal._lazy_import", "_LazyModule"), "this"),
     "a port": call(named("torch.distributed.checkpoint._async_process_executor", "TCPStore"), "127.0.0.1", 0, 1, True),
     "a server": call(named("torch.distributed.debug._frontend", "FrontendServer"), 0),
@@ -211,6 +235,19 @@ def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path:
     assert check(tmp_path / "x.pkl").grade != "system"
 
 
+@pytest.mark.parametrize("method", ["__getitem__", "__setitem__", "__delitem__"])
+def test_classes_may_take_attributes_for_items(method: str, tmp_path: Path) -> None:
+    found = call(named("builtins", "getattr"), named("builtins", "dict"), method)
+    kind = call(
+        named("cloudpickle.cloudpickle", "_make_skeleton_class"), named("builtins", "type"), "X", (), {}, "1", None
+    )
+    state = call(named("cloudpickle.cloudpickle", "_class_setstate"), kind, ({"__setattr__": found}, {}))
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + state + b".")
+    assert check(tmp_path / "x.pkl").grade == "code"
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(found, named("sys", "modules"), "x", 1) + b".")
+    assert check(tmp_path / "x.pkl").grade == "system"
+
+
 @pytest.mark.parametrize(("module", "grade"), [("__main__", "code"), ("collections", "system")])
 def test_a_class_of_the_main_program_may_get_its_name(module: str, grade: str, tmp_path: Path) -> None:
     program = call(named("builtins", "setattr"), named(module, "E"), "__qualname__", "E")
@@ -227,3 +264,87 @@ def test_what_a_refused_file_would_call_is_safe_to_print(tmp_path: Path) -> None
     assert report.error is not None
     assert report.grade == "system"
     assert report.verdict.isprintable()
+
+
+LINEAR = named("torch.nn.modules.linear", "Linear")
+SOURCED = {
+    "a class": call(
+        named("builtins", "type"),
+        "made",
+        (LINEAR,),
+        {"dump_patches": True, "__module__": "torch.nn.modules.linear", "__qualname__": "Linear"},
+    ),
+    "an object": given(call(named("types", "SimpleNamespace")), __wrapped__=LINEAR, dump_patches=True, __name__="made"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("which", SOURCED)
+def test_what_stands_for_a_class_whose_source_is_compared_is_seen(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, made = tmp_path / "x.pth", tmp_path / "made.patch"
+    for data in (
+        legacy(ops(("module", SOURCED[which], "x.py", "text")) + b"Q"),
+        torch_tar(ops((SOURCED[which], "x.py", "text")) + b"Q"),
+    ):
+        path.write_bytes(data)
+        with suppress(Exception):
+            torch.load(path, weights_only=False)
+        assert made.exists() == (which == "a class")  # the object, in some releases of Python
+        made.unlink(missing_ok=True)
+        assert check(path).grade == "system"
+    path.write_bytes(legacy(ops(("module", LINEAR, "x.py", "text")) + b"Q"))
+    assert check(path).grade == "data"
+
+
+def test_a_call_under_a_name_that_only_torch_load_knows_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, tensor = tmp_path / "x.pt", named("torch", "Tensor")
+    opens = named("torch.serialization", "_open_zipfile_writer_file")
+    path.write_bytes(torch_zip(call(named("torch.tensor", "_rebuild_from_type_v2"), opens, tensor, ("made",), {})))
+    with suppress(Exception):
+        torch.load(path, weights_only=False)
+    assert (tmp_path / "made").exists()
+    assert check(path).grade == "system"
+
+
+@pytest.mark.parametrize("more", [(), (0,)])
+def test_what_the_importer_of_a_package_calls_is_seen(
+    more: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.package import PackageImporter
+
+    monkeypatch.chdir(tmp_path)
+    path, made = tmp_path / "x.pt", tmp_path / "made"
+    maildir = call(named("functools", "partial"), named("mailbox", "Maildir"), "made")
+    data = pickled(ops(("reduce_package", *more, maildir, ())) + b"Q")
+    members = {"a/.data/extern_modules": b"mailbox\nfunctools\n", "a/.data/version": b"6\n", "a/version": b"6\n"}
+    path.write_bytes(zip_file({**members, "a/model/model.pkl": data}))
+    PackageImporter(str(path)).load_pickle("model", "model.pkl")
+    assert made.exists()
+    assert check(path).grade == "system"
+    script = ops(("reduce_package", 0, named("torch.jit._script", "unpackage_script_module"), ("0",))) + b"Q"
+    path.write_bytes(zip_file({**members, "a/model/model.pkl": pickled(script)}))
+    assert check(path).grade == "code"
+    path.write_bytes(torch_zip(ops(("reduce_package", 0, named("mailbox", "Maildir"), ("made",))) + b"Q"))
+    assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("gap", [b"", b" "])
+def test_the_oldest_packed_files_of_joblib_are_unpacked(
+    gap: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import joblib
+
+    monkeypatch.chdir(tmp_path)
+    path, data = tmp_path / "x.Z", pickled(call(MKNOD, "made"))
+    path.write_bytes(b"ZF" + hex(len(data)).encode().ljust(19) + gap + zlib.compress(data))
+    with suppress(Exception):
+        joblib.load(path)
+    assert (tmp_path / "made").exists()
+    assert check(path).grade == "system"

@@ -236,6 +236,23 @@ def test_byte_code_without_its_source_is_looked_at(tmp_path: Path) -> None:
     assert check(path).grade == "system"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_in_a_flatbuffer_is_looked_at_wherever_it_lies(tmp_path: Path) -> None:
+    path, mark = tmp_path / "x.ptl", tmp_path / "mark"
+    data = bytes(torch._C._save_jit_module_to_bytes(torch.jit.script(Writes(str(mark)))._c, {}))
+    path.write_bytes(data)
+    torch.jit.load(str(path))
+    assert mark.exists()
+    assert check(path).grade == "system"
+    assert "CK216" in codes(check(path))
+    byte_code = bytes(torch.jit.script(Saves("x"))._save_to_buffer_for_lite_interpreter(_use_flatbuffer=True))
+    for one in (data, byte_code):
+        (tmp_path / "x.mar").write_bytes(zip_file({"a.ptl": one, "b.pkl": b"\x80\2N."}))
+        assert check(tmp_path / "x.mar").grade == "system"
+    path.write_bytes(bytes(torch._C._save_jit_module_to_bytes(torch.jit.script(Same())._c, {})))
+    assert check(path).grade == "data"
+
+
 PREFIXES = {
     "script": b"#!/bin/sh\n",
     "pickle": b"\x80\2N.",

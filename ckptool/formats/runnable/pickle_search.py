@@ -16,9 +16,10 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
-from ckptool.formats.torch_legacy import is_legacy
+from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
@@ -54,6 +55,7 @@ _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
+_LONGEST_MAGIC: Final = 48
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
@@ -228,6 +230,8 @@ class Search(Found):
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._allow_strings(source)
+        if is_flatbuffer(head):
+            self.programs(source, record)
         contents = self._unpacking.contents(source, head, record)
         if contents is not None:
             if not head.startswith(LOCAL_MAGIC):
@@ -251,14 +255,14 @@ class Search(Found):
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
 
-    def programs(self, found: Archive | Remnant, record: str = "") -> None:
-        """Look at the programs in an archive, or in what remains of one."""
+    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
+        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
-        from ckptool.formats.runnable.programs import programs  # few hold some
+        from ckptool.formats.runnable.programs import of_file, programs  # few hold some
 
         try:
-            for act in programs(found, record):
+            for act in programs(found, record) if isinstance(found, Archive | Remnant) else of_file(found, record):
                 self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
@@ -329,6 +333,8 @@ class Search(Found):
             at, count = end, count + 1
             if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
                 self._legacy_head = source.read(0, at)
+        if most and nested_at is None and at < source.nbytes and (end := end_of_stream(source, 0, self.limits)):
+            self.behind(source, end, record)
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """
@@ -356,18 +362,32 @@ class Search(Found):
                     kept.popitem()
         return end
 
-    def behind(self, source: Source, at: int) -> None:
+    def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
         if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
-            self._inside(SliceSource(source, at, source.nbytes - at), "", at, 0)
+            self._inside(SliceSource(source, at, source.nbytes - at), record, at, 0)
             return
+        end_of_legacy, left = at, 0
         while at < source.nbytes:
+            place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
+            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
+                end_of_legacy, left = self._end_of_legacy(source, at, place), _OF_LEGACY
             try:
-                end = self._unread(source, at, "", None, 0)
+                end = self._unread(source, at, record, None, 0)
             except LimitExceeded as error:
-                self.miss(f"byte {at:,}: {error.message}")
+                self.miss(f"{place}: {error.message}")
                 return
             if end < 0:
                 return
-            self.further.append(f"byte {at:,}")
-            at = end
+            self.further.append(place)
+            left = max(0, left - 1)
+            at = end if left else max(end, end_of_legacy)
+
+    def _end_of_legacy(self, source: Source, at: int, place: str) -> int:
+        try:
+            return end_of_stream(source, at, self.limits)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            self.miss(f"{place}: {error.message}")
+            return 0

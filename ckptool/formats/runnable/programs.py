@@ -18,10 +18,11 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zip_remains import Remnant
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.runnable.exported import of_graph
-from ckptool.formats.runnable.scripts import of_byte_code, of_script
+from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
 from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import counted, show_nbytes
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
+from ckptool.sources.source import Source
 
 _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
@@ -42,6 +43,18 @@ def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
         LimitExceeded: There is more of them than is looked at. What the others do was yielded.
     """
     return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
+
+
+def of_file(source: Source, record: str) -> Iterator[Act]:
+    """
+    Yield what the program in a flatbuffer does.
+
+    Raises:
+        LimitExceeded: It is larger than what is looked at.
+    """
+    if source.nbytes > _MOST_READ:
+        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield from islice(of_flatbuffer(source.read(0, source.nbytes), record), _MOST_ACTS)
 
 
 def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
