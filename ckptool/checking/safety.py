@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.usual_names import is_expected
+from ckptool.checking.usual_names import has_settings, is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
@@ -45,7 +45,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
-    for archive in checkpoint.archives[-1:]:
+    for archive in checkpoint.archives:
         search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint)
@@ -83,6 +83,8 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
+        for archive in one.archives[:-1] if has_settings(one) else ():
+            search.programs(archive)
         if one.traits.program:
             for archive in one.archives[-1:]:
                 search.programs(archive, one.member or "" if one is not checkpoint else "")

@@ -47,6 +47,7 @@ PASSED: Final = "is given what reaches the system"
 CHANGED: Final = "changes what the name stands for, for the whole process"
 SOURCE: Final = "is source code in the file"
 NATIVE: Final = "is native code in the file, or is compiled to it"
+SETTINGS: Final = "is called by its settings"
 TELLING_NAME: Final = "is called like what runs commands or text"
 
 DANGEROUS: Final = {

@@ -16,6 +16,7 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
@@ -49,7 +50,7 @@ _MOST_KEPT: Final = 1000
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
 """How names of members end where there may be programs."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5

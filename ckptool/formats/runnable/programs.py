@@ -4,7 +4,7 @@ Programs that archives hold beside their pickles: which of their actions reach t
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
 what AOTInductor compiled of it is a library that is loaded, or C++ that is compiled first.
-``torch.package`` imports Python's source from the archive.
+``torch.package`` imports Python's source from the archive. Settings say what their loader calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Final
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_remains import Remnant
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
 from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
+from ckptool.formats.runnable.settings import of_settings
 from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import counted, show_nbytes
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
@@ -90,6 +92,8 @@ def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
 
 
 def _is_program(name: str, *, is_exported: bool) -> bool:
+    if name.endswith(SETTINGS):
+        return True
     name = name.lower()  # as torch's reader looks for its members
     if is_exported and _GRAPHS in name:
         return True
@@ -109,7 +113,9 @@ def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
 
 def _of_data(name: str, data: bytes, record: str) -> Iterator[Act]:
     kind = name.lower()
-    if kind.endswith(".py"):
+    if name.endswith(SETTINGS):
+        yield from of_settings(str(data, "utf-8", "replace"), record)
+    elif kind.endswith(".py"):
         yield from of_script(str(data, "utf-8", "replace"), record)
     elif kind.endswith("bytecode.pkl"):
         yield from of_byte_code(data, record)
