@@ -1,5 +1,5 @@
 """
-Objects of stores as outputs: they get their name only when they are complete, and were read back.
+Objects in buckets of stores as outputs: they get their name when they are complete and have been read back.
 
 How an object is written is ``sources.remote.upload``'s; here is when. A folder is a prefix: its files are written under
 a temporary one, and get their names many at once; the last of them makes the others a checkpoint.
