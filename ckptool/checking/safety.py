@@ -45,14 +45,23 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
-    for archive in checkpoint.archives:
+    for archive in checkpoint.archives[-1:]:
         search.programs(archive)
+    _settings(search, checkpoint)
     if checkpoint.archives:
         _beside(search, checkpoint)
     for stream in checkpoint.streams:
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
+
+
+def _settings(search: Search, checkpoint: Checkpoint) -> None:
+    if has_settings(checkpoint):
+        from ckptool.formats.runnable.programs import settings  # few have some
+
+        for act in chain.from_iterable(map(settings, checkpoint.archives[:-1])):
+            search.keep(act)
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
@@ -83,8 +92,7 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
-        for archive in one.archives[:-1] if has_settings(one) else ():
-            search.programs(archive)
+        _settings(search, one)
         if one.traits.program:
             for archive in one.archives[-1:]:
                 search.programs(archive, one.member or "" if one is not checkpoint else "")

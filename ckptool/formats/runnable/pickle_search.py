@@ -264,7 +264,7 @@ class Search(Found):
 
         try:
             for act in programs(found, record) if isinstance(found, Archive | Remnant) else of_file(found, record):
-                self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+                self.keep(act)
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 

@@ -47,6 +47,13 @@ def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
     return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
 
 
+def settings(archive: Archive) -> Iterator[Act]:
+    """Yield what the settings in an archive have called, and nothing else of it."""
+    for name in archive:
+        if name.endswith(SETTINGS) and archive[name].nbytes <= _MOST_READ:
+            yield from islice(_of_member(archive, name, name), _MOST_ACTS)
+
+
 def of_file(source: Source, record: str) -> Iterator[Act]:
     """
     Yield what the program in a flatbuffer does.
