@@ -54,8 +54,8 @@ CODES_SCHEMA = "ckptool.codes/1"
     metavar="WHAT",
     callback=lambda _, __, value: _conditions(value),
     shell_complete=choices(lambda: CONDITIONS),
-    help="Exit with 1 only for a code (CK205), or for a grade (code, system) or severity (info, warning, error) and all "
-    "that is worse. Repeatable; by default: warning.",
+    help="Exit with 1 only for a code (CK205), or for a grade (code, system) or severity (info, warning, error) and "
+    "all that is worse. Repeatable; by default: warning.",
 )
 @click.option(
     "--explain",
