@@ -315,7 +315,6 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "a piece without dimensions was given one"
     ),
     ("tensors/pieces", "_is_run", "size != 1", "size > 1"): "pieces without elements were left out",
-    ("tensors/pieces", "_known_crc32", "info.nbytes == storage.nbytes", "info.nbytes >= storage.nbytes"): NEVER_BEYOND,
     (
         "formats/torchscript_json",
         "_objects",
