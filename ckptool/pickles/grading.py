@@ -364,8 +364,8 @@ def _unnamed(effect: Effect) -> Verdict:
 
         if (
             name == "functools.lru_cache"
-            and isinstance(target.args[:1], tuple)
-            and isinstance(target.args[0], int | None)
+            and isinstance(target.args, tuple)
+            and all(isinstance(one, int | None) for one in target.args[:1])
         ):
             return Verdict("code", name, effect.how, None, shown)  # what is given is kept, and not called
         is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"

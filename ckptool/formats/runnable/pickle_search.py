@@ -6,7 +6,7 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from typing import Final
@@ -25,8 +25,9 @@ from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
 from ckptool.pickles.grades import is_known
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reaching import Looks
+from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
@@ -95,13 +96,16 @@ class Search(Found):
             else:
                 at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, calls: Iterable[tuple[Call, int]] | None, scanned: Scan, record: str) -> None:
+    def read(self, stream: Stream, pickles: Sequence[Pickle], scanned: Scan, record: str) -> None:
         """Judge what the pickles call that a format has read; they are followed where it takes that."""
         is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
         self._allow_strings(stream.source)
         is_odd = is_odd or self._strings + len(scanned.carriers) > self._most_strings
-        found = None if calls is None or is_odd or self._is_wary else called.told(stream.globals, calls)
-        if found is None:
+        try:
+            if not pickles or is_odd or self._is_wary:
+                raise called.Unclear
+            found, self._is_wary = called.told(stream.globals, pickles)
+        except called.Unclear:
             self.stream(stream, record)
             return
         for one in stream.globals:
