@@ -30,10 +30,6 @@ INVALID: Final = (IndexError, KeyError, ValueError, TypeError, struct.error)
 """What an opcode without a valid operand comes to."""
 
 
-class Misjudged(RuntimeError):
-    """What an effect comes to is not known, for a fault of ours."""
-
-
 class Unfollowed:
     """A value that only the process that unpickles it knows."""
 
@@ -136,14 +132,14 @@ class Tracer(Machine):
         Let the listener judge an effect.
 
         Raises:
-            Misjudged: It failed, in a way that must not be taken for an opcode without an operand: that ends a pickle.
+            RuntimeError: It failed: that must not be taken for an opcode without an operand, which ends a pickle.
         """
         try:
             return self.listener(effect)
         except (Cancelled, LimitExceeded):
             raise
         except (CkptoolError, *INVALID) as error:
-            raise Misjudged(f"{effect.how} at byte {effect.offset:,}: {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{effect.how} at byte {effect.offset:,}: {type(error).__name__}: {error}") from error
 
     def look_up(self, module: str, name: str) -> Global:
         key = (module, name)

@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,6 +182,91 @@ CHANGE = {
     "text": call(named("torch.fx.experimental.symbolic_shapes", "S"), "1"),
     "statistics of a file": new(named("pstats", "Stats")) + b"(" + ops("x") + b"\x90",
 }
+
+
+def of_cloudpickle(name: str, *args: Any) -> bytes:
+    return call(named("cloudpickle.cloudpickle", name), *args)
+
+
+def of_dill(name: str, *args: Any) -> bytes:
+    return call(named("dill._dill", name), *args)
+
+
+FUNCTION = of_cloudpickle("_make_function", None, {}, "f", (), ())
+CLASS = of_cloudpickle("_make_skeleton_class", named("builtins", "type"), "K", (), {}, "1", None)
+FILLED = of_cloudpickle("_class_setstate", CLASS, ({"f": FUNCTION}, {})) + b"0" + CLASS
+BYTE_CODE = {
+    "the state of an object": of_cloudpickle("_class_setstate", CLASS, ({"__setstate__": FUNCTION}, {})),
+    "an attribute that is not there": of_dill(
+        "_create_type", named("builtins", "type"), "K", (named("builtins", "object"),), {"__getattr__": FUNCTION}
+    ),
+    "a property": of_cloudpickle(
+        "_class_setstate", CLASS, ({"__dict__": call(named("builtins", "property"), FUNCTION)}, {})
+    ),
+    "a key": of_dill("_setattr", CLASS, "__hash__", FUNCTION),
+    "a key that is equal": of_cloudpickle("_class_setstate", CLASS, ({"__eq__": FUNCTION}, {})),
+    "a subclass": of_dill("_setattr", CLASS, "__init_subclass__", FUNCTION),
+    "a member that is missing": of_dill("_setattr", CLASS, "_missing_", FUNCTION),
+    "a metaclass": of_cloudpickle("_make_skeleton_class", FILLED, "K", (), {}, "1", None),
+    "members of an enumeration": of_cloudpickle("_make_skeleton_enum", (FILLED,), "K", "K", {"a": 1}, "m", "1", None),
+    "a class that is called": call(FILLED, 1),
+    "a function that is called": call(
+        of_cloudpickle("_make_skel_func", named("types", "CodeType"), 1, {}), named("pkg", "x")
+    ),
+    "an object that is iterated": call(named("builtins", "list"), new(FILLED)),
+    "an object that has a length": call(named("builtins", "len"), new(FILLED)),
+    "an object in a list": call(named("pathlib", "PurePath"), [[new(FILLED)]]),
+    "an attribute that is a property": call(named("builtins", "getattr"), new(FILLED), "x"),
+}
+
+
+@pytest.mark.parametrize("name", BYTE_CODE)
+def test_byte_code_of_the_file_that_loading_runs_is_seen(name: str) -> None:
+    assert check(b"\x80\4" + BYTE_CODE[name] + b".").grade == "system"
+
+
+WITHOUT_A_RUN = {
+    "a class with methods": given(new(FILLED), x=1),
+    "one without a hash": of_cloudpickle(
+        "_class_setstate", CLASS, ({"__eq__": FUNCTION, "__hash__": None, "__init__": FUNCTION}, {})
+    ),
+    "a member": call(of_cloudpickle("_make_skeleton_enum", (named("enum", "Enum"),), "K", "K", {"a": 1}, "m"), 1),
+    "a metaclass without methods": of_cloudpickle("_make_skeleton_class", CLASS, "K", (), {}, "1", None),
+    "objects in containers": added(call(named("collections", "OrderedDict")), new(FILLED)),
+    "a range": of_dill("_eval_repr", "range(0, 30, -2)"),
+    "a value that is not there": of_dill("_eval_repr", "NotImplemented"),
+    "a number of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_int"), ({}, raw(b"\1\0\0\0"))),
+    "a method of a class in small letters": given(new(named("pkg", "interpolator")), f=named("pkg", "interpolator._f")),
+    "such a method, by its name": call(named("builtins", "getattr"), named("pkg", "interpolator"), "_f"),
+    "the module of a script": given(new(named("_frozen_importlib", "ModuleSpec")), name="x"),
+}
+THAT_REACH = {
+    "text": of_dill("_eval_repr", "range(f())"),
+    "two of them": of_dill("_eval_repr", "range(0), f"),
+    "a pointer of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_char_p"), ({}, raw(bytes(8)))),
+    "attributes of a number": call(
+        named("_ctypes", "_unpickle"), named("ctypes", "c_int"), ({"x": named("os", "system")}, raw(bytes(4)))
+    ),
+    "a method of a class in small letters that is called": call(
+        call(named("builtins", "getattr"), named("pkg", "interpolator"), "_f"), 1
+    ),
+    "what is in a module": call(named("builtins", "getattr"), named("pkg.a", "os"), "system"),
+    "what is deep in one": call(named("builtins", "getattr"), named("pkg.a", "b.c"), "d"),
+    "a loader that is called": call(named("_frozen_importlib_external", "SourceFileLoader"), "x", "x.py"),
+    "a method of it": call(
+        call(named("builtins", "getattr"), new(named("_frozen_importlib_external", "SourceFileLoader")), "load_module")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_RUN)
+def test_classes_and_values_that_run_nothing_are_not_called_dangerous(name: str) -> None:
+    assert check(b"\x80\4" + WITHOUT_A_RUN[name] + b".").grade in ("code", "data")
+
+
+@pytest.mark.parametrize("name", THAT_REACH)
+def test_what_looks_like_them_and_reaches_further_is_seen(name: str) -> None:
+    assert check(b"\x80\4" + THAT_REACH[name] + b".").grade == "system"
 
 
 @pytest.mark.parametrize("name", RUN)
