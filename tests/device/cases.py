@@ -1,8 +1,9 @@
 """
-What loading and serving do on a device whose work is late, case by case:  python -m tests.device.cases [WAIT]
+What loading and serving do on a device whose work is late, case by case:  python -m tests.device.cases [LEFT OUT]...
 
-Prints one JSON object: what each case came to, true or what was wrong. With the name of one of ``WAITS``, that wait is
-left out, and only the cases are tried that need it. A process of its own: torch keeps a device once it is registered.
+Prints one JSON object: for ``nothing``, what each case came to, true or what was wrong; for each of ``WAITS``, the same
+with that wait left out, of the cases that need it, up to the first that is wrong. Arguments say which of these to try.
+A process of its own, one for all: torch keeps a device once it is registered.
 
 Kernels run as the host's, whose results are late and whose inputs are not; only copies read late. So models here copy.
 """
@@ -10,6 +11,7 @@ Kernels run as the host's, whose results are late and whose inputs are not; only
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -30,6 +32,10 @@ from tests.device.register import KIND, register
 
 CASES: dict[str, Callable[[], object]] = {}
 Case = Callable[..., object]
+NOTHING = "nothing"
+MEMORY_NBYTES = 256 << 20
+"""The device's: a file that does not fit into it is this long."""
+WEIGHTS = 10
 FOLDER = tempfile.TemporaryDirectory(prefix="ckptool-device-")  # goes with the process
 FILES = Path(FOLDER.name)
 BIG = [torch.randn(700, 700) for _ in range(20)]
@@ -104,7 +110,7 @@ class Copies(nn.Module):
 
     def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.w = nn.ParameterList([torch.full((500,), value, dtype=dtype) for _ in range(30)])
+        self.w = nn.ParameterList([torch.full((500,), value, dtype=dtype) for _ in range(WEIGHTS)])
 
     def forward(self) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -286,7 +292,7 @@ def early_call() -> object:
     return (held is not model.model and values == {2.0}) or f"values of {sorted(values)}"
 
 
-for _own in (False, True):
+for _own in (True, False):  # streams of their own come first: they are where most waits are missed
     _where = "a stream of its own" if _own else "the default stream"
     for _dtype in (torch.float32, torch.float64):
         _what = f"{_dtype} on {_where}".removeprefix("torch.")
@@ -298,21 +304,49 @@ CASES["load with a cast, used on the same stream"] = lambda: load(torch.bfloat16
 CASES["load, used on another stream"] = lambda: load(None, True)
 
 
-def main() -> None:
-    native, begin = register(), ""
-    if len(sys.argv) > 1:
-        where, attribute, without, begin = WAITS[sys.argv[1]]
-        setattr(where, attribute, without)
-    device_memory._BUFFER_NBYTES = 1 << 20  # each buffer is used again
+@contextmanager
+def without(wait: str) -> Iterator[str]:
+    """Leave one wait out, and say how the cases begin that need it."""
+    if wait == NOTHING:
+        yield ""
+        return
+    where, attribute, nothing, begin = WAITS[wait]
+    kept = getattr(where, attribute)
+    setattr(where, attribute, nothing)
+    try:
+        yield begin
+    finally:
+        setattr(where, attribute, kept)
+        for index in range(api().device_count()):
+            api().synchronize(index)  # what is late is not the next one's
+
+
+def came_to(name: str) -> object:
+    try:
+        return CASES[name]()
+    except Exception as error:  # noqa: BLE001 - a result as others
+        return f"{type(error).__name__}: {error}"
+
+
+def tried(left_out: str) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name in (name for name in CASES if name.startswith(begin)):
-        try:
-            found[name] = CASES[name]()
-        except Exception as error:  # noqa: BLE001 - a result as others
-            found[name] = f"{type(error).__name__}: {error}"
-        if begin and found[name] is not True:  # without a wait, one that is wrong is enough
-            break
-    found["pinned memory is let go of"] = native.pinned_nbytes() == 0 or native.pinned_nbytes()
+    with without(left_out) as begin:
+        for name in (name for name in CASES if name.startswith(begin)):
+            found[name] = came_to(name)
+            if left_out != NOTHING and found[name] is not True:
+                break
+    return found
+
+
+def main() -> None:
+    os.environ["SIM_MEMORY"] = str(MEMORY_NBYTES)
+    native = register()
+    device_memory._BUFFER_NBYTES = 1 << 20  # each buffer is used again
+    found = {}
+    for left_out in sys.argv[1:] or [NOTHING, *WAITS]:
+        found[left_out] = tried(left_out)
+        if left_out == NOTHING:
+            found[left_out]["pinned memory is let go of"] = native.pinned_nbytes() == 0 or native.pinned_nbytes()
     print(json.dumps(found))
 
 
