@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import ckptool
 from ckptool.loading.memory import device as device_memory
 from ckptool.loading.memory import threads
 from ckptool.loading.serving import commit
+from tests.device import tags
 from tests.device.register import KIND, register
 
 CASES: dict[str, Callable[[], object]] = {}
@@ -198,6 +200,26 @@ def listed() -> object:
     return said == [(f"{KIND}:{number}", "Simulated device", True) for number in range(2)] or said
 
 
+def trained_here() -> object:
+    from ckptool.torch_ops.devices import devices
+
+    files = tags.OfADevice(tags.saved(), f"{KIND}:0", f"{KIND}0")
+    here = [one.tag for one in devices().devices]
+    for path in files.files():
+        lacking = [one.message for one in ckptool.check(path, devices=here).findings if one.code == "CK503"]
+        if lacking:
+            return lacking
+    for container in ("zip", "legacy"):
+        state = torch.load(files.file(container=container))  # to where it was
+        model = ckptool.load_model(files.file("model", container), trust=True, map_location=device())
+        for found in (ckptool.load(files.file(container=container), {files.tag: files.tag}), model.state_dict()):
+            if [one.device for one in found.values()] != [one.device for one in state.values()]:
+                return "not where it was"
+            if compared(found, {name: one.cpu() for name, one in state.items()}) is not True:
+                return "not the weights of the file"
+    return True
+
+
 @case("check asks this machine")
 def checked() -> object:
     path = saved({"w": torch.ones(5, device=f"{KIND}:1")}, "one.pth")
@@ -299,6 +321,8 @@ for _own in (True, False):  # streams of their own come first: they are where mo
         CASES[f"load_into behind queued work, {_what}"] = lambda own=_own, dtype=_dtype: load_into(own, dtype)
         for _how in ("in_place", "swap"):
             CASES[f"LiveModel {_how}, {_what}"] = lambda how=_how, own=_own, dtype=_dtype: live(how, own, dtype)
+if KIND == "sim" and find_spec("sklearn"):  # the reference nets train on its digits
+    CASES["what the reference trainer saved here"] = trained_here
 CASES["load, used on the same stream"] = lambda: load(None, False)
 CASES["load with a cast, used on the same stream"] = lambda: load(torch.bfloat16, False)
 CASES["load, used on another stream"] = lambda: load(None, True)
