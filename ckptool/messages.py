@@ -1,8 +1,9 @@
-"""Wording for people: counts, the first few names of many, labelled lines, sizes, text that is safe to print."""
+"""Pieces of text for people: counts, the first few names of many, labelled lines, sizes, text that is safe to print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 _LONGEST_VALUE: Final = 1 << 16
@@ -73,6 +74,7 @@ class _Shown(dict[int, str]):
 _SHOWN = _Shown()
 
 
+@lru_cache(maxsize=1 << 10)  # layers have the same sizes again and again
 def show_nbytes(nbytes: int) -> str:
     """Return a size in bytes for people: three digits and a binary unit."""
     size = float(nbytes)

@@ -97,12 +97,13 @@ class _LzmaOfZip:
 
 
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
+ZLIB: Final = Compression("zlib", b"\x78", _zlib(15))
 _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
     Compression("xz", b"\xfd7zXZ\0", _xz),
-    Compression("lzma", b"\x5d\0\0", _lzma),
-    Compression("zlib", b"\x78", _zlib(15)),
+    Compression("lzma", b"\x5d\0", _lzma),
+    ZLIB,
 )
 RAW: Final = {
     8: Compression("deflate", b"", _zlib(-15)),
@@ -110,8 +111,19 @@ RAW: Final = {
     14: Compression("lzma", b"", _LzmaOfZip),
 }
 """Ways to compress a member of a zip, by their numbers there: of those that need nothing else to be unpacked."""
+_ZFILE: Final = b"ZF"
+_ZFILE_HEAD: Final = 21
+"""Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
+
+
+def behind_length(head: bytes) -> int | None:
+    """Return where zlib begins behind its length in text, as joblib wrote it before 0.10; None if this is none."""
+    if not head.startswith(_ZFILE):
+        return None
+    begin = _ZFILE_HEAD + (head[_ZFILE_HEAD : _ZFILE_HEAD + 1] == b" ")
+    return begin if _unpacks(ZLIB, head[begin:]) else None
 
 
 def compression_of(head: bytes) -> Compression | None:

@@ -84,7 +84,7 @@ CODES: Final = {
     "CK208": Code("warning", "More pickles follow the one that is loaded."),
     "CK209": Code("warning", "Some of what the file holds could not be looked at."),
     "CK216": Code("error", "A program in the file reaches the system: it opens files, or has text that is evaluated."),
-    "CK217": Code("warning", "The archive holds source code of Python, or native code, which its loader runs."),
+    "CK217": Code("warning", "Its loader runs Python or native code in the archive, or what its settings name."),
     "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
     "CK302": Code("info", "Several state dicts could be the weights."),
     "CK303": Code("info", "Tensors are small views of storages that were saved whole."),

@@ -16,6 +16,7 @@ from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownForma
 from ckptool.formats import open_checkpoint
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Survey
+from ckptool.formats.runnable.unpacking import PACKED
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
@@ -25,8 +26,6 @@ from ckptool.sources.paths import is_likely
 
 _DEEPEST = 64
 """Folders inside each other: no more than a path of the system has."""
-_DEEPEST_LINK = 4
-"""Links to folders are followed so deep: they may lead round in a circle."""
 _MOST_FILES = 10_000
 _MOST_FOLDERS = 10_000
 _NEVER_UNPICKLED = ".safetensors"
@@ -124,7 +123,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     except Cancelled:
         raise
     except CkptoolError as error:
-        if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
+        if error.kind == PACKED or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
@@ -133,17 +132,25 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
 def _names(folder: FolderSource) -> Iterator[str | None]:
     """Yield the names of all files in a folder, and in those below; None at the end if there are more folders."""
     todo, is_all = [("", 0)], True
+    seen = {_identity(folder.path)}
     for place, depth in todo:  # which grows
         files, folders = folder.names(place)
         yield from (f"{place}/{name}".lstrip("/") for name in files)
         below = [f"{place}/{name}".lstrip("/") for name in folders]
-        if depth >= _DEEPEST_LINK:
-            below = [one for one in below if not folder.is_link(one)]
+        below = [one for one in below if not _is_back(folder, one, seen)]
         room = _MOST_FOLDERS - len(todo) if depth < _DEEPEST else 0
         is_all = is_all and len(below) <= room
         todo += ((one, depth + 1) for one in below[:room])
     if not is_all:
         yield None
+
+
+def _is_back(folder: FolderSource, name: str, seen: set[tuple[int, int] | str | None]) -> bool:
+    """Say whether a folder is a link to what was ``seen``, which it is added to: links may go round in circles."""
+    found = _identity(os.path.join(folder.path, name))  # noqa: PTH118 - a name
+    is_back = found in seen and folder.is_link(name)
+    seen.add(found)
+    return is_back
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:

@@ -7,19 +7,18 @@ Nothing is looked up or called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.usual_names import is_expected
+from ckptool.checking.usual_names import has_settings, is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grades
+from ckptool.pickles import grades, grading
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.nodes import Call
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan, holds_none, scan_around
 from ckptool.sources import paths
@@ -33,22 +32,35 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     ``scans`` are those of its streams.
     """
     search = Search(limits)
-    for stream, scanned, calls in zip(checkpoint.streams, scans, _calls(checkpoint), strict=False):
+    asks = any(grading.is_call(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
+    for stream, scanned, pickles in zip(checkpoint.streams, scans, _pickles(checkpoint), strict=False):
         plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
-        if plain and scanned.split_frame is None:
+        if asks:
+            search.stream(stream, stream.record)
+        elif plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
-            search.read(stream, calls, scanned, stream.record)
+            search.read(stream, pickles, scanned, stream.record)
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
     for archive in checkpoint.archives[-1:]:
         search.programs(archive)
+    _settings(search, checkpoint)
     if checkpoint.archives:
         _beside(search, checkpoint)
-    if checkpoint.rest is not None:
-        search.behind(checkpoint.source, checkpoint.rest)
+    for stream in checkpoint.streams:
+        if stream.rest is not None:
+            search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
+
+
+def _settings(search: Search, checkpoint: Checkpoint) -> None:
+    if has_settings(checkpoint):
+        from ckptool.formats.runnable.programs import settings  # few have some
+
+        for act in chain.from_iterable(map(settings, checkpoint.archives[:-1])):
+            search.keep(act)
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
@@ -65,11 +77,9 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
         search.ending(source, is_read=id(source) in read)
 
 
-def _calls(checkpoint: Checkpoint) -> Iterator[Iterable[tuple[Call, int]] | None]:
-    """Yield what the pickles of each stream call, and where, as far as it is known."""
-    pickles = checkpoint.pickles
-    known = chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles)
-    return chain((known if pickles else None,), repeat(None))
+def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
+    """Yield the pickles of each stream, as far as they are known."""
+    return chain((checkpoint.pickles,), repeat(()))
 
 
 def quick(checkpoint: Checkpoint) -> Survey:
@@ -79,13 +89,14 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
+        _settings(search, one)
         if one.traits.program:
             for archive in one.archives[-1:]:
                 search.programs(archive, one.member or "" if one is not checkpoint else "")
-        for stream, calls in zip(one.streams, _calls(one), strict=False):
+        for stream, pickles in zip(one.streams, _pickles(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.read(stream, calls, _scanned(stream, () if calls is None else one.pickles), record)
+                search.read(stream, pickles, _scanned(stream, pickles), record)
     return search.survey()
 
 

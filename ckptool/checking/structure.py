@@ -305,7 +305,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     for one in members:
         members += one.inside.values()
     streams = [stream for member in members for stream in member.streams]
-    has_program = any(member.traits.program for member in members)
+    has_program = any(member.traits.program or usual_names.has_settings(member) for member in members)
     if not has_program and all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names

@@ -6,7 +6,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Stream
+from ckptool.formats.runnable import SETTINGS
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.weights_only import ALLOWED, PYTHON_2, each
 
@@ -53,3 +55,8 @@ def is_usual(module: str, name: str) -> bool:
     """Say whether ``module.name`` only makes a container, a number, an array, a tensor, or an object of torch's own."""
     full = f"{'copyreg' if module == 'copy_reg' else PYTHON_2.get(module, module)}.{name}"
     return full in ALLOWED or full in _USUAL or re.fullmatch(_CLASS_OF_TORCH, full) is not None
+
+
+def has_settings(checkpoint: Checkpoint) -> bool:
+    """Say whether settings lie beside a checkpoint in an archive, whose loader calls what they name."""
+    return any(name.endswith(SETTINGS) for archive in checkpoint.archives[:-1] for name in archive)

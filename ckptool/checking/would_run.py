@@ -10,7 +10,7 @@ from ckptool.checking.safety import references
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.messages import counted, show, some
-from ckptool.pickles.dangerous_names import NATIVE, SOURCE
+from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE
 from ckptool.pickles.grades import is_plain
 from ckptool.pickles.weights_only import is_allowed
 
@@ -18,7 +18,7 @@ AskAdvice: TypeAlias = Callable[[], Advice | None]
 """To find what helps takes a while, and most files need none."""
 
 _SHOWN = 3
-_LOADERS = "torch.jit.load(), torch.export.load() and what calls the model"
+_LOADERS = "torch.jit.load(), torch.export.load(), NeMo's restore_from() and what calls the model"
 _DATA = "only makes data"
 _TRUST = "Unpickle it only if you trust where it comes from."
 
@@ -70,10 +70,15 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
             *(advice() or Advice(_TRUST)),
         )
     brought = [act for act in survey.of("code") if act.how == "runs"]
-    for why, what in ((SOURCE, "source code in modules"), (NATIVE, "native code in folders")):
+    kinds = {
+        SOURCE: "source code in modules that it holds",
+        NATIVE: "native code in folders that it holds",
+        SETTINGS: "what its settings name",
+    }
+    for why, what in kinds.items():
         places = dict.fromkeys(act.name for act in brought if act.why == why)
         if places:
-            fact = f"its loader runs {what} that it holds: {some(list(places))}"
+            fact = f"its loader runs {what}: {some(list(places))}"
             yield Finding("CK217", "warning", fact, "Load it only if you trust where it comes from.")
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
@@ -127,11 +132,13 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
         return f"{opens}, which {runs}; ckptool runs nothing"
     if traits.loader == "torch.load":
         ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
+        others = "with weights_only=False, or by pickle.load(), it"
     else:
         ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
+        others = "unpickling a part of it by itself"
     if programs:
         ways[-1] += f", which has {some(programs, 1)}"
-    ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
+    ways.append(f"{others} {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
 
 

@@ -140,8 +140,6 @@ class Checkpoint:
         """Names that the weights should have, and that have no values in any of its files."""
         self.unmerged = parsed.unmerged
         """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
-        self.rest = parsed.rest
-        """Where bytes of the source begin that stand behind what is loaded; None if none do."""
         self.damage = parsed.damage
         """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
         self.members = parsed.members

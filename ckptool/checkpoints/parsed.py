@@ -70,6 +70,8 @@ class Stream(NamedTuple):
     """Whether it is an index, whose own classes every one of its kind asks for."""
     has_arrays: bool = False
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
+    rest: int | None = None
+    """Where bytes of the source begin that stand behind what is loaded with it; None if none do."""
 
     def inside(self, file: str) -> "Stream":
         """Return it as one of a file that is one of several, or a member: ``FILE::RECORD``."""
@@ -127,8 +129,6 @@ class Parsed(NamedTuple):
     recorded: Recorded = Recorded()
     class_sources: "tuple[ClassSource, ...]" = ()
     notes: tuple[str, ...] = ()
-    rest: int | None = None
-    """Where bytes begin that stand behind what is loaded."""
     damage: str | None = None
     member: str | None = None
     members: "tuple[Member, ...]" = ()

@@ -17,6 +17,7 @@ _NARROWEST_ON: Final = 80
 _WIDEST: Final = 256
 """Longer cells stand out of their column, which would otherwise be as wide in every line."""
 _GAP: Final = 2
+_ROWS_AT_ONCE: Final = 1 << 10
 
 
 class Table(NamedTuple):
@@ -41,12 +42,26 @@ def plain_table(table: Table, width: int | None) -> Iterator[str]:
         widths = [widths[0], *(min(room, width // 2) for room in widths[1:])]
         excess = sum(widths) + _GAP * (len(widths) - 1) - width
         widths[0] = max(min(widths[0], _narrowest(width)), widths[0] - max(0, excess))
-    for row in (table.headers, *table.rows):
-        cells = [
-            padded(cut_middle(cell, room) if width else cell, room, right=number)
-            for cell, room, number in zip(row, widths, table.numbers, strict=True)
-        ]
-        yield (" " * _GAP).join(cells).rstrip()
+    yield from _aligned([table.headers], widths, table.numbers, is_cut=width is not None)
+    for begin in range(0, len(table.rows), _ROWS_AT_ONCE):
+        yield from _aligned(table.rows[begin : begin + _ROWS_AT_ONCE], widths, table.numbers, is_cut=width is not None)
+
+
+def _aligned(rows: Sequence[Row], widths: Sequence[int], numbers: Sequence[bool], *, is_cut: bool) -> Iterator[str]:
+    """Yield a line for each row: by columns, which takes a third of what single cells would."""
+    columns = [
+        _padded_column(cells, room, right=number, is_cut=is_cut)
+        for cells, room, number in zip(zip(*rows, strict=True), widths, numbers, strict=True)
+    ]
+    gap = " " * _GAP
+    for row in zip(*columns, strict=True):
+        yield gap.join(row).rstrip()
+
+
+def _padded_column(cells: Row, room: int, *, right: bool, is_cut: bool) -> Iterable[str]:
+    if not "".join(cells).isascii() or (is_cut and max(map(len, cells)) > room):
+        return [padded(cut_middle(cell, room) if is_cut else cell, room, right=right) for cell in cells]
+    return [cell.rjust(room) for cell in cells] if right else [cell.ljust(room) for cell in cells]
 
 
 def fitted(
@@ -80,7 +95,8 @@ def _in_order(table: Table, spare: Sequence[str], spare_if_same: Sequence[str]) 
 
 
 def _widths(table: Table) -> list[int]:
-    return [max(map(_cells, column)) for column in zip(table.headers, *table.rows, strict=True)]
+    columns = zip(table.headers, *table.rows, strict=True)
+    return [max(map(len if "".join(column).isascii() else _cells, column)) for column in columns]
 
 
 def _narrowest(width: int) -> int:

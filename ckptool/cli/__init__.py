@@ -61,7 +61,10 @@ class _Command(Verbs):
 @click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="ckptool")
 @click.option(
-    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colours: auto is on a terminal."
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colours; auto uses them on a terminal.",
 )
 @click.pass_context
 def cli(ctx: click.Context, *, color: str) -> None:

@@ -54,13 +54,13 @@ CODES_SCHEMA = "ckptool.codes/1"
     metavar="WHAT",
     callback=lambda _, __, value: _conditions(value),
     shell_complete=choices(lambda: CONDITIONS),
-    help="Exit 1 only for this: a code (CK205), or a grade (code, system) or severity (info, warning, error) or worse. "
-    "Repeatable; by default: warning.",
+    help="Exit with 1 only for a code (CK205), or for a grade (code, system) or severity (info, warning, error) and "
+    "all that is worse. Repeatable; by default: warning.",
 )
 @click.option(
     "--explain",
     metavar="TEXT",
-    help="Explain an error message and, if FILE is given, what in it is the cause; '-' reads TEXT from stdin.",
+    help="Explain an error message and, if FILE is given, say what in it is the cause; '-' reads TEXT from stdin.",
 )
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")

@@ -30,7 +30,7 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
 @click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
 def completion(shell: str | None) -> None:
     """
-    Print what makes a shell complete verbs, options and files.
+    Print the code with which a shell completes verbs, options and files.
 
     Without a name, it is for the shell that you use ($SHELL). Put the line for your shell, below, into the file that
     the shell reads when it starts.

@@ -25,7 +25,8 @@ def devices(*, as_json: bool) -> None:
     """
     Show what torch sees on this machine.
 
-    Every device with its name, free and total memory and compute capability; if CUDA is missing, why. Needs torch.
+    Lists every device with its name, free and total memory and compute capability. Says why if CUDA is missing. Needs
+    torch.
     """
     from ckptool.torch_ops import devices as torch_devices
 

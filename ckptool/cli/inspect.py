@@ -62,7 +62,7 @@ from ckptool.formats import open_checkpoint
     "--source",
     "show_source",
     is_flag=True,
-    help="Print only the source code of classes that old files carry.",
+    help="Print only the source code of classes that is in old files.",
 )
 @click.option(
     "--digest", is_flag=True, help="Read the weights, and print their digest: equal weights have the same in any form."

@@ -86,7 +86,7 @@ class _InOrder(RayCommand):
     "--rename-file",
     multiple=True,
     type=click.File(encoding="utf-8"),
-    help="One RE=REPL a line; # begins a comment. Repeatable.",
+    help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
 @click.option("--include", multiple=True, metavar="GLOB", help="Take only names that match. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match. Repeatable.")
@@ -115,13 +115,13 @@ class _InOrder(RayCommand):
 @click.option(
     "--keep-calls",
     is_flag=True,
-    help="Keep calls that reach the system on unpickling; in a state dict, all that torch.load() refuses, too.",
+    help="Keep calls that reach the system when unpickled; in a state dict, all others that torch.load() refuses, too.",
 )
 @click.option(
     "--allow-empty", is_flag=True, help="Allow an --include that matches nothing, and a result without tensors."
 )
 @click.option(
-    "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
+    "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
 )
 @click.option(
     "--model",
@@ -150,7 +150,7 @@ class _InOrder(RayCommand):
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
 @click.option("--no-reflink", is_flag=True, help="Copy tensors even where the file system could share their bytes.")
 @click.option("--deep", is_flag=True, help="With --in-place, compare the checksums of all tensors first.")
-@click.option("--compact", is_flag=True, help="With --in-place, replace SRC by a copy without what nothing refers to.")
+@click.option("--compact", is_flag=True, help="With --in-place, replace SRC by a copy without what is no longer used.")
 @click.option("--no-verify", is_flag=True, help="Do not read the result back, and do not compare SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @brief_option
@@ -160,7 +160,7 @@ class _InOrder(RayCommand):
 @far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
-    Write a checkpoint again: other device, form or names.
+    Write a checkpoint for another device, in another form or with other names.
 
     Nothing in SRC runs. Without --in-place, SRC is only read; it is replaced only if you name it as DST, with --force.
     DST, a file or a folder, appears when it is complete, read back and compared. Without DST, the result is written
@@ -169,7 +169,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
 
-    With --in-place no tensor is read or moved, and readers meet the old file, the new one or an error. After a crash,
+    With --in-place no tensor is read or moved, and readers get the old file, the new one or an error. After a crash,
     'ckptool recover SRC' makes it what it was.
 
     Exit code 1: refused, because it would lose something; 2: could not be done.

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.cli.on_ray import Lost, OnRay
 from ckptool.errors import CkptoolError, OutputExists
@@ -22,6 +22,10 @@ from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import is_far, shown_path
 
 Outcome: TypeAlias = MigrationReport | CkptoolError
+
+
+_TRIES: Final = 4
+"""Of one file of a folder: machines that others may take away are lost more often than processes."""
 
 
 class FileWriters:
@@ -35,11 +39,12 @@ class FileWriters:
         Yield what was written, in the order in which it is done.
 
         Raises:
-            CkptoolError: Two workers ended at one job, workers cannot run this package, or what a job raises.
+            CkptoolError: Workers ended at one job again and again, cannot run this package, or what a job raises.
         """
-        for job, written in self._ray.map(_write, jobs, folder=lambda job: _is_relative(job.order.source)):
+        found = self._ray.map(_write, jobs, folder=lambda job: _is_relative(job.order.source), tries=_TRIES)
+        for job, written in found:
             if isinstance(written, Lost):
-                fact = f"{job.name!r} was not written: twice, {written.message}"
+                fact = f"{job.name!r} was not written: {_TRIES} times, {written.message}"
                 raise CkptoolError(fact, kind=written.kind, path=job.order.folder)
             tell(job.number, written.nbytes, written.nbytes if job.order.verifies else 0)
             yield written

@@ -1,4 +1,4 @@
-"""The worker processes of ``migrate``: each writes files of one folder; one that dies has its file written again."""
+"""The worker processes of ``migrate``, which share the files of one folder; if one dies, its file is written again."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("--anonymous", {"is_flag": True, "help": "Use no keys: for what everybody may read."}),
     (
         "--connections",
-        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 8 MiB at once; by default 16."},
+        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 6 MiB at once; by default 16."},
     ),
     ("--download", {"is_flag": True, "help": "Fetch into a temporary file what https:// gives only as a whole."}),
 )

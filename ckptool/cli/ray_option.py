@@ -28,4 +28,6 @@ class RayCommand(click.Command):
 
 def ray_option(what: str) -> Callable[[F], F]:
     """Return what adds ``--ray`` to a ``RayCommand``."""
-    return click.option("--ray", metavar="[ADDRESS]", help=f"{what} on Ray: at ADDRESS, or one that is started here.")
+    return click.option(
+        "--ray", metavar="[ADDRESS]", help=f"{what} on Ray: the one at ADDRESS, or one that is started here."
+    )

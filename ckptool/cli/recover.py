@@ -1,4 +1,4 @@
-"""``ckptool recover``: make a file what it was before an edit in place that did not end."""
+"""``ckptool recover``: undo an edit in place that was cut off."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ckptool.migration.recover import recover as recover_file
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 def recover(files: tuple[str, ...]) -> None:
     """
-    Make a file what it was before 'migrate --in-place' was cut off.
+    Undo a 'migrate --in-place' that was cut off.
 
-    What the edit had overwritten is in a journal beside the file, '.FILE.ckptool-undo'. It is written back, and the
-    journal is removed. A file that is being edited now is left alone, and so is one without a journal.
+    The bytes that the edit overwrote are in a journal beside the file, '.FILE.ckptool-undo'. They are written back, and
+    the journal is removed. A file that is being edited now is left alone, and so is one without a journal.
 
     Exit code 1: refused; 2: could not be done.
     """

@@ -63,10 +63,10 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
     """
     Write a page to look at: what is in a checkpoint, or where two differ.
 
-    The page is one file of HTML that needs no network. It shows what the file is, what is notable about it with
+    The page is one file of HTML that needs no network. It shows what the file is, what is notable about it, with
     commands to copy, its modules by size, and all tensors in a table to search and sort. With OTHER, it shows what
     differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
-    is there, the page says why.
+    exists, the page says why.
     """
     asked = _Asked(**options)
     if other is None and (asked.key_a or asked.key_b or asked.ignore_wrappers):

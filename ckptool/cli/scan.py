@@ -17,7 +17,7 @@ from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
-from ckptool.cli.targets import Listing
+from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint, OutputFailed
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from ckptool.cli.scan_ray import Fleet
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
-_OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
-"""Errors that only say that a file is something else."""
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
 
 CONNECTIONS: Final = 64
-_CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTIONS}."
+_CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 
 
 @click.command(cls=RayCommand)
@@ -51,10 +49,14 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
     "listed",
     type=click.File("rb"),
     metavar="LIST",
-    help="Also take the paths in the file LIST, one on a line.",
+    help="Also take the paths in the file LIST, one on each line.",
 )
 @click.option(
-    "-o", "--output", type=AnyPath(), metavar="FILE", help="Append lines to FILE, and skip what it has already."
+    "-o",
+    "--output",
+    type=AnyPath(),
+    metavar="FILE",
+    help="Append lines to FILE, and skip checkpoints that it already has.",
 )
 @click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
@@ -62,7 +64,7 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
     "--digest", is_flag=True, help="Read the weights, and add their digest: equal weights have the same in any form."
 )
 @click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
-@click.option("--parquet", is_flag=True, help="At the end, also write tables of what -o and --tensors have.")
+@click.option("--parquet", is_flag=True, help="At the end, also write the files of -o and --tensors as tables.")
 @click.option(
     "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes to use; by default as many as cores."
 )
@@ -76,8 +78,8 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     Print a line of JSON for every checkpoint in folders and below.
 
     PATH is a folder, a checkpoint of any kind, an address of either, or '-' for a list of them on standard input.
-    Nothing in them runs. A file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means
-    that a file could not be opened.
+    Nothing in them runs. A file that cannot be opened has a line that says why, and does not stop the scan. Exit code 2
+    means that a file could not be opened.
     """
     lists = [listed] if listed is not None else []
     if "-" in paths:
@@ -219,7 +221,7 @@ class _Run:
         row = json.loads(line)
         error = row["error"]
         self._listing.add(row["beside"] or ())
-        is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
+        is_other = error and means_other(error["type"], error["kind"]) and not is_meant and row["grade"] == "unknown"
         if is_other and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])

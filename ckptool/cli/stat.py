@@ -40,7 +40,7 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 @click.option(
     "--depth",
     type=click.IntRange(0),
-    help="Take tensors together whose names have this many first components in common.",
+    help="Print one row for all tensors whose names share this many first components.",
 )
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
@@ -51,9 +51,9 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     """
     Say what the values of each tensor are like.
 
-    Mean, deviation, range, norm, zeros, NaN and infinities, and how values spread from the least to the largest in
-    eight equal parts. All of a tensor is read, piece by piece. Complex values count as two; quantised ones as their
-    integers. Needs numpy, and no torch. Exit code 2 means that a file could not be read.
+    Shows mean, deviation, range, norm, zeros, NaN and infinities, and a histogram of eight equal parts from the least
+    value to the largest. All values are read, piece by piece. A complex value counts as two; a quantised one as its
+    integer. Needs numpy, but not torch. Exit code 2 means that a file could not be read.
     """
     check_one_form(options)
     selection = selection_of(options)

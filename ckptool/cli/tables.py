@@ -6,6 +6,7 @@ bidirectional marks, zero-width and private characters, lone surrogates).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,6 +47,12 @@ class Column(NamedTuple):
     """The value for programs, where its text is for people."""
 
 
+@lru_cache(maxsize=1 << 10)
+def _list_text(numbers: tuple[int, ...]) -> str:
+    """Return sizes or strides as a list: layers have the same ones again and again."""
+    return str(list(numbers))
+
+
 def _dtype(_name: str, info: TensorInfo, _related: Related) -> str:
     what = info.subclass or info.layout
     return info.dtype.name if what == "strided" else f"{info.dtype.name} ({show(what[:_LONGEST])})"
@@ -70,7 +77,9 @@ def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
 
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
-    "shape": Column("shape", False, lambda _name, info, _related: str(list(info.shape)), lambda info: list(info.shape)),
+    "shape": Column(
+        "shape", False, lambda _name, info, _related: _list_text(info.shape), lambda info: list(info.shape)
+    ),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
     "parameters": Column("parameters", True, lambda _name, info, _related: f"{info.numel:,}", lambda info: info.numel),
@@ -81,7 +90,7 @@ COLUMNS: dict[str, Column] = {
         "bytes", True, lambda _name, info, _related: str(info.total_nbytes), lambda info: info.total_nbytes
     ),
     "stride": Column(
-        "stride", False, lambda _name, info, _related: str(list(info.stride)), lambda info: list(info.stride)
+        "stride", False, lambda _name, info, _related: _list_text(info.stride), lambda info: list(info.stride)
     ),
     "storage": Column("storage", False, lambda _name, info, _related: show(info.storage.key) if info.storage else "-"),
     "storage_offset": Column(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.errors import CkptoolError, NotACheckpoint
 from ckptool.messages import counted
 from ckptool.sources.naming import is_far, shown_path
 
@@ -30,7 +30,12 @@ class Target(NamedTuple):
 
     def passes_over(self, error: CkptoolError) -> bool:
         """Say whether an error only means that a file among many is something else."""
-        return not self.is_meant and isinstance(error, NotACheckpoint | UnknownFormat)
+        return not self.is_meant and means_other(type(error).__name__, error.kind)
+
+
+def means_other(error: str | None, kind: str) -> bool:
+    """Say whether an error of this class and kind means that a file with any name is no checkpoint."""
+    return error in ("NotACheckpoint", "UnknownFormat") or kind == "empty"
 
 
 def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:

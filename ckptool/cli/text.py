@@ -1,4 +1,4 @@
-"""Print text for people: errors as every verb says them, and colours where a terminal shows them."""
+"""The text of an error, as every verb prints it; and text for people, in colours where a terminal shows them."""
 
 from __future__ import annotations
 

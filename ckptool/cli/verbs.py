@@ -75,7 +75,7 @@ EXAMPLES: Final = {
         "ckptool scan runs -o runs.jsonl              a line of JSON for each checkpoint below",
         "ckptool scan runs --digest -o runs.jsonl     which are copies of each other",
         "ckptool scan s3://models -o models.jsonl     those in a bucket, many at once",
-        "find / -name '*.pt' | ckptool scan -         those that something else has found",
+        "find / -name '*.pt' | ckptool scan -         those that another program has found",
     ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',
@@ -86,12 +86,12 @@ EXAMPLES: Final = {
         "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
-        "ckptool migrate big.pth --to cpu --in-place  the file itself, in no time",
+        "ckptool migrate big.pth --to cpu --in-place  the file itself, without a copy",
     ),
     "recover": ("ckptool recover model.pth                    undo an edit that was cut off",),
     "completion": (
         'eval "$(ckptool completion bash)"            in ~/.bashrc',
-        'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',
+        'eval "$(ckptool completion zsh)"             in ~/.zshrc, after compinit',
         "ckptool completion fish | source             in ~/.config/fish/config.fish",
     ),
 }

@@ -60,6 +60,8 @@ def read(probe: Probe) -> Parsed:
     notes = [*pickled.notes]
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
+    rest = pickled.end if pickled.end < probe.source.nbytes else None
+    stream = Stream("", probe.source, 0, pickled.end, pickled.globals, pickled.blocks, has_arrays=True, rest=rest)
     return Parsed(
         probe.source,
         NAME,
@@ -68,9 +70,8 @@ def read(probe: Probe) -> Parsed:
         root=pickled.root,
         pickles=(pickled,),
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, pickled.end, pickled.globals, pickled.blocks, has_arrays=True),),
+        streams=(stream,),
         notes=tuple(notes),
-        rest=pickled.end if pickled.end < probe.source.nbytes else None,
     )
 
 

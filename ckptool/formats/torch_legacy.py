@@ -73,10 +73,9 @@ def read(probe: Probe) -> Parsed:
         root=stream.tree.root,
         pickles=stream.pickles,
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
+        streams=(Stream("", probe.source, 0, stream.start, stream.globals, rest=stream.end if rest else None),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
-        rest=stream.end if rest else None,
     )
 
 
@@ -245,10 +244,30 @@ class LegacyStream:
         )
 
 
+def end_of_stream(source: Source, at: int, limits: Limits) -> int:
+    """
+    Return where the stream that begins at byte ``at`` ends, behind its storages; 0 if it is truncated.
+
+    Raises:
+        CkptoolError: What its pickles say of the storages cannot be read.
+    """
+    try:
+        return at + LegacyStream(SliceSource(source, at, source.nbytes - at), limits).end
+    except TruncatedFile:
+        return 0
+
+
 def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
-    """Return the source that the stream carries for each class: ``(class, file, source)``."""
+    """
+    Return the source that the stream carries for each class: ``(class, file, source)``.
+
+    Raises:
+        MalformedFile: An object stands where a class should: what it says of itself, ``torch.load`` would act upon.
+    """
     found: dict[str, ClassSource] = {}
     for node in tree.persistent_ids:
+        if nodes.sourced_object(node.pid):
+            raise MalformedFile("the id of a class has an object in the place of the class", kind="malformed-legacy")
         sourced = nodes.sourced_class(node.pid)
         if sourced and isinstance(sourced[1], str) and isinstance(sourced[2], str):
             name = nodes.class_name(sourced[0])

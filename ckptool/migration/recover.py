@@ -9,7 +9,7 @@ from ckptool.migration.output.editing import roll_back
 
 def recover(path: str | os.PathLike[str]) -> int:
     """
-    Make a file what it was before ``migrate(path, in_place=True)`` was cut off, from the journal beside it.
+    Undo a ``migrate(path, in_place=True)`` that was cut off, from the journal beside the file.
 
     Return how many bytes were written back: 0 where the edit had not begun. If ``recover`` is cut off, call it again.
 

@@ -2,22 +2,34 @@
 What a pickle does, judged by the calls in the tree that was read from it.
 
 That is enough for nearly all files: they call what is known by its name, and change no more than what they have made.
-Where there is more to it than that, ``tracer`` has to follow the pickle.
+Where a name is asked for that harmless calls could be given to call, all arguments and states are looked at as well.
+Where there is more to it than that, ``tracer`` has to follow the pickle. The tree holds all that the tracer sees at any
+moment, and maybe more that came later; so what is not found in it is not found there either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptool.pickles import changing, grading, nodes, results
+from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
-from ckptool.pickles.nodes import Call, Dict, Global
+from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs
+from ckptool.pickles.plain_names import STATELESS
+from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import may_hold_pickles
 from ckptool.pickles.verdicts import Verdict
 
+if TYPE_CHECKING:
+    from ckptool.pickles.reader import Pickle
+
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
+_TEXT: Final = frozenset((str,))
+_NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
+"""Arguments that hold nothing."""
 _NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
 """Types of values that do nothing as a method of what has them."""
 
@@ -31,85 +43,145 @@ class Told(NamedTuple):
     times: int
 
 
-def told(names: Iterable[Global], calls: Iterable[tuple[Call, int]]) -> list[Told] | None:
-    """
-    Return what a pickle comes to, in order; None where it has to be followed.
+class Unclear(Exception):
+    """The pickle has to be followed."""
 
-    ``names`` and ``calls`` are all that it asks for, and all that it calls, each with its offset.
+
+class _Wary(Exception):
+    """A name was met that harmless calls may be given."""
+
+
+def told(names: Iterable[Global], pickles: Sequence[Pickle]) -> tuple[list[Told], bool]:
     """
+    Return what pickles come to, in order, and whether they ask for a name that harmless calls may be given.
+
+    ``names`` are all that they ask for.
+
+    Raises:
+        Unclear: They have to be followed.
+    """
+    try:
+        return _told(names, pickles, None), False
+    except _Wary:
+        return _told(names, pickles, Looks()), True
+
+
+def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | None) -> list[Told]:
     found: dict[tuple[str, str], Told] = {}
-    done = {id(name) for name in names if grading.is_done(name.module, name.name)}
 
-    def note(offset: int, verdicts: Iterable[Verdict]) -> bool:
+    def note(offset: int, verdicts: Iterable[Verdict], times: int = 1) -> None:
         for one in verdicts:
-            if grading.is_wary(one):
-                return False  # what it is given, and what becomes of the result, decides
-            known = found.get((one.how, one.name)) or Told(offset, one, 0)
-            found[one.how, one.name] = known._replace(times=known.times + 1)
-        return True
+            if looks is None and grading.is_wary(one):
+                raise _Wary  # what it is given, and what becomes of the result, decides
+            known = found.get((one.how, one.name))
+            first = known if known is not None and known.offset <= offset else Told(offset, one, 0)
+            found[one.how, one.name] = first._replace(times=times + (known.times if known is not None else 0))
 
+    done = {id(name) for name in names if grading.is_done(name.module, name.name)}
+    is_any_stateless = any(reaching.canonical(name.module, name.name) in STATELESS for name in names)
     for name in names:
-        if not note(name.offset, grading.judge(Effect("refers", name, None, name.offset), None)):
-            return None
-    known: dict[tuple[int, str], list[Verdict]] = {}
-    plain_states: set[int] = set()
-    for call, offset in calls:
-        if not _is_plain(call, plain_states):
-            return None
-        if id(call.func) in done:
-            continue
-        key = (id(call.func), call.how)
-        its = known.get(key) if call.args == () and call.kwargs is None else None
-        if its is None:
-            its = _of_call(call, offset)
-            if its is None:
-                return None
-            if call.args == () and call.kwargs is None:
-                known[key] = its
-        if not note(offset, its):
-            return None
+        note(name.offset, _referred(name.module, name.name))
+    asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
+    if looks is not None and reaching.passed(asked, looks) is not None:
+        raise Unclear
+    bare: dict[tuple[int, CallKind, int], int] = {}
+    """How often each call was met that is given nothing; what it comes to is asked for once."""
+    states: set[int] = set()
+    firsts: list[tuple[int, list[Verdict], tuple[int, CallKind, int]]] = []
+    for call, offset in chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles):
+        if call.state is not None or call.items or call.pairs:
+            _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
+        if call.kwargs is None and call.args in _NOTHING:
+            key = (id(call.func), call.how, len(call.args))
+            if key in bare:
+                bare[key] += 1
+            elif key[0] not in done:
+                bare[key] = 1
+                firsts.append((offset, _of_call(call, offset, looks), key))
+        elif looks is not None or id(call.func) not in done:
+            note(offset, _of_call(call, offset, looks))
+    for offset, verdicts, key in firsts:
+        note(offset, verdicts, bare[key])
     return sorted(found.values(), key=lambda one: one.offset)
 
 
-def _of_call(call: Call, offset: int) -> list[Verdict] | None:
-    """Return what a call comes to; None where what it gives is to be followed, or is called."""
+@lru_cache(maxsize=1 << 12)
+def _referred(module: str, name: str) -> tuple[Verdict, ...]:
+    return tuple(grading.judge(Effect("refers", Global(module, name), None, 0), None))
+
+
+def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
+    """Return what a call comes to, if what it gives need not be followed, nor is called."""
     func = nodes.global_of(call.func)
     if func is None:
-        return None
+        raise Unclear
     effect = _effect(call, offset)
     known = results.result(effect)
-    if known is not None:
-        return [] if type(known) is bytes else None
+    if type(known) is bytes:
+        return []
+    if known is not None and not _is_dull_method(effect, known):
+        raise Unclear
     if type(call.args) is tuple and len(call.args) == 1 and type(call.args[0]) is Call:
         inner = results.result(_effect(call.args[0], offset))
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
-        return [] if may_hold_pickles(effect.arguments[0]) else None
-    if call.state is not None and changing.keeps_calls(func):
-        return None
-    return list(grading.judge(effect, None))
+        if not may_hold_pickles(effect.arguments[0]):
+            raise Unclear
+        return []
+    if looks is None and call.state is not None and changing.keeps_calls(func):
+        raise _Wary
+    found = list(grading.judge(effect, looks))
+    if looks is None and known is not None:
+        raise _Wary
+    if looks is not None and any(one.grade == "system" for one in found):
+        raise Unclear
+    return found
+
+
+def _is_dull_method(effect: Effect, known: Inert) -> bool:
+    """Say whether what a call gives is a method of an object that the file makes, of no class that is known."""
+    holder = effect.arguments[0]
+    made = nodes.global_of(holder.func) if type(holder) is Call else None
+    if made is None or type(known) is not Global:
+        return False
+    if known.module != made.module or known.name != f"{made.name}.{effect.arguments[1]}":
+        return False  # it has got something under that name
+    name = reaching.canonical(known.module, known.name)
+    return reaching.package_of(name) not in changing.KNOWN and reaching.reaching(name, known.name) is None
 
 
 def _effect(call: Call, offset: int) -> Effect:
     return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, offset, call.kwargs)
 
 
-def _is_plain(call: Call, known: set[int]) -> bool:
+def _look_at_changes(call: Call, known: set[int], looks: Looks | None, *, is_any_stateless: bool) -> None:
     """
-    Say whether a state sets attributes whose names are text and mean nothing to Python, and items are of a container.
+    Look whether a state sets attributes whose names are text and mean nothing to Python, and items are of a container.
 
     ``known`` gets the states that were looked at.
     """
     if (call.items or call.pairs) and not changing.takes(call, "adds"):
-        return False
+        raise Unclear
     state = call.state
-    if state is None or id(state) in known:
+    if state is None:
+        return
+    if is_any_stateless and not changing.takes(call, "sets"):
+        raise Unclear
+    if id(state) not in known:
+        known.add(id(state))
+        for part in state if type(state) is tuple and len(state) == 2 else (state,):
+            if (type(part) is Dict or type(part) is Call) and part.pairs and not _is_dull(part.pairs):
+                raise Unclear
+    if looks is not None and next(changing.state_given(call, state, looks), None) is not None:
+        raise Unclear
+
+
+def _is_dull(pairs: Pairs) -> bool:
+    keys = [key for key, _ in pairs]
+    if not _TEXT.issuperset(map(type, keys)):
+        return False
+    if _SPECIAL.isdisjoint(keys):
         return True
-    known.add(id(state))
-    parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return all(
-        type(key) is str and (key not in _SPECIAL or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED))
-        for part in parts
-        if type(part) is Dict or type(part) is Call
-        for key, value in part.pairs or ()
+        key not in _SPECIAL or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED) for key, value in pairs
     )

@@ -9,7 +9,7 @@ from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import Effect, How, Unfollowed
-from ckptool.pickles.nodes import Call, Dict, Global, Pairs, PersistentId
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import Verdict, cut_text, is_system
 
@@ -33,24 +33,37 @@ def change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         return
     if not isinstance(target, Call):
         return  # what has no attributes, and no methods that are not known
-    name = nodes.class_name(target)
     if target.state is not None or not takes(target, effect.how):
         # As no pickler writes it: their objects get items before the state, if they are of a class that has some.
-        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: f"{name} gets {cut_text(given)}")
+        yield _unfollowed(target, effect.how, given)
+    elif effect.how == "sets":
+        yield from state_given(target, given, looks)
+
+
+def _unfollowed(target: Call, how: How, given: Inert) -> Verdict:
+    name = nodes.class_name(target)
+    return Verdict("system", name, how, table.UNFOLLOWED, lambda: f"{name} gets {cut_text(given)}")
+
+
+def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Verdict]:
+    """Yield what it comes to that an object, which has no state yet, gets one."""
+    if not takes(target, "sets"):
+        yield _unfollowed(target, "sets", state)
         return
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
-        inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
+    name = nodes.class_name(target)
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], Dict):  # slots are set as attributes
+        inside = next((key for key, _ in state[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
         if inside is not None:
-            yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
-    if looks is None or effect.how != "sets":
+            yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
+    if looks is None:
         return
     func = nodes.global_of(target.func)
-    found = as_method(nodes.state_pairs(given), looks)
+    found = as_method(nodes.state_pairs(state), looks)
     if found is None and func is not None and _uses_state(func):
         name = canonical(func.module, func.name)
-        found = passed((given,), looks)
+        found = passed((state,), looks)
     if found is not None:
-        yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {cut_text(given)}")
+        yield Verdict("system", name, "sets", f"{table.PASSED}: {found}", lambda: f"{name} gets {cut_text(state)}")
 
 
 def as_method(pairs: Pairs, looks: Looks) -> str | None:

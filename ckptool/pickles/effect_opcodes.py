@@ -60,7 +60,7 @@ def _holding(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
         value = tracer.stack[-1]
         if may_hold_pickles(value):
             text = value if isinstance(value, bytes | bytearray) else value.encode("utf-8", "surrogatepass")
-            tracer.listener(Effect("holds", None, value, tracer.base + tracer.pos - len(text)))
+            tracer.hear(Effect("holds", None, value, tracer.base + tracer.pos - len(text)))
 
     return run
 

@@ -4,9 +4,11 @@ The machine that tells what unpickling would do beyond building data, while ``tr
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.scanner import end_of_opcode
@@ -22,6 +24,10 @@ string that may be a pickle, or an archive of some; runs: a program beside the p
 
 
 SPLIT_FRAME = "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
+
+
+INVALID: Final = (IndexError, KeyError, ValueError, TypeError, struct.error)
+"""What an opcode without a valid operand comes to."""
 
 
 class Unfollowed:
@@ -119,7 +125,21 @@ class Tracer(Machine):
             return [*rest[:-1], rest[-1][:-1], b""][:count]
 
     def tell(self, how: How, target: Inert, arguments: Inert = None, keywords: Inert = None) -> Inert:
-        return self.listener(Effect(how, target, arguments, self.base + self.opcode, keywords))
+        return self.hear(Effect(how, target, arguments, self.base + self.opcode, keywords))
+
+    def hear(self, effect: Effect) -> Inert:
+        """
+        Let the listener judge an effect.
+
+        Raises:
+            RuntimeError: It failed: that must not be taken for an opcode without an operand, which ends a pickle.
+        """
+        try:
+            return self.listener(effect)
+        except (Cancelled, LimitExceeded):
+            raise
+        except (CkptoolError, *INVALID) as error:
+            raise RuntimeError(f"{effect.how} at byte {effect.offset:,}: {type(error).__name__}: {error}") from error
 
     def look_up(self, module: str, name: str) -> Global:
         key = (module, name)

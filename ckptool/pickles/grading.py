@@ -7,22 +7,23 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final
 
 from ckptool.pickles import dangerous_names as table
-from ckptool.pickles import nodes, results
+from ckptool.pickles import made_classes, nodes, results
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.grades import Grade, grade_of, is_class, is_known, is_plain
+from ckptool.pickles.made_classes import but_globals, class_gets, is_changer, is_new, names_itself
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.reaching import Looks, canonical, is_maker, is_unknown, package_of, passed, reaching
 from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, is_system
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
-_SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
 _WITH_MAKERS: Final = {
     "torch._tensor._rebuild_from_type": (0, 2),
     "torch._tensor._rebuild_from_type_v2": (0, 2),
@@ -48,6 +49,8 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
+_CALLED_BY_PACKAGES: Final = 2
+"""Parts of the id of what is to be called, before its arguments."""
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
@@ -128,8 +131,30 @@ def _reference(effect: Effect) -> Iterator[Verdict]:
     name = canonical(target.module, target.name)
     if name == _LOADS_BYTES or is_plain(target.module, target.name):
         return
-    reason = reaching(name, target.name)
+    reason = _reason(name, target.name)
     yield Verdict("system" if reason else "code", name, "refers", reason, lambda: name)
+
+
+def _reason(name: str, qualified: str) -> str | None:
+    """
+    Return why a name is told of that is only looked up.
+
+    In a package that is not known, a name in small letters may be that of a class. What is called or kept is told.
+    """
+    reason = reaching(name, qualified)
+    may_be_class = reason == table.THROUGH and qualified.count(".") == 1 and package_of(name) not in KNOWN
+    return None if may_be_class and table.INSIDE.isdisjoint(qualified.split(".")) else reason
+
+
+def _is_literal(name: str, given: tuple[Inert, ...]) -> bool:
+    """Say whether a call gives a value that its arguments show: a number of C, or what dill writes as text."""
+    if name == "_ctypes._unpickle" and len(given) == 2 and isinstance(given[0], Global):
+        state = given[1] if isinstance(given[1], tuple) else ()
+        is_bytes = len(state) == 2 and isinstance(state[0], Dict) and isinstance(state[1], bytes)
+        return is_bytes and not state[0].pairs and str(given[0]) in plain.NUMBERS_OF_C
+    if name != "dill._dill._eval_repr" or len(given) != 1 or not isinstance(given[0], str):
+        return False
+    return re.fullmatch(plain.LITERALS, given[0]) is not None
 
 
 def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -159,7 +184,7 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
-    elif _is_changer(name, named.name) and given and not (_is_new(given[0]) or _names_itself(given)):
+    elif is_changer(name, named.name) and given and not (is_new(given[0]) or names_itself(given)):
         yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
     elif loads_bytes(effect):
@@ -171,67 +196,22 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     """Yield what the call of a name comes to, by the name and by what it is given."""
     name = canonical(named.module, named.name)
     grade, why = _graded(name, named.name, how, given)
+    if (how == "builds" and name in plain.ONLY_BUILT and not given) or (how == "calls" and _is_literal(name, given)):
+        grade, why = "code", None
     if name == "builtins.setattr":  # of what the file has made
         grade, why = "code", None
-    handed = given[1:] if name in _MAKE_ARRAYS else _but_globals(named.name, given)
+    handed = given[1:] if name in _MAKE_ARRAYS else but_globals(named.name, given)
     found = None
     if grade != "system" and looks is not None:
-        found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
-        found = found or as_method(nodes.state_pairs(effect.keywords), looks) or _class_gets(named.name, given)
+        called = _judge_of_handed(name, handed) if how == "calls" else None
+        found = passed((handed, effect.keywords), looks, called)
+        if found is None and called is not None and made_classes.holds_object_made(handed, looks):
+            found = f"an object, {made_classes.BYTE_CODE}"
+        found = found or as_method(nodes.state_pairs(effect.keywords), looks) or class_gets(named, given, looks)
     if found:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: call_text(name, given))
-
-
-def _but_globals(qualified: str, given: tuple[Inert, ...]) -> tuple[Inert, ...]:
-    """Leave out the names of the main program where a function is made, which keeps them: dill writes them so."""
-    if qualified.rpartition(".")[2] not in plain.MAKE_NEW:
-        return given
-    return tuple(one for one in given if not (isinstance(one, Global) and str(one) == "__main__.__dict__"))
-
-
-def _class_gets(qualified: str, given: tuple[Inert, ...]) -> str | None:
-    """Return what reaches the system that a class which the file makes is made by, or gets for a method."""
-    last = qualified.rpartition(".")[2]
-    if last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES:
-        return None
-    maker = nodes.global_of(given[0]) if given and last in plain.MAKE_CLASSES else None
-    name = canonical(maker.module, maker.name) if maker is not None else ""
-    if maker is not None and name not in plain.METACLASSES and not is_class(name) and is_system(name, maker.name):
-        return name
-    parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
-    pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
-    named = [
-        value for key, value in pairs if isinstance(key, str) and key in plain.METHODS and isinstance(value, Global)
-    ]
-    names = (canonical(one.module, one.name) for one in named if is_system(canonical(one.module, one.name), one.name))
-    return next(names, None)
-
-
-def _is_changer(name: str, qualified: str) -> bool:
-    """Say whether a call of this name sets attributes of its first argument."""
-    return name == "builtins.setattr" or qualified.rpartition(".")[2] in plain.CHANGER_NAMES
-
-
-def _is_new(one: Inert) -> bool:
-    """Say whether this is a class, a function or a cell that the file has made, which no other code has."""
-    maker = nodes.global_of(one.func) if isinstance(one, Call) else None
-    if maker is None or not isinstance(one, Call):
-        return False
-    last = maker.name.rpartition(".")[2]
-    if last != "_create_type" or not isinstance(one.args, tuple) or len(one.args) < 4:
-        return last in plain.MAKE_NEW
-    kind = nodes.global_of(one.args[0])
-    name = canonical(kind.module, kind.name) if kind is not None else "builtins"
-    return name in plain.METACLASSES or package_of(name) not in KNOWN
-
-
-def _names_itself(given: tuple[Inert, ...]) -> bool:
-    """Say whether a class of no known package gets a name to be shown by, as dill writes it."""
-    if len(given) != 3 or not isinstance(given[0], Global) or package_of(given[0].module) in KNOWN:
-        return False
-    return isinstance(given[1], str) and given[1] == "__qualname__" and isinstance(given[2], str)
 
 
 def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -260,6 +240,8 @@ def _is_function(name: str) -> bool:
 
 def _class_with_code(one: Inert) -> str | None:
     """Return the class of torch, numpy or Python that an object is of, if its methods may do more than make data."""
+    if made_classes.is_object_made(one):
+        return "a class that the file makes"
     made = nodes.class_of(one) if isinstance(one, Call) else None
     name = canonical(made.module, made.name) if made is not None else ""
     if package_of(name) not in KNOWN or name in plain.HARMLESS or name in plain.KEEPERS:
@@ -314,12 +296,13 @@ def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     if not isinstance(found, Global):
         # Of what cannot be followed; or under a name that is computed.
         harmless = isinstance(given[1] if len(given) > 1 else None, str) and isinstance(found, Unfollowed | None)
-        grade: Grade = "code" if harmless and given[1] not in table.INSIDE else "system"
+        harmless = harmless and given[1] not in table.INSIDE and not made_classes.is_object_made(given[0])
+        grade: Grade = "code" if harmless else "system"
         yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, shown)
         return
     name = canonical(found.module, found.name)
     last = found.name.rpartition(".")[2]
-    reason = table.THROUGH if last in table.INSIDE else reaching(name, found.name)
+    reason = table.THROUGH if last in table.INSIDE else _reason(name, found.name)
     if reason or not is_plain(found.module, found.name.rpartition(".")[0]):
         yield Verdict("system" if reason else "code", name, "calls", reason, shown)
 
@@ -353,20 +336,38 @@ def _unnamed(effect: Effect) -> Verdict:
 
         if (
             name == "functools.lru_cache"
-            and isinstance(target.args[:1], tuple)
-            and isinstance(target.args[0], int | None)
+            and isinstance(target.args, tuple)
+            and all(isinstance(one, int | None) for one in target.args[:1])
         ):
             return Verdict("code", name, effect.how, None, shown)  # what is given is kept, and not called
-        is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"
-        if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
+        # To call a class runs how it makes objects: byte code, but for enumerations, which look a member up.
+        may_run = effect.how == "calls" and maker.name.rpartition(".")[2] != plain.MAKE_ENUMERATIONS
+        grade = "system" if may_run or package_of(name) in table.STDLIB else grade_of(name, maker.name, "calls")[0]
+        if grade == "code":
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
     what = target.why if isinstance(target, Unfollowed) else cut_text(target)
     return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{arguments_text(effect.arguments)}")
 
 
+def is_call(pid: Inert) -> bool:
+    """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
+    return isinstance(pid, tuple) and len(pid) > _CALLED_BY_PACKAGES and pid[0] == "reduce_package"
+
+
 def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
-    """Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds."""
-    found = passed((effect.target.pid,), looks) if looks is not None else None
+    """
+    Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds.
+
+    For the id of a class with its source, that of torch may write where the two differ, which the class itself says;
+    that of packages calls what the id holds.
+    """
+    pid = effect.target.pid
+    if is_call(pid):
+        args = pid[-1] if isinstance(pid[-1], tuple) else (Unfollowed("what an id holds"),)
+        yield from _call(effect._replace(how="calls", target=pid[-2], arguments=(None, *args)), looks)
+    elif nodes.sourced_object(pid):
+        yield Verdict("system", OF_LOADER, "asks", table.FILES, lambda: cut_text(pid))
+    found = passed((pid,), looks) if looks is not None else None
     if found is not None:
         yield Verdict("system", OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: OF_LOADER)

@@ -18,6 +18,7 @@ _MAX_RANK = 64  # numpy's own limit
 _MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 _RECONSTRUCT, _NDARRAY = Global("numpy.core.multiarray", "_reconstruct"), Global("numpy", "ndarray")
 _NUMERIC = {"numpy.core.numeric", "numpy._core.numeric"}
+_INTERNAL = {"numpy._core._internal", "numpy.core._internal"}
 _NAMES = {
     "f2": "float16",
     "f4": "float32",
@@ -129,7 +130,7 @@ def dtype_of(node: Inert) -> ElementType | None:
     code, _ = _dtype(node)
     state = node.state if isinstance(node, Call) and isinstance(node.state, tuple) else ()
     flags = state[7] if len(state) > 7 and isinstance(state[7], int) else 0
-    if code[:1] == "O":
+    if code[:1] == "O" or _is_numpy(node, "_convert_to_stringdtype_kwargs", _INTERNAL):
         return ElementType(8, has_objects=True)
     itemsize = state[5] if len(state) > 5 and _is_size(state[5]) else None
     if itemsize is None and code[1:].isdecimal() and len(code) < 12:  # the length of text is in the state

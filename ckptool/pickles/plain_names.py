@@ -81,7 +81,7 @@ INDEX_CLASSES: Final = (
 
 PLAIN_PATTERN: Final = (
     rf"{INDEX_CLASSES}|"
-    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+|torch\.return_types\.\w+"
+    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_(?!from_type)\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.return_types\.\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.storage\._?[A-Z]\w*Storage"
@@ -92,6 +92,19 @@ PLAIN_PATTERN: Final = (
     r"|__torch__(?:\.\w+)+"
 )
 """Tensors, storages, torch's own layers and optimizers; TorchScript's classes, which Python does not import."""
+
+NUMBERS_OF_C: Final = frozenset(
+    _full("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong c_float")
+    | _full("ctypes", "c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8 c_uint16")
+    | _full("ctypes", "c_uint32 c_uint64 c_char c_wchar")
+)
+"""Types of a single value, which is no pointer: their state is its bytes."""
+
+ONLY_BUILT: Final = frozenset(("_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"))
+"""Classes of objects that do nothing by themselves, which dill keeps of the module of a script."""
+
+LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
+"""What dill writes as text, for it to be evaluated."""
 
 HARMLESS: Final = frozenset(
     _full(
@@ -134,6 +147,7 @@ HARMLESS: Final = frozenset(
     | _full("io", "StringIO BytesIO")
     | _full("os", "stat_result")
     | _full("textwrap", "TextWrapper")
+    | NUMBERS_OF_C
     | _full("statistics", "NormalDist")
     | _full("difflib", "SequenceMatcher")
     | _full("email", "message.Message message.EmailMessage _policybase.Compat32 policy.EmailPolicy")
@@ -146,7 +160,7 @@ HARMLESS: Final = frozenset(
     | {"functools.lru_cache", "_collections._tuplegetter", "collections._tuplegetter"}
     | {"operator.methodcaller", "types.PartialType", "dataclasses._DataclassParams"}
     | {"dill._dill._setattr", "dill._dill._delattr", "torch._dynamo.eval_frame.OptimizeContext"}
-    | {"torch._dynamo.eval_frame.OptimizedModule"}
+    | {"torch._dynamo.eval_frame.OptimizedModule", "torch.jit._script.unpackage_script_module"}
     | _full("traceback", "FrameSummary StackSummary TracebackException")
     | _full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
     | _full("decimal", "Context")
@@ -178,6 +192,9 @@ METACLASSES: Final = frozenset(("builtins.type", "abc.ABCMeta", "enum.EnumMeta",
 
 MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
 """Calls that call their first argument, to make a class."""
+
+MAKE_ENUMERATIONS: Final = "_make_skeleton_enum"
+"""A call that makes a class and its members."""
 
 CALLED_CLASSES: Final = _words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
@@ -227,8 +244,16 @@ METHODS: Final = frozenset(
     " requires_grad_ state_dict load_state_dict parameters buffers modules children named_parameters named_modules"
     " apply reshape flatten contiguous storage untyped_storage _untyped_storage element_size nbytes numel share_memory_"
     " dequantize unpack is_floating_point register_hook register_buffer register_parameter _load_from_state_dict"
+    " __set_name__ __get__ __set__ __delete__ __instancecheck__ __subclasscheck__ __array_finalize__ __array_wrap__"
 )
-"""What containers, files, tensors and models have as methods, which code that is given them calls."""
+"""What containers, files, tensors, models and classes have as methods, which code that is given them calls."""
+
+RUN_BY_LOADING: Final = _words(
+    "__new__ __setstate__ __setattr__ __getattribute__ __getattr__ __del__ __hash__ __eq__ __dict__ __init_subclass__"
+    " __set_name__ __get__ __set__ __prepare__ __mro_entries__ __instancecheck__ __subclasscheck__ __setitem__ append"
+    " extend add _missing_"
+)
+"""Methods of a class that unpickling itself may call: of its objects, of keys, of its subclasses, at their end."""
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
@@ -264,7 +289,8 @@ ENUMERATIONS: Final = _words(
 """which have these names in torch."""
 
 HARMLESS_PATTERN: Final = (
-    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\."
+    r"(?:__[gs]etitem__|__delitem__|(?!format)[a-z]\w*)"
     rf"|{CLASSES}"
     r"|argparse\._?[A-Z]\w*"
     r"|typing\._?[A-Z]\w*"

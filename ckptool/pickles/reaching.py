@@ -21,6 +21,8 @@ _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
 _IMPORTERS: Final = ("torch", "numpy")
 _TOO_MUCH: Final = "more than can be looked at"
+_MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
+"""Modules under other names: in C; as ``torch.load`` finds them in zips."""
 
 
 class Looks:
@@ -38,7 +40,7 @@ def canonical(module: str, name: str) -> str:
     import _compat_pickle as compat  # two tables: what pickle itself uses for this
 
     module, name = compat.NAME_MAPPING.get((module, name), (module, name))
-    module = "operator" if module == "_operator" else compat.IMPORT_MAPPING.get(module, module)
+    module = _MODULES.get(module) or compat.IMPORT_MAPPING.get(module, module)
     return f"{module}.{name}" if name else module
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
-from ckptool.pickles.effects import Listener, Tracer
+from ckptool.pickles.effects import INVALID, Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.pickles.scanner import FIRST
@@ -26,8 +26,6 @@ _U32 = struct.Struct("<I").unpack_from
 _STOP: Final = 0x2E
 _FRAME: Final = 0x95
 _LONGEST_FIXED: Final = 9
-_INVALID: Final = (IndexError, KeyError, ValueError, TypeError, struct.error)
-"""What an opcode without a valid operand comes to."""
 
 
 class Trace(NamedTuple):
@@ -84,7 +82,7 @@ def _follow(tracer: Tracer) -> None:
         except CkptoolError:
             tracer.check_torn(tracer.base + tracer.opcode)
             raise
-        except _INVALID as error:
+        except INVALID as error:
             opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
             tracer.pos = tracer.opcode
             tracer.check_torn(tracer.base + tracer.opcode)
@@ -166,7 +164,7 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
                     raise NeedMore(pos + 1)
                 if op == _FRAME:
                     last = tracer.last(_LONGEST_FIXED)
-    except _INVALID:
+    except INVALID:
         tracer.opcode = pos  # most opcodes of this loop do not say where they are
         raise
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,3 +25,53 @@ def test_a_class_that_the_file_defines_is_named(library: str) -> None:
 
         assert walk.foreign_classes == ["InScript (defined in the file)"]
         assert list(checkpoint.tensors) == ["weight", "bias"]
+
+
+SCRIPT = """
+import dataclasses, enum, importlib, sys
+import torch
+
+class Plain:
+    def __init__(self):
+        self.scale = 2
+    def forward(self, x):
+        return x * self.scale
+
+@dataclasses.dataclass
+class Options:
+    rate: float = 0.1
+    layers: list = dataclasses.field(default_factory=list)
+
+class Kind(enum.Enum):
+    FIRST = 1
+
+class Restored(Plain):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+class Named(dict):
+    def __getattr__(self, name):
+        return self[name]
+
+pickler = importlib.import_module(sys.argv[1])
+for value in (Plain(), Options(), Kind.FIRST, Restored(), Named(a=1)):
+    name = f"{sys.argv[2]}/{type(value).__name__}"
+    torch.save({"x": value}, f"{name}.pt", pickle_module=pickler)
+    with open(f"{name}.pkl", "wb") as file:
+        pickler.dump({"x": value}, file)
+"""
+
+
+@pytest.mark.parametrize("library", ["cloudpickle", "dill"])
+def test_byte_code_of_the_file_is_told_of_where_loading_runs_it(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "files").mkdir()
+    subprocess.run([sys.executable, tmp_path / "script.py", library, tmp_path / "files"], check=True)
+
+    grades = {path.name: ckptool.check(path).grade for path in (tmp_path / "files").iterdir()}
+    assert grades == {
+        f"{name}.{kind}": "system" if name in ("Restored", "Named") else "code"
+        for name in ("Plain", "Options", "Kind", "Restored", "Named")
+        for kind in ("pt", "pkl")
+    }

@@ -26,6 +26,8 @@ ODD: dict[str, Any] = {
     "long": np.zeros(3, np.longdouble),
     "masked": np.ma.masked_array(BASE, BASE > 3),
 }
+if hasattr(np.dtypes, "StringDType"):
+    ODD["words"] = np.array(["abc", "d"], np.dtypes.StringDType())
 
 
 def dumped(tree: Any, compress: Any = 0, protocol: int | None = None) -> bytes:

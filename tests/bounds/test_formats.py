@@ -502,16 +502,16 @@ def test_what_stands_behind_a_marked_pickle_is_told_of() -> None:
 def test_what_a_pickle_leaves_begins_where_it_ends() -> None:
     marked = build.pickled({"w": 1})
 
-    assert opened(marked).rest is None
-    assert opened(marked + b"x").rest == len(marked)
+    assert opened(marked).streams[0].rest is None
+    assert opened(marked + b"x").streams[0].rest == len(marked)
 
 
 def test_a_magic_number_that_is_called_stands_before_a_version() -> None:
     called = build.pickled(build.call(build.named("a", "b")))
 
     assert opened(called).format == "pickle"
-    assert opened(called + b"x").rest == len(called)
-    assert opened(called + build.pickled(1000)).rest == len(called)
+    assert opened(called + b"x").streams[0].rest == len(called)
+    assert opened(called + build.pickled(1000)).streams[0].rest == len(called)
     refused(called + build.pickled(1001), TruncatedFile)  # of what follows it in a stream of torch.save
 
 

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from ckptool import check
+from ckptool.errors import MalformedFile
 from ckptool.pickles import weights_only
+from ckptool.pickles.called import Unclear
 from ckptool.pickles.scanner import scan
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, Source
@@ -71,6 +73,7 @@ VALUES: dict[str, Any] = {
     "a layer that adds": of_state(torch.nn.Linear(2, 2), add=True, append=None),
     "a whole model of a class of its own": Own(),
     "functions with some arguments": [partial(torch.nn.LayerNorm, eps=1e-6), partial(argparse.Namespace, 1, rate=2)],
+    "a method of an object": [Own().state_dict],
     "many objects": [argparse.Namespace(number=number) for number in range(9)],
     "a counter": collections.Counter("abcab"),
     **{f"data: {name}": value for name, value in DATA.items()},
@@ -82,12 +85,16 @@ FILES: dict[str, Callable[[Any], bytes]] = {
 }
 
 
+def unclear(*_: Any) -> None:
+    raise Unclear
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_calls_tell_what_following_tells(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = [FILES[file](value) for value in VALUES.values()]
     contents += [b"\x80\4" + payload + b"." for payload in PAYLOADS.values()] if file == "protocol 4" else []
     told = [check(content) for content in contents]
-    monkeypatch.setattr("ckptool.pickles.called.told", lambda *_: None)
+    monkeypatch.setattr("ckptool.pickles.called.told", unclear)
     followed = [check(content) for content in contents]
     assert [(one.acts, one.loading) for one in told] == [(one.acts, one.loading) for one in followed]
     assert [sorted(one.globals) for one in told] == [sorted(one.globals) for one in followed]
@@ -109,11 +116,14 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "which",
-    ["weights and options", "a whole model", "many objects", "a layer that adds"],
+    [
+        *("weights and options", "a whole model", "many objects", "a layer that adds"),
+        *("functions with some arguments", "a method of an object"),
+    ],
 )
 def test_what_calls_tell_is_not_followed(which: str, followed: list[int]) -> None:
     report = check(saved(VALUES[which]))
-    assert {act.how for act in report.acts} <= {"builds", "refers"}
+    assert {act.grade for act in report.acts} <= {"code"}
     assert max(followed, default=0) < 64  # records such as the version
 
 
@@ -186,6 +196,26 @@ ABORT = named("os", "abort")
 )
 def test_a_function_that_a_harmless_call_would_call_is_called(made: bytes) -> None:
     assert "system" in {act.grade for act in check(b"\x80\4" + made + b".").acts if act.how != "refers"}
+
+
+@pytest.mark.parametrize("given", [(), (named("os", "getcwd"),), (4,)])
+def test_what_follows_a_function_that_is_made_to_be_cached_is_told(given: tuple[Any, ...]) -> None:
+    made = call(call(named("functools", "lru_cache"), *given), named("pkg", "f"))
+    acts = check(b"\x80\4" + made + b"0" + call(named("os", "system"), "true") + b".").acts
+    assert ("system", "calls", "os.system") in {(act.grade, act.how, act.name) for act in acts}
+
+
+@pytest.mark.parametrize("fault", [IndexError, KeyError, ValueError, TypeError, MalformedFile])
+def test_a_fault_in_judging_is_not_taken_for_the_end_of_a_pickle(
+    fault: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: Any) -> None:
+        raise fault("x")
+
+    monkeypatch.setattr("ckptool.pickles.called.told", unclear)
+    monkeypatch.setattr("ckptool.pickles.grading.judge", judge)
+    with pytest.raises(RuntimeError, match="refers at byte 2"):
+        check(b"\x80\4" + call(named("os", "system"), "true") + b".")
 
 
 @pytest.mark.parametrize("kept", [("collections", "defaultdict"), ("functools", "partial")])

@@ -13,7 +13,21 @@ from click.testing import CliRunner
 from ckptool import check
 from ckptool.checking import folder_files
 from ckptool.cli import cli
-from tests.build import call, floats, index_of_shards, named, ops, pickled, safetensors, storage, tensor, torch_zip
+from tests.build import (
+    call,
+    floats,
+    index_of_shards,
+    inline_tensor,
+    legacy,
+    named,
+    ops,
+    pickled,
+    safetensors,
+    storage,
+    tensor,
+    torch_zip,
+    zip_file,
+)
 
 EVIL = pickled(call(named("os", "system"), "true"))
 IN_ZIP = torch_zip(call(named("os", "system"), "true"))
@@ -72,6 +86,21 @@ def test_links_that_lead_round_in_a_circle_are_left_in_the_end(tmp_path: Path) -
     folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "a/c.txt": b"c"})
     (folder / "a" / "b").symlink_to(folder)
     assert check(folder).findings == ()
+    written(folder, {"a/x.pth": WEIGHTS})
+    assert "CK209" not in {one.code for one in check(folder).findings}
+
+
+def test_files_behind_many_links_are_said(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()})})
+    last = folder
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+        (last / "link").symlink_to(tmp_path / str(number))
+        last = tmp_path / str(number)
+    written(last, {"x.pkl": EVIL})
+    (found,) = check(folder).findings
+    assert found.code == "CK209"
+    assert f"'{'link/' * 6}x.pkl'" in found.message
 
 
 def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
@@ -79,6 +108,22 @@ def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(t
     assert system(written(tmp_path / "x", {**index, "a.bin": WEIGHTS, "b.bin": IN_ZIP}))
     assert system(written(tmp_path / "y", {**index, "a.bin": IN_ZIP}))
     assert system(written(tmp_path / "z", {"a.pth": WEIGHTS, "b.pth": IN_ZIP}))
+
+
+def test_a_call_behind_what_is_loaded_of_a_part_is_an_error(tmp_path: Path) -> None:
+    streamed = legacy({"w": tensor(storage(rest=(None,)))}, [("0", 4, floats())])
+    index = {"model.bin.index.json": index_of_shards({"w": "a.bin"})}
+    for number, files in enumerate(
+        (
+            {**index, "a.bin": streamed + EVIL},
+            {**index, "a.bin": pickled({"w": inline_tensor()}) + EVIL},
+            {"model.safetensors": safetensors({"w": floats()}), "optimizer.pt": streamed + EVIL},
+            {"model.safetensors": safetensors({"w": floats()}), "optimizer.pt": streamed * 3 + EVIL},
+            {"model.pth": WEIGHTS, "more.zip": zip_file({"a.pt": streamed + EVIL})},
+            {"global_step1/mp_rank_00_model_states.pt": streamed + EVIL, "latest": b"global_step1"},
+        )
+    ):
+        assert system(written(tmp_path / str(number), files))
 
 
 def test_findings_name_the_file_that_they_are_about(tmp_path: Path) -> None:

@@ -15,15 +15,17 @@ import platform
 import subprocess
 import urllib.parse
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.amp.grad_scaler import OptState
 
 from ckptool import check
-from tests.build import call, named, ops
+from tests.build import call, legacy, named, ops, pickled, raw, torch_tar, torch_zip, zip_file
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="os.mknod is POSIX's")
 
@@ -95,6 +97,9 @@ RUN = {
         ),
         "made",
     ),
+    "the begin of a subclass": call(
+        named("builtins", "type"), "X", (call(named("builtins", "type"), "B", (), {"__init_subclass__": PARTIAL}),), {}
+    ),
     "two states": added(given(holder(append=MKNOD), x=1), "made"),
 }
 CHANGE = {
@@ -151,12 +156,117 @@ CHANGE = {
         "id",
         None,
     ),
+    "a class that cloudpickle fills": call(
+        named("cloudpickle.cloudpickle", "_class_setstate"),
+        call(
+            named("cloudpickle.cloudpickle", "_make_skeleton_class"), named("builtins", "type"), "X", (), {}, "1", None
+        ),
+        ({"__init_subclass__": PARTIAL}, {}),
+    ),
+    "a method that dill sets": call(
+        named("dill._dill", "_setattr"),
+        call(named("dill._dill", "_create_type"), named("builtins", "type"), "X", (named("builtins", "object"),), {}),
+        "__init_subclass__",
+        PARTIAL,
+    ),
+    "a class of arrays": call(
+        named("numpy.core.multiarray", "_reconstruct"),
+        call(named("builtins", "type"), "X", (named("numpy", "ndarray"),), {"__array_finalize__": PARTIAL}),
+        (0,),
+        raw(b"b"),
+    ),
+    "a key of another package": call(named("sortedcontainers", "SortedKeyList"), ["made"], MKNOD),
     "a module, by its name": call(named("torch.onnx._internal._lazy_import", "_LazyModule"), "this"),
     "a port": call(named("torch.distributed.checkpoint._async_process_executor", "TCPStore"), "127.0.0.1", 0, 1, True),
     "a server": call(named("torch.distributed.debug._frontend", "FrontendServer"), 0),
     "text": call(named("torch.fx.experimental.symbolic_shapes", "S"), "1"),
     "statistics of a file": new(named("pstats", "Stats")) + b"(" + ops("x") + b"\x90",
 }
+
+
+def of_cloudpickle(name: str, *args: Any) -> bytes:
+    return call(named("cloudpickle.cloudpickle", name), *args)
+
+
+def of_dill(name: str, *args: Any) -> bytes:
+    return call(named("dill._dill", name), *args)
+
+
+FUNCTION = of_cloudpickle("_make_function", None, {}, "f", (), ())
+CLASS = of_cloudpickle("_make_skeleton_class", named("builtins", "type"), "K", (), {}, "1", None)
+FILLED = of_cloudpickle("_class_setstate", CLASS, ({"f": FUNCTION}, {})) + b"0" + CLASS
+BYTE_CODE = {
+    "the state of an object": of_cloudpickle("_class_setstate", CLASS, ({"__setstate__": FUNCTION}, {})),
+    "an attribute that is not there": of_dill(
+        "_create_type", named("builtins", "type"), "K", (named("builtins", "object"),), {"__getattr__": FUNCTION}
+    ),
+    "a property": of_cloudpickle(
+        "_class_setstate", CLASS, ({"__dict__": call(named("builtins", "property"), FUNCTION)}, {})
+    ),
+    "a key": of_dill("_setattr", CLASS, "__hash__", FUNCTION),
+    "a key that is equal": of_cloudpickle("_class_setstate", CLASS, ({"__eq__": FUNCTION}, {})),
+    "a subclass": of_dill("_setattr", CLASS, "__init_subclass__", FUNCTION),
+    "a member that is missing": of_dill("_setattr", CLASS, "_missing_", FUNCTION),
+    "a metaclass": of_cloudpickle("_make_skeleton_class", FILLED, "K", (), {}, "1", None),
+    "members of an enumeration": of_cloudpickle("_make_skeleton_enum", (FILLED,), "K", "K", {"a": 1}, "m", "1", None),
+    "a class that is called": call(FILLED, 1),
+    "a function that is called": call(
+        of_cloudpickle("_make_skel_func", named("types", "CodeType"), 1, {}), named("pkg", "x")
+    ),
+    "an object that is iterated": call(named("builtins", "list"), new(FILLED)),
+    "an object that has a length": call(named("builtins", "len"), new(FILLED)),
+    "an object in a list": call(named("pathlib", "PurePath"), [[new(FILLED)]]),
+    "an attribute that is a property": call(named("builtins", "getattr"), new(FILLED), "x"),
+}
+
+
+@pytest.mark.parametrize("name", BYTE_CODE)
+def test_byte_code_of_the_file_that_loading_runs_is_seen(name: str) -> None:
+    assert check(b"\x80\4" + BYTE_CODE[name] + b".").grade == "system"
+
+
+WITHOUT_A_RUN = {
+    "a class with methods": given(new(FILLED), x=1),
+    "one without a hash": of_cloudpickle(
+        "_class_setstate", CLASS, ({"__eq__": FUNCTION, "__hash__": None, "__init__": FUNCTION}, {})
+    ),
+    "a member": call(of_cloudpickle("_make_skeleton_enum", (named("enum", "Enum"),), "K", "K", {"a": 1}, "m"), 1),
+    "a metaclass without methods": of_cloudpickle("_make_skeleton_class", CLASS, "K", (), {}, "1", None),
+    "objects in containers": added(call(named("collections", "OrderedDict")), new(FILLED)),
+    "a range": of_dill("_eval_repr", "range(0, 30, -2)"),
+    "a value that is not there": of_dill("_eval_repr", "NotImplemented"),
+    "a number of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_int"), ({}, raw(b"\1\0\0\0"))),
+    "a method of a class in small letters": given(new(named("pkg", "interpolator")), f=named("pkg", "interpolator._f")),
+    "such a method, by its name": call(named("builtins", "getattr"), named("pkg", "interpolator"), "_f"),
+    "the module of a script": given(new(named("_frozen_importlib", "ModuleSpec")), name="x"),
+}
+THAT_REACH = {
+    "text": of_dill("_eval_repr", "range(f())"),
+    "two of them": of_dill("_eval_repr", "range(0), f"),
+    "a pointer of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_char_p"), ({}, raw(bytes(8)))),
+    "attributes of a number": call(
+        named("_ctypes", "_unpickle"), named("ctypes", "c_int"), ({"x": named("os", "system")}, raw(bytes(4)))
+    ),
+    "a method of a class in small letters that is called": call(
+        call(named("builtins", "getattr"), named("pkg", "interpolator"), "_f"), 1
+    ),
+    "what is in a module": call(named("builtins", "getattr"), named("pkg.a", "os"), "system"),
+    "what is deep in one": call(named("builtins", "getattr"), named("pkg.a", "b.c"), "d"),
+    "a loader that is called": call(named("_frozen_importlib_external", "SourceFileLoader"), "x", "x.py"),
+    "a method of it": call(
+        call(named("builtins", "getattr"), new(named("_frozen_importlib_external", "SourceFileLoader")), "load_module")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_RUN)
+def test_classes_and_values_that_run_nothing_are_not_called_dangerous(name: str) -> None:
+    assert check(b"\x80\4" + WITHOUT_A_RUN[name] + b".").grade in ("code", "data")
+
+
+@pytest.mark.parametrize("name", THAT_REACH)
+def test_what_looks_like_them_and_reaches_further_is_seen(name: str) -> None:
+    assert check(b"\x80\4" + THAT_REACH[name] + b".").grade == "system"
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -211,6 +321,19 @@ def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path:
     assert check(tmp_path / "x.pkl").grade != "system"
 
 
+@pytest.mark.parametrize("method", ["__getitem__", "__setitem__", "__delitem__"])
+def test_classes_may_take_attributes_for_items(method: str, tmp_path: Path) -> None:
+    found = call(named("builtins", "getattr"), named("builtins", "dict"), method)
+    kind = call(
+        named("cloudpickle.cloudpickle", "_make_skeleton_class"), named("builtins", "type"), "X", (), {}, "1", None
+    )
+    state = call(named("cloudpickle.cloudpickle", "_class_setstate"), kind, ({"__setattr__": found}, {}))
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + state + b".")
+    assert check(tmp_path / "x.pkl").grade == "code"
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(found, named("sys", "modules"), "x", 1) + b".")
+    assert check(tmp_path / "x.pkl").grade == "system"
+
+
 @pytest.mark.parametrize(("module", "grade"), [("__main__", "code"), ("collections", "system")])
 def test_a_class_of_the_main_program_may_get_its_name(module: str, grade: str, tmp_path: Path) -> None:
     program = call(named("builtins", "setattr"), named(module, "E"), "__qualname__", "E")
@@ -227,3 +350,87 @@ def test_what_a_refused_file_would_call_is_safe_to_print(tmp_path: Path) -> None
     assert report.error is not None
     assert report.grade == "system"
     assert report.verdict.isprintable()
+
+
+LINEAR = named("torch.nn.modules.linear", "Linear")
+SOURCED = {
+    "a class": call(
+        named("builtins", "type"),
+        "made",
+        (LINEAR,),
+        {"dump_patches": True, "__module__": "torch.nn.modules.linear", "__qualname__": "Linear"},
+    ),
+    "an object": given(call(named("types", "SimpleNamespace")), __wrapped__=LINEAR, dump_patches=True, __name__="made"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("which", SOURCED)
+def test_what_stands_for_a_class_whose_source_is_compared_is_seen(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, made = tmp_path / "x.pth", tmp_path / "made.patch"
+    for data in (
+        legacy(ops(("module", SOURCED[which], "x.py", "text")) + b"Q"),
+        torch_tar(ops((SOURCED[which], "x.py", "text")) + b"Q"),
+    ):
+        path.write_bytes(data)
+        with suppress(Exception):
+            torch.load(path, weights_only=False)
+        assert made.exists() == (which == "a class")  # the object, in some releases of Python
+        made.unlink(missing_ok=True)
+        assert check(path).grade == "system"
+    path.write_bytes(legacy(ops(("module", LINEAR, "x.py", "text")) + b"Q"))
+    assert check(path).grade == "data"
+
+
+def test_a_call_under_a_name_that_only_torch_load_knows_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, tensor = tmp_path / "x.pt", named("torch", "Tensor")
+    opens = named("torch.serialization", "_open_zipfile_writer_file")
+    path.write_bytes(torch_zip(call(named("torch.tensor", "_rebuild_from_type_v2"), opens, tensor, ("made",), {})))
+    with suppress(Exception):
+        torch.load(path, weights_only=False)
+    assert (tmp_path / "made").exists()
+    assert check(path).grade == "system"
+
+
+@pytest.mark.parametrize("more", [(), (0,)])
+def test_what_the_importer_of_a_package_calls_is_seen(
+    more: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.package import PackageImporter
+
+    monkeypatch.chdir(tmp_path)
+    path, made = tmp_path / "x.pt", tmp_path / "made"
+    maildir = call(named("functools", "partial"), named("mailbox", "Maildir"), "made")
+    data = pickled(ops(("reduce_package", *more, maildir, ())) + b"Q")
+    members = {"a/.data/extern_modules": b"mailbox\nfunctools\n", "a/.data/version": b"6\n", "a/version": b"6\n"}
+    path.write_bytes(zip_file({**members, "a/model/model.pkl": data}))
+    PackageImporter(str(path)).load_pickle("model", "model.pkl")
+    assert made.exists()
+    assert check(path).grade == "system"
+    script = ops(("reduce_package", 0, named("torch.jit._script", "unpackage_script_module"), ("0",))) + b"Q"
+    path.write_bytes(zip_file({**members, "a/model/model.pkl": pickled(script)}))
+    assert check(path).grade == "code"
+    path.write_bytes(torch_zip(ops(("reduce_package", 0, named("mailbox", "Maildir"), ("made",))) + b"Q"))
+    assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("gap", [b"", b" "])
+def test_the_oldest_packed_files_of_joblib_are_unpacked(
+    gap: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import joblib
+
+    monkeypatch.chdir(tmp_path)
+    path, data = tmp_path / "x.Z", pickled(call(MKNOD, "made"))
+    path.write_bytes(b"ZF" + hex(len(data)).encode().ljust(19) + gap + zlib.compress(data))
+    with suppress(Exception):
+        joblib.load(path)
+    assert (tmp_path / "made").exists()
+    assert check(path).grade == "system"

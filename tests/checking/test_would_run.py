@@ -570,13 +570,48 @@ def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which
     assert CliRunner().invoke(cli, ["check", str(path), "--fail-on", "system"]).exit_code
 
 
-@pytest.mark.parametrize("magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"])
-def test_a_member_that_is_not_unpacked_is_said(magic: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+OTHERWISE = {
+    b"\x28\xb5\x2f\xfd": "packed with Zstandard or LZ4",
+    b"\x04\x22\x4d\x18": "packed with Zstandard or LZ4",
+    b"\x50\x2a\x4d\x18": "packed with Zstandard or LZ4",
+    b"7z\xbc\xaf\x27\x1c": "an archive of 7-Zip",
+    b"Rar!\x1a\x07": "an archive of RAR",
+    b"\x1f\x9d": "packed by compress",
+}
+
+
+@pytest.mark.parametrize("magic", OTHERWISE)
+def test_what_is_not_unpacked_is_said(magic: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     report = check(zip_file({"a.pth": zipped(ops(None)), "b.joblib": magic + bytes(50)}))
     assert [one.message for one in report.findings if one.code == "CK209"] == [
-        "not looked at: b.joblib: packed with Zstandard or LZ4"
+        f"not looked at: b.joblib: {OTHERWISE[magic]}"
     ]
+    (tmp_path / "a.pth").write_bytes(zipped(ops(None)))
+    (tmp_path / "b.of any name").write_bytes(magic + bytes(50))
+    assert [one.message for one in check(tmp_path).findings if one.code == "CK209"] == [
+        f"'b.of any name' in the folder: not looked at: {OTHERWISE[magic]}"
+    ]
+
+
+BEHIND: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "lzma with a small dictionary": functools.partial(
+        lzma.compress, format=lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "dict_size": 4096}]
+    ),
+    "zip": lambda data: zip_file({"a.pkl": data}),
+    "tar": lambda data: tar_file({"a.pkl": data}),
+    "gzip in a zip": lambda data: zip_file({"a.pkl": gzip.compress(data)}),
+}
+
+
+@pytest.mark.parametrize("packing", BEHIND)
+@pytest.mark.parametrize("first", [pickled([]), legacy({"w": ops(1)})], ids=["pickle", "legacy"])
+def test_what_lies_behind_the_pickle_of_a_packed_file_is_looked_at(packing: str, first: bytes) -> None:
+    report = check(BEHIND[packing](first + pickled(call(OS, "true"))))
+    assert report.error is None
+    assert system(report) == ["os.system('true')"]
+    assert "CK208" in {one.code for one in report.findings}
 
 
 def test_tensors_that_are_a_pickle_are_tensors_and_a_pickle(tmp_path: Path) -> None:
@@ -591,7 +626,7 @@ def test_tensors_that_are_a_pickle_are_tensors_and_a_pickle(tmp_path: Path) -> N
     report = check(data)
     assert system(report)
     assert report.loading is not None
-    assert "it calls" in report.loading
+    assert "by itself calls os.mkdir" in report.loading
 
 
 @each(

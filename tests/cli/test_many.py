@@ -69,6 +69,16 @@ def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> N
     assert long.count(str(folder)) == 7
 
 
+@pytest.mark.parametrize("verb", ["inspect", "check", "scan"])
+def test_an_empty_file_is_a_checkpoint_only_by_its_name(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "cut.pth").touch()
+    shown = run(verb, *(() if verb == "scan" else ("-b", "-r")), tmp_path, code=2).output
+
+    assert "1 checkpoint, 0 B: 1 not opened" in shown
+    assert f"passed over  1 file of other kinds: {tmp_path}/__init__.py\n" in shown
+
+
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 def test_totals_are_those_of_the_lines(verb: str, folder: Path) -> None:
     shown = run(verb, "-b", "-r", folder, code=2).stdout

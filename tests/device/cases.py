@@ -270,7 +270,7 @@ def live(how: str, own: bool, dtype: torch.dtype) -> object:
     servers = [threading.Thread(target=serve) for _ in range(2)]
     for server in servers:
         server.start()
-    for number in range(6):
+    for number in range(3):
         model.reload(files[1 + number % 2])
         time.sleep(0.03)
     stop.set()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,9 +25,21 @@ _AT_WORK = re.compile(rb"ray::(?!IDLE|\w*Agent)")
 
 
 class Cluster:
-    """Used in a ``with`` block; ``address`` is where the head is, ``imports`` what each process has in front."""
+    """
+    Used in a ``with`` block; ``address`` is where the head is, ``imports`` what each process has in front.
 
-    def __init__(self, imports: Path | None = None, nodes: int = 2) -> None:
+    ``own`` is what the environment of a node, by its number, has besides. With ``own_core``, each node has one core to
+    itself, as machines have their own.
+    """
+
+    def __init__(
+        self,
+        imports: Path | None = None,
+        nodes: int = 2,
+        own: Callable[[int], dict[str, str]] = lambda _: {},
+        *,
+        own_core: bool = False,
+    ) -> None:
         self.address = ""
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
         path = os.pathsep.join(map(str, (*([imports] if imports else ()), ROOT)))
@@ -39,6 +52,8 @@ class Cluster:
         }
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._count = nodes
+        self._own = own
+        self._own_core = own_core
 
     def __enter__(self) -> Self:
         try:
@@ -74,11 +89,15 @@ class Cluster:
             "--disable-usage-stats",
         ]
         command += ["--object-store-memory=100000000"]
-        with self._log(len(self._nodes)).open("wb") as said:
+        number = len(self._nodes)
+        environment = {**self.environment, **self._own(number)}
+        with self._log(number).open("wb") as said:
             node = subprocess.Popen(
-                command, stdout=said, stderr=said, env=self.environment, cwd=self._folder, start_new_session=True
+                command, stdout=said, stderr=said, env=environment, cwd=self._folder, start_new_session=True
             )
         self._nodes.append(node)
+        if self._own_core:
+            os.sched_setaffinity(node.pid, {sorted(os.sched_getaffinity(0))[number]})  # what it starts has the same
 
     def _log(self, number: int) -> Path:
         return self._folder / f"node-{number}.log"

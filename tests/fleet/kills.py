@@ -118,6 +118,7 @@ class OnCluster(Processes):
     """Workers of a cluster."""
 
     ended = "the process on Ray that worked at it ended"
+    pauses = (0.2, 2)
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -187,11 +187,11 @@ def test_without_ray_nothing_begins(verb: str, tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_migrations_on_ray_are_those_into_a_folder() -> None:
+def test_migrations_on_ray_are_those_of_several_files() -> None:
     result = CliRunner().invoke(cli, ["migrate", str(FINE), "--ray"])
 
     assert result.exit_code == 2
-    assert "--ray is for what is written with --out-dir" in result.stderr
+    assert "--ray is for --out-dir, or a folder of several files" in result.stderr
 
 
 def test_a_worker_refuses_what_it_could_get_wrong(tmp_path: Path) -> None:

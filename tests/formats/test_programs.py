@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import tarfile
 import time
 import warnings
 import zipfile
@@ -96,7 +97,7 @@ def test_torchscript_that_writes_a_file_when_it_is_loaded_is_an_error(tmp_path: 
     assert "CK216" in codes(report)
     assert report.grade == "system"
     assert "which has torch.save(" in str(report.loading)
-    assert "it only makes data" in str(report.loading)
+    assert "a part of it by itself only makes data" in str(report.loading)
     assert "CK216" in CliRunner().invoke(cli, ["inspect", str(path)]).output
 
 
@@ -234,6 +235,23 @@ def test_byte_code_without_its_source_is_looked_at(tmp_path: Path) -> None:
     _load_for_lite_interpreter(str(path))(torch.ones(1))
     assert mark.exists()
     assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_in_a_flatbuffer_is_looked_at_wherever_it_lies(tmp_path: Path) -> None:
+    path, mark = tmp_path / "x.ptl", tmp_path / "mark"
+    data = bytes(torch._C._save_jit_module_to_bytes(torch.jit.script(Writes(str(mark)))._c, {}))
+    path.write_bytes(data)
+    torch.jit.load(str(path))
+    assert mark.exists()
+    assert check(path).grade == "system"
+    assert "CK216" in codes(check(path))
+    byte_code = bytes(torch.jit.script(Saves("x"))._save_to_buffer_for_lite_interpreter(_use_flatbuffer=True))
+    for one in (data, byte_code):
+        (tmp_path / "x.mar").write_bytes(zip_file({"a.ptl": one, "b.pkl": b"\x80\2N."}))
+        assert check(tmp_path / "x.mar").grade == "system"
+    path.write_bytes(bytes(torch._C._save_jit_module_to_bytes(torch.jit.script(Same())._c, {})))
+    assert check(path).grade == "data"
 
 
 PREFIXES = {
@@ -422,3 +440,38 @@ def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_fi
     quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
     assert all(list(scripts.of_script(text, "")) for text in quick)
     assert list(scripts.of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []
+
+
+SETTINGS = {
+    "plain": ("encoder:\n  _target_: os.mkdir\n  path: x\n", "system", "os.mkdir"),
+    "in one line": ('encoder: {"_target_": "subprocess.Popen", args: [ls]}\n', "system", "subprocess.Popen"),
+    "spelled by numbers": ('encoder:\n  "\\x5ftarget\\u005f": os.mkdir\n', "system", "os.mkdir"),
+    "over two lines": ('encoder:\n  ? "_tar\\\n    get_"\n  : os.mkdir\n', "system", "cannot be followed"),
+    "folded": ("encoder:\n  _target_: >-\n    os.mkdir\n", "system", "cannot be followed"),
+    "by an alias": ("a: &a os.mkdir\nencoder:\n  _target_: *a\n", "system", "cannot be followed"),
+    "a key by an alias": ("a: &a _target_\nencoder:\n  *a : os.mkdir\n", "system", "cannot be followed"),
+    "by another value": ("a: os.mkdir\nencoder:\n  _target_: ${a}\n", "system", "cannot be followed"),
+    "the class": ("target: os.mkdir\n", "system", "os.mkdir"),
+    "honest": ("target: nemo.A\n# _target_ is called\nx:\n  _target_: torch.nn.ReLU # it is\n", "code", "nemo.A"),
+    "nothing": ("encoder:\n  _target_: null\n  labels: ['my_target_x', \"\\u2581\"]\n", "data", None),
+}
+
+
+@pytest.mark.parametrize("which", SETTINGS)
+def test_what_settings_have_called_is_told(which: str, tmp_path: Path) -> None:
+    text, grade, told = SETTINGS[which]
+    weights = io.BytesIO()
+    torch.save({"w": torch.ones(3)}, weights)
+    path = tmp_path / "model.nemo"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in (("./model_config.yaml", text.encode()), ("./model_weights.ckpt", weights.getvalue())):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+    report = check(path)
+    assert report.grade == grade
+    code = {"system": "CK216", "code": "CK217"}.get(grade)
+    assert [code] == [one.code for one in report.findings if one.code in ("CK216", "CK217")] or code is None
+    assert told is None or any(told in one.message for one in report.findings)
+    assert ("CK216" in CliRunner().invoke(cli, ["inspect", str(path)]).output) == (grade == "system")

@@ -18,6 +18,7 @@ from ckptool.pickles import effect_opcodes
 from ckptool.pickles.effects import Tracer
 from tests.build import call, named
 from tests.checking.test_would_run import CONTAINERS, PIECES
+from tests.fuzz import judged
 from tests.fuzz.calls import missing, program, run, run_files, unpickled
 from tests.hostile.cases.every import CASES
 from tests.scale import scaled, step, times
@@ -35,6 +36,14 @@ def test_no_call_of_python_s_unpickler_is_missing() -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{PROGRAMS:,} programs, 0 with a call that is not told" in done.stdout
+
+
+@scaled
+def test_programs_of_names_that_matter_are_judged_alike_whether_followed_or_not() -> None:
+    ways, faults = judged.run(20261123, times(150, 8_000))
+
+    assert faults == []
+    assert ways["told"] > ways["wary"] > 0
 
 
 def test_no_call_in_the_hostile_files_is_missing(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ Folders written by several processes while these are killed: nothing is lost, no
     python -m tests.migration.kills [KILLS] [SEED]
 
 One migration follows another, into shards, into items, from one file and from a folder, until so many (by default 500)
-workers were killed at work. Each must end with the folder of an undisturbed one; or, where two workers were killed at
-one file, with an error that says so, and nothing under the name or beside it.
+workers were killed at work. Each must end with the folder of an undisturbed one; or, where several workers were killed
+at one file, with an error that says so, and nothing under the name or beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Killed(NamedTuple):
     kills: int
     runs: int
     refused: int
-    """Runs that ended with an error, as two workers were killed at one file."""
+    """Runs that ended with an error, as several workers were killed at one file."""
 
 
 class Processes:
@@ -45,7 +45,9 @@ class Processes:
 
     environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = "signal 9, Killed"
-    """What is said where two were killed at one file."""
+    """What is said where so many were killed at one file that it was given up."""
+    pauses = (0.02, 0.6)
+    """Seconds between two kills; each migration has its own between these."""
 
     def options(self, chance: random.Random) -> list[str]:
         """Return what makes a migration use them."""
@@ -87,7 +89,7 @@ def run(workers: Processes, folder: Path, kills: int, seed: int) -> Killed:
         name = chance.choice(list(FORMS))
         begun = chance.choice([source, *expected.values()])
         process = migrate(environment, begun, place / "out", *FORMS[name], *workers.options(chance))
-        often = chance.uniform(0.02, 0.6)
+        often = chance.uniform(*workers.pauses)
         while process.poll() is None:
             time.sleep(chance.uniform(0, often))
             victims = workers.at_work(process)
@@ -123,9 +125,9 @@ def main() -> None:
 
 def say(found: Killed) -> None:
     print(
-        f"{found.kills:,} workers killed in {found.runs:,} migrations: {found.refused:,} were refused, as two had died"
+        f"{found.kills:,} workers killed in {found.runs:,} migrations: {found.refused:,} were given up, as several had"
     )
-    print(f"at one file, and left nothing; {found.runs - found.refused:,} wrote the folder, with the same bytes.")
+    print(f"died at one file, and left nothing; {found.runs - found.refused:,} wrote the folder, with the same bytes.")
 
 
 if __name__ == "__main__":

@@ -214,6 +214,8 @@ def odd_from(folder: Path) -> dict[str, torch.Tensor]:
         ("2TB", 2 * 10**12),
         ("70mib", 70 << 20),
         ("12345", 12345),
+        ("2K", 2000),
+        ("5g", 5 * 10**9),
         ("7B", 7),
         (123, 123),
     ],
@@ -222,7 +224,9 @@ def test_sizes(text: str | int, nbytes: int) -> None:
     assert size_in_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5XB", "-5GB", "0", "0.1", "1e9", "5GBB", "5 G B", "nan", 0, -1, "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "5XB", "5KI", "-5GB", "0", "0.1", "1e9", "5GBB", "5 G B", "nan", 0, -1, "9" * 40]
+)
 def test_no_sizes(text: str | int, tmp_path: Path) -> None:
     torch.save(state_dict(3), tmp_path / "model.pth")
     with pytest.raises(MigrationRefused) as caught:

@@ -22,9 +22,11 @@ from ckptool.migration.output import far
 from ckptool.sources.remote import bucket as buckets
 from ckptool.sources.remote import upload
 from tests import scale
-from tests.remote.buckets import KEY, SECRET, Bucket, bucket
+from tests.remote.buckets import SECRET, Bucket, bucket
 from tests.remote.servers import Server
 from tests.remote.test_requests import tensors, zipped
+
+pytestmark = pytest.mark.usefixtures("keys")
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
 
@@ -34,10 +36,7 @@ LARGE = tensors(2, 400_000)
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "_PART_NBYTES", PART_NBYTES)
     monkeypatch.setattr(Bucket, "least_nbytes", PART_NBYTES)
 
@@ -235,6 +234,25 @@ def test_shards_get_their_names_before_their_index(tmp_path: Path, monkeypatch: 
         assert load(at(server, "runs/s/model.safetensors.index.json")).keys() == tensors(6, 1).keys()
         with pytest.raises(OutputExists, match="objects already"):
             migrate(source, at(server, "runs/s/"), max_shard_size=9000, force=True)
+
+
+def test_shards_get_their_names_at_once_and_the_index_after_them(store, tmp_path: Path) -> None:
+    server, kept = store
+    torch.save({f"{number}": torch.randn(1000) for number in range(4)}, tmp_path / "source.pth")
+    signed, all_are_here = server.before, threading.Barrier(4, timeout=10)
+
+    def before(handler) -> bool:
+        if handler.headers.get("x-amz-copy-source", "index").endswith("safetensors"):
+            all_are_here.wait()  # or nobody goes on
+        return signed(handler)
+
+    server.before = before
+    migrate(tmp_path / "source.pth", at(server, "s/"), max_shard_size=5000)
+
+    copies = [path.partition("?")[0] for command, path in kept.log if command == "PUT" and ".part" not in path]
+    assert len(copies) == 5
+    assert copies[-1] == "/b/s/model.safetensors.index.json"
+    assert [path for command, path in kept.log if command == "DELETE" or path.endswith("?delete")] == ["/b?delete"]
 
 
 def test_what_passes_is_tried_again(source: Path) -> None:

@@ -6,7 +6,7 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from typing import Final
@@ -16,15 +16,18 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable import SETTINGS
+from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
-from ckptool.formats.torch_legacy import is_legacy
+from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
 from ckptool.pickles.grades import is_known
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reaching import Looks
+from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
@@ -48,12 +51,13 @@ _MOST_KEPT: Final = 1000
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
 """How names of members end where there may be programs."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
+_LONGEST_MAGIC: Final = 48
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
@@ -92,13 +96,16 @@ class Search(Found):
             else:
                 at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, calls: Iterable[tuple[Call, int]] | None, scanned: Scan, record: str) -> None:
+    def read(self, stream: Stream, pickles: Sequence[Pickle], scanned: Scan, record: str) -> None:
         """Judge what the pickles call that a format has read; they are followed where it takes that."""
         is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
         self._allow_strings(stream.source)
         is_odd = is_odd or self._strings + len(scanned.carriers) > self._most_strings
-        found = None if calls is None or is_odd or self._is_wary else called.told(stream.globals, calls)
-        if found is None:
+        try:
+            if not pickles or is_odd or self._is_wary:
+                raise called.Unclear
+            found, self._is_wary = called.told(stream.globals, pickles)
+        except called.Unclear:
             self.stream(stream, record)
             return
         for one in stream.globals:
@@ -228,6 +235,8 @@ class Search(Found):
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._allow_strings(source)
+        if is_flatbuffer(head):
+            self.programs(source, record)
         contents = self._unpacking.contents(source, head, record)
         if contents is not None:
             if not head.startswith(LOCAL_MAGIC):
@@ -251,15 +260,15 @@ class Search(Found):
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
 
-    def programs(self, found: Archive | Remnant, record: str = "") -> None:
-        """Look at the programs in an archive, or in what remains of one."""
+    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
+        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
-        from ckptool.formats.runnable.programs import programs  # few hold some
+        from ckptool.formats.runnable.programs import of_file, programs  # few hold some
 
         try:
-            for act in programs(found, record):
-                self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+            for act in programs(found, record) if isinstance(found, Archive | Remnant) else of_file(found, record):
+                self.keep(act)
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 
@@ -329,6 +338,8 @@ class Search(Found):
             at, count = end, count + 1
             if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
                 self._legacy_head = source.read(0, at)
+        if most and nested_at is None and at < source.nbytes and (end := end_of_stream(source, 0, self.limits)):
+            self.behind(source, end, record)
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """
@@ -356,18 +367,32 @@ class Search(Found):
                     kept.popitem()
         return end
 
-    def behind(self, source: Source, at: int) -> None:
+    def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
         if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
-            self._inside(SliceSource(source, at, source.nbytes - at), "", at, 0)
+            self._inside(SliceSource(source, at, source.nbytes - at), record, at, 0)
             return
+        end_of_legacy, left = at, 0
         while at < source.nbytes:
+            place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
+            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
+                end_of_legacy, left = self._end_of_legacy(source, at, place), _OF_LEGACY
             try:
-                end = self._unread(source, at, "", None, 0)
+                end = self._unread(source, at, record, None, 0)
             except LimitExceeded as error:
-                self.miss(f"byte {at:,}: {error.message}")
+                self.miss(f"{place}: {error.message}")
                 return
             if end < 0:
                 return
-            self.further.append(f"byte {at:,}")
-            at = end
+            self.further.append(place)
+            left = max(0, left - 1)
+            at = end if left else max(end, end_of_legacy)
+
+    def _end_of_legacy(self, source: Source, at: int, place: str) -> int:
+        try:
+            return end_of_stream(source, at, self.limits)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            self.miss(f"{place}: {error.message}")
+            return 0

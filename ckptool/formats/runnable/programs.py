@@ -4,7 +4,7 @@ Programs that archives hold beside their pickles: which of their actions reach t
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
 what AOTInductor compiled of it is a library that is loaded, or C++ that is compiled first.
-``torch.package`` imports Python's source from the archive.
+``torch.package`` imports Python's source from the archive. Settings say what their loader calls.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Final
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_remains import Remnant
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
-from ckptool.formats.runnable.scripts import of_byte_code, of_script
+from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
+from ckptool.formats.runnable.settings import of_settings
 from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import counted, show_nbytes
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
+from ckptool.sources.source import Source
 
 _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
@@ -42,6 +45,25 @@ def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
         LimitExceeded: There is more of them than is looked at. What the others do was yielded.
     """
     return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
+
+
+def settings(archive: Archive) -> Iterator[Act]:
+    """Yield what the settings in an archive have called, and nothing else of it."""
+    for name in archive:
+        if name.endswith(SETTINGS) and archive[name].nbytes <= _MOST_READ:
+            yield from islice(_of_member(archive, name, name), _MOST_ACTS)
+
+
+def of_file(source: Source, record: str) -> Iterator[Act]:
+    """
+    Yield what the program in a flatbuffer does.
+
+    Raises:
+        LimitExceeded: It is larger than what is looked at.
+    """
+    if source.nbytes > _MOST_READ:
+        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield from islice(of_flatbuffer(source.read(0, source.nbytes), record), _MOST_ACTS)
 
 
 def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
@@ -77,6 +99,8 @@ def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
 
 
 def _is_program(name: str, *, is_exported: bool) -> bool:
+    if name.endswith(SETTINGS):
+        return True
     name = name.lower()  # as torch's reader looks for its members
     if is_exported and _GRAPHS in name:
         return True
@@ -96,7 +120,9 @@ def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
 
 def _of_data(name: str, data: bytes, record: str) -> Iterator[Act]:
     kind = name.lower()
-    if kind.endswith(".py"):
+    if name.endswith(SETTINGS):
+        yield from of_settings(str(data, "utf-8", "replace"), record)
+    elif kind.endswith(".py"):
         yield from of_script(str(data, "utf-8", "replace"), record)
     elif kind.endswith("bytecode.pkl"):
         yield from of_byte_code(data, record)

@@ -52,6 +52,10 @@ _CALL: Final = re.compile(
 )
 """An operator with its library; or one of these alone, unless it is a name that is declared or assigned."""
 _OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
+_STRING_OF_FLATBUFFER: Final = re.compile(rb"[^\0]{8,}")
+"""Its strings end with NUL, and so does their length before them,"""
+_LENGTH_WITHOUT_NUL: Final = 1 << 24
+"""unless it is this or more."""
 _TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
 
 
@@ -63,6 +67,25 @@ def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
         library, operator = str(found[1], "ascii", "replace"), str(data[found.end() : end], "ascii", "replace")
         if opens_files(library, operator):
             yield of_program(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
+
+
+def is_flatbuffer(head: bytes) -> bool:
+    """Say whether a file that begins so is TorchScript in a flatbuffer, which ``torch.jit.load`` loads, too."""
+    return head[4:8] == b"PTMF"
+
+
+def of_flatbuffer(data: bytes, record: str) -> Iterator[Act]:
+    """Yield the operators of TorchScript in a flatbuffer that open files: of its byte code, and of the source in it."""
+    yield from of_byte_code(data, record)
+    for found in _STRING_OF_FLATBUFFER.finditer(data):
+        start, end = found.span()
+        if data.find(b"torch", start, end) < 0 and data.find(b"ops", start, end) < 0:
+            continue
+        if end - start >= _LENGTH_WITHOUT_NUL:
+            yield of_program("a program", "a long program", UNFOLLOWED, record, start)
+            continue
+        text = str(data[start:end], "utf-8", "replace")
+        yield from (act._replace(offset=start) for act in of_script(text, record))
 
 
 def opens_files(library: str, operator: str) -> bool:

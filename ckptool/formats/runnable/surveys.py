@@ -110,6 +110,10 @@ class Found:
     def state(self) -> tuple[int, ...]:
         return len(self.acts), len(self.names), len(self.unseen), self.called
 
+    def keep(self, act: Act) -> None:
+        """Keep what something beside the pickles does."""
+        self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+
     def take(self, other: Found) -> None:
         """Keep what another search found."""
         self.acts.update(other.acts)

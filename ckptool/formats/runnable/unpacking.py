@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
+from ckptool.archives.compressed import ZLIB, Compression, behind_length, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
@@ -28,6 +28,8 @@ An archive whose members follow, or a member of one that has no single reading, 
 things, where these are known; or what opens a source.
 """
 
+PACKED: Final = "packed-otherwise"
+"""The kind of the error for what cannot be unpacked here."""
 _MOST_TIMES: Final = 4
 """What the file may grow to, so many times, may be unpacked one after the other."""
 _MOST_SEARCHED: Final = 1 << 28
@@ -37,8 +39,18 @@ _LONGEST_END: Final = END.size + 0xFFFF
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
-_LZ4: Final = b"\x04\x22\x4d\x18"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
+_OTHERWISE: Final = {
+    b"\x04\x22\x4d\x18": _UNPACKABLE,
+    b"\x02\x21\x4c\x18": _UNPACKABLE,
+    **{bytes([first]) + b"\x2a\x4d\x18": _UNPACKABLE for first in range(0x50, 0x60)},
+    b"7z\xbc\xaf\x27\x1c": "an archive of 7-Zip",
+    b"Rar!\x1a\x07": "an archive of RAR",
+    b"\x1f\x9d": "packed by compress",
+    b"LZIP\x01": "packed by lzip",
+    b"\xff\x06\0\0sNaPpY": "packed with Snappy",
+}
+"""How files begin that pack others in ways which are not unpacked here."""
 
 
 def place(record: str, name: str) -> str:
@@ -81,10 +93,12 @@ class Unpacking:
         compression = compression_of(head)
         if compression is not None:
             return self._compressed(source, compression, record)
+        if (begin := behind_length(head)) is not None:
+            return self._compressed(SliceSource(source, begin, source.nbytes - begin), ZLIB, record)
         if head.startswith(_ZSTANDARD):
             return self._zstandard(source, record)
-        if head.startswith(_LZ4):
-            raise UnsupportedFeature(_UNPACKABLE)
+        if (packed := next(filter(head.startswith, _OTHERWISE), None)) is not None:
+            raise UnsupportedFeature(_OTHERWISE[packed], kind=PACKED)
         if head.startswith(LOCAL_MAGIC):
             return self._zip(source, record)
         return self._tar(source, record) if tars.is_tar(head) else None
@@ -119,7 +133,7 @@ class Unpacking:
         try:
             content = zstandard.unpack(source.read(0, source.nbytes), self._left())
         except MissingPackage as error:
-            raise UnsupportedFeature(_UNPACKABLE) from error
+            raise UnsupportedFeature(_UNPACKABLE, kind=PACKED) from error
         yield from self._holding(content, source, record)
 
     def _zip(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:

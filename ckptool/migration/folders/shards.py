@@ -25,7 +25,7 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.tensor import TensorInfo
 
-_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(I?)B|B?)\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B?)\s*", re.IGNORECASE)
 _STEPS: Final = "KMGT"
 _INDEX: Final = "model.safetensors.index.json"
 

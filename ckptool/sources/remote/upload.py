@@ -92,15 +92,15 @@ class Stored:
         except Exception as error:
             raise self.failed(error) from error
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         """
-        Delete an object.
+        Delete objects, many at once; one that is not there is none to delete.
 
         Raises:
             OutputFailed: The store refused.
         """
         try:
-            self._bucket.library.delete(self._bucket.store, key)
+            self._bucket.library.delete(self._bucket.store, list(keys))
         except Exception as error:
             raise self.failed(error) from error
 
