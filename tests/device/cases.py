@@ -27,9 +27,8 @@ from torch import nn
 
 import ckptool
 from ckptool.loading.memory import device as device_memory
-from ckptool.loading.memory import threads
-from ckptool.loading.serving import commit
-from tests.device import tags
+from ckptool.torch_ops.accelerators import Accelerator
+from tests.device import tags, waits
 from tests.device.register import KIND, register
 
 CASES: dict[str, Callable[[], object]] = {}
@@ -41,23 +40,6 @@ WEIGHTS = 10
 FOLDER = tempfile.TemporaryDirectory(prefix="ckptool-device-")  # goes with the process
 FILES = Path(FOLDER.name)
 BIG = [torch.randn(700, 700) for _ in range(20)]
-
-
-def _no_wait_stream(self: Any, device: torch.device, accelerator: Any) -> None:
-    self._accelerator, self._stream = accelerator, accelerator.api.Stream(device)
-
-
-SENDER = device_memory._StreamSender
-WAITS: dict[str, tuple[Any, str, Any, str]] = {
-    "for all work, before a commit": (commit, "wait_for_all", lambda devices: None, "LiveModel in_place"),
-    "for all work, before the old weights go": (commit, "_let_go", lambda tensors, devices: None, "LiveModel swap"),
-    "for its own work, before a swap": (commit, "wait_for_own", lambda devices: None, "LiveModel swap"),
-    "for the caller's stream, in a thread": (threads, "work_on", lambda streams: None, "load_into"),
-    "for the end of what was sent": (SENDER, "finish", lambda self: None, "load, "),
-    "for a copy, before its buffer is filled again": (SENDER, "wait", lambda self, event: None, "load, "),
-    "for what the caller does with the memory": (SENDER, "__init__", _no_wait_stream, "load_into"),
-}
-"""Each place that makes something wait, what takes it out, and how the cases begin that go wrong without it."""
 
 
 def case(name: str) -> Callable[[Case], Case]:
@@ -84,6 +66,16 @@ def on_own_stream(own: bool = True) -> Iterator[None]:
         yield
     finally:
         api().set_stream(before)
+
+
+@contextmanager
+def having(where: Any, attribute: str, value: Any) -> Iterator[None]:
+    kept = getattr(where, attribute)
+    setattr(where, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(where, attribute, kept)
 
 
 def linear(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -117,6 +109,14 @@ class Copies(nn.Module):
     def forward(self) -> list[torch.Tensor]:
         with torch.no_grad():
             return [one.clone() for one in reversed(list(self.w))]
+
+
+class LoadsApart(Copies):
+    """Loads in its own way, on a stream of its own."""
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        with on_own_stream():
+            return super().load_state_dict(*given, **named)
 
 
 def load_into(own: bool, dtype: torch.dtype) -> object:
@@ -249,9 +249,9 @@ def predicted() -> object:
     return (len(state) == 20 and abs(taken - cost.device_nbytes) <= 512 * 20) or f"{taken} and not {cost.device_nbytes}"
 
 
-def live(how: str, own: bool, dtype: torch.dtype) -> object:
+def live(how: str, own: bool, dtype: torch.dtype, kind: type[Copies] = Copies) -> object:
     files = [saved(Copies(value, dtype).state_dict(), f"{value}-{dtype}.pth") for value in (1.0, 2.0, 3.0)]
-    model = ckptool.LiveModel(Copies(1.0).to(device()), files[0], commit=how)  # type: ignore[arg-type]
+    model = ckptool.LiveModel(kind(1.0).to(device()), files[0], commit=how)  # type: ignore[arg-type]
     api().synchronize(device())
     torn: list[list[float]] = []
     calls: list[int] = []
@@ -296,22 +296,91 @@ def late_answer() -> object:
     return values == {1.0} or f"values of {sorted(values)}"
 
 
-@case("LiveModel swap, called as soon as it has the weights")
-def early_call() -> object:
+def called_at_once(how: str, kind: type[Copies] = Copies, hook: Callable[..., None] | None = None) -> object:
     native = sys.modules["tests.device.native"]
     first, second = (Copies(value, torch.float64).state_dict() for value in (1.0, 2.0))
-    model = ckptool.LiveModel(Copies(1.0).to(device()), saved(first, "1.0-torch.float64.pth"), commit="swap")
+    model = ckptool.LiveModel(kind(1.0).to(device()), saved(first, "1.0-torch.float64.pth"), commit=how)  # type: ignore[arg-type]
     held = model.model  # as a call does that is under way: so nothing waits for the end of the old weights
+    if hook is not None:
+        held.register_load_state_dict_post_hook(hook)
     api().synchronize(device())
     native.set_delay(30_000)
-    model.reload(saved(second, "2.0-torch.float64.pth"))  # the last of them is converted on the device, late
+    with suppress(KeyError):
+        model.reload(saved(second, "2.0-torch.float64.pth"))  # the last of them is converted on the device, late
     native.set_delay(0)
     with on_own_stream():
         answer = model()
     api().synchronize(device())
     native.set_delay(2_000)
     values = {float(value) for one in answer for value in one.cpu().unique()}
-    return (held is not model.model and values == {2.0}) or f"values of {sorted(values)}"
+    return ((held is model.model) == (how == "in_place") and values == {2.0}) or f"values of {sorted(values)}"
+
+
+@case("LiveModel swap, called as soon as it has the weights")
+def early_call() -> object:
+    return called_at_once("swap")
+
+
+@case("LiveModel in_place, called after hooks that fail")
+def hooks_fail() -> object:
+    def fail(module: nn.Module, keys: Any) -> None:
+        raise KeyError
+
+    return called_at_once("in_place", hook=fail)
+
+
+@case("LiveModel in_place, called after it loaded on a stream of its own")
+def loaded_apart() -> object:
+    return called_at_once("in_place", LoadsApart)
+
+
+@case("LiveModel in_place, while it loads on a stream of its own")
+def loads_apart() -> object:
+    return live("in_place", True, torch.float64, LoadsApart)
+
+
+@case("LiveModel in_place, the only device of its kind")
+def only_one() -> object:
+    with having(Accelerator, "is_single", property(lambda self: True)):
+        return live("in_place", True, torch.float32)
+
+
+@case("LiveModel swap, called as soon as it has the weights, without streams to wait for")
+def without_streams() -> object:
+    with having(Accelerator, "has_streams", property(lambda self: False)):
+        return early_call()
+
+
+@case("load, which its caller waits for once, and on whose stream nothing is changed")
+def waited_for() -> object:
+    native, path = sys.modules["tests.device.native"], saved(Copies(1.0).state_dict(), "1.0-torch.float32.pth")
+    with on_own_stream():
+        stream, before = api().current_stream(), native.blocked()
+        ckptool.load(path, device())
+        found = native.blocked() - before, api().current_stream()
+    return found == (1, stream) or f"{found[0]} times, and on {found[1]}"
+
+
+@case("load_into behind queued work, on another device than the current one")
+def elsewhere() -> object:
+    path = saved(linear(1, torch.float64).state_dict(), "float64.pth")
+    model = linear(2).to(f"{KIND}:1")
+    zeros = [torch.zeros_like(one) for one in model.parameters()]
+    api().synchronize(1)
+    before = api().current_stream(1)
+    api().set_stream(api().Stream(torch.device(KIND, 1)))
+    api().set_device(0)  # which a stream of another may have made the current one
+    try:
+        with torch.no_grad():
+            for _ in range(5):
+                for one, zero in zip(model.parameters(), zeros, strict=True):
+                    one.copy_(zero)
+        ckptool.load_into(model, path)
+    finally:
+        api().set_stream(before)
+        api().set_device(0)
+    api().synchronize(1)
+    return compared(model.state_dict(), {name: one.float() for name, one in torch.load(path).items()})
 
 
 for _own in (True, False):  # streams of their own come first: they are where most waits are missed
@@ -334,18 +403,16 @@ def without(wait: str) -> Iterator[str]:
     if wait == NOTHING:
         yield ""
         return
-    where, attribute, nothing, begin = WAITS[wait]
-    kept = getattr(where, attribute)
-    setattr(where, attribute, nothing)
     try:
-        yield begin
+        with waits.without(waits.places()[wait]):
+            yield waits.WAITS[wait]
     finally:
-        setattr(where, attribute, kept)
         for index in range(api().device_count()):
             api().synchronize(index)  # what is late is not the next one's
 
 
 def came_to(name: str) -> object:
+    api().empty_cache()  # memory is taken as if by the first case
     try:
         return CASES[name]()
     except Exception as error:  # noqa: BLE001 - a result as others
@@ -367,7 +434,7 @@ def main() -> None:
     native = register()
     device_memory._BUFFER_NBYTES = 1 << 20  # each buffer is used again
     found = {}
-    for left_out in sys.argv[1:] or [NOTHING, *WAITS]:
+    for left_out in sys.argv[1:] or [NOTHING, *waits.WAITS]:
         found[left_out] = tried(left_out)
         if left_out == NOTHING:
             found[left_out]["pinned memory is let go of"] = native.pinned_nbytes() == 0 or native.pinned_nbytes()

@@ -24,18 +24,23 @@ import pytest
 from tests import scale
 
 ROOT = Path(__file__).parents[2]
+WRAPPERS = ("data-parallel", "ddp")
 
 
 @dataclass(frozen=True)
 class OfADevice:
-    """Files of a TiedReader, for each habit of saving and both containers; all tensors but counters have one tag."""
+    """
+    Files of a TiedReader, for each habit of saving and both containers; all tensors but counters have one tag.
+
+    The whole model is there in ``WRAPPERS``, too.
+    """
 
     folder: Path
     tag: str
     place: str
 
-    def file(self, habit: str = "state-dict", container: str = "zip") -> Path:
-        return self.folder / f"{habit}-plain-{self.place}-{container}.pth"
+    def file(self, habit: str = "state-dict", container: str = "zip", wrapper: str = "plain") -> Path:
+        return self.folder / f"{habit}-{wrapper}-{self.place}-{container}.pth"
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob(f"*-plain-{self.place}-*.pth"))
@@ -77,7 +82,8 @@ def saved() -> Path:
 
     built = build.library("sim")
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "ckptool" / "reference").glob("*.py"), *Path(__file__).parent.glob("*.py")]):
+    here = (Path(__file__).with_name(f"{name}.py") for name in ("register", "trained"))
+    for path in (*sorted((ROOT / "ckptool" / "reference").glob("*.py")), *here):
         digest.update(path.read_bytes())
     folder = built.parent.parent / f"trained-{digest.hexdigest()[:16]}"
     if not folder.exists():

@@ -14,7 +14,8 @@ import torch
 
 from tests import scale
 from tests.device import build
-from tests.device.cases import CASES, NOTHING, WAITS
+from tests.device.cases import CASES, NOTHING
+from tests.device.waits import WAITS
 
 pytestmark = [
     pytest.mark.exhaustive,
