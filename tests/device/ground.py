@@ -15,7 +15,7 @@ from tests.device.register import KIND
 
 CASES: dict[str, Callable[[], object]] = {}
 Case = Callable[..., object]
-WEIGHTS = 10
+WEIGHTS = 6
 FOLDER = tempfile.TemporaryDirectory(prefix="ckptool-device-")  # goes with the process
 FILES = Path(FOLDER.name)
 BIG = [torch.randn(700, 700) for _ in range(20)]

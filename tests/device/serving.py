@@ -53,7 +53,7 @@ def late_answer(how: str, kind: type[Copies] = Copies) -> object:
     api().synchronize(device())
     with on_own_stream():
         pause = torch.zeros(1, device=device())
-        for _ in range(80):
+        for _ in range(60):
             pause.clone()
         answer = model()
     for path in (files[1], files[2]):
@@ -78,7 +78,7 @@ def called_at_once(how: str, kind: type[Copies] = Copies, hook: Callable[..., No
     if hook is not None:
         held.register_load_state_dict_post_hook(hook)
     api().synchronize(device())
-    native.set_delay(30_000)
+    native.set_delay(20_000)
     with suppress(KeyError):
         model.reload(saved(second, "2.0-torch.float64.pth"))  # the last of them is converted on the device, late
     native.set_delay(0)
