@@ -29,8 +29,8 @@ def case(name: str) -> Callable[[Case], Case]:
     return add
 
 
-def device() -> torch.device:
-    return torch.device(KIND, 0)
+def device(index: int = 0) -> torch.device:
+    return torch.device(KIND, index)
 
 
 def api() -> Any:
@@ -38,13 +38,15 @@ def api() -> Any:
 
 
 @contextmanager
-def on_own_stream(own: bool = True) -> Iterator[None]:
-    before = api().current_stream()
-    api().set_stream(api().Stream(device()) if own else before)
+def on_own_stream(own: bool = True, index: int = 0) -> Iterator[None]:
+    before = api().current_stream(device(index))
+    api().set_stream(api().Stream(device(index)) if own else before)
+    api().set_device(0)  # a stream of another makes that the current one
     try:
         yield
     finally:
         api().set_stream(before)
+        api().set_device(0)
 
 
 @contextmanager
@@ -70,7 +72,8 @@ def saved(state: Any, name: str) -> Path:
 
 
 def compared(state: Any, wanted: Any) -> object:
-    api().synchronize(device())
+    for index in range(api().device_count()):
+        api().synchronize(index)
     return all(torch.equal(state[name].cpu(), wanted[name]) for name in wanted) or "not the weights of the file"
 
 
