@@ -218,8 +218,8 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
 def _runs_made(name: str, how: How, given: tuple[Inert, ...], looks: Looks, *, is_calling: bool) -> bool:
     """Say whether a call of a known package may call methods of objects that are of classes made by the file."""
     is_built = how == "builds" and package_of(name) in KNOWN and name not in plain.KEEPERS
-    if name in _WITH_MAKERS:
-        return any(map(made_objects.is_object_made, given))  # the class of a tensor is one that the file makes
+    if name in _WITH_MAKERS or name == "builtins.setattr":  # which may be given classes that the file makes
+        return any(map(made_objects.is_object_made, given))
     if is_calling or is_built:
         return made_objects.holds_made(given, looks)
     return made_objects.takes_made(name, given, is_built=how == "builds" and package_of(name) in KNOWN)

@@ -79,7 +79,10 @@ def _made_of_members(given: tuple[Inert, ...]) -> str | None:
 
 def _is_setter(value: Inert) -> bool:
     """Say whether setting an attribute of this value calls a function."""
-    return type(value) is Call and isinstance(value.args, tuple) and any(part is not None for part in value.args[1:3])
+    func = nodes.global_of(value.func) if type(value) is Call else None
+    if func is None or canonical(func.module, func.name) != "builtins.property" or not isinstance(value.args, tuple):
+        return False
+    return any(part is not None for part in value.args[1:3])
 
 
 def _is_run(method: Inert, value: Inert, pairs: Pairs, maker: str, bases: tuple[Inert, ...]) -> bool:

@@ -290,9 +290,9 @@ RUN_BY_ENUMERATIONS: Final = _words("__init__ _generate_next_value_")
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
-    | _full("collections", "OrderedDict defaultdict")
+    | _full("collections", "OrderedDict defaultdict Counter deque")
     | _full("functools", "partial partialmethod lru_cache")
-    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType")
+    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType MappingProxyType")
     | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
     | _full("argparse", "Namespace")
 )
