@@ -10,7 +10,15 @@ from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import Effect, How, Unfollowed
-from ckptool.pickles.made_objects import BYTE_CODE, bases_of, holds_made, is_object_made, known_bases
+from ckptool.pickles.made_objects import (
+    BYTE_CODE,
+    SETTER,
+    bases_of,
+    holds_made,
+    is_object_made,
+    is_state_made,
+    known_bases,
+)
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import Verdict, cut_text, is_system
@@ -59,7 +67,7 @@ def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Ver
             yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
     if looks is None:
         return
-    if looks.has_setters and sets_slots(target, state):
+    if SETTER in looks.met and sets_slots(target, state):
         yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
         return
     func = nodes.global_of(target.func)
@@ -83,6 +91,9 @@ def sets_slots(target: Call, state: Inert) -> bool:
 def _uses_made(target: Call, state: Inert, looks: Looks) -> bool:
     """Say whether a class that is known to use parts of its state finds an object there of a class of the file."""
     made = nodes.class_of(target)
+    name = canonical(made.module, made.name) if made is not None else ""
+    if is_object_made(state) or (package_of(name) in KNOWN and name not in plain.KEEPERS and is_state_made(state)):
+        return True
     known = known_bases((made,) if made is not None else bases_of((target.func,)))
     used = [names for pattern, names in plain.USED_OF_STATES for name in known if re.fullmatch(pattern, name)]
     values = [value for key, value in nodes.state_pairs(state) if any(key in names for names in used)] if used else []

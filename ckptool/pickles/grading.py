@@ -31,6 +31,7 @@ _WITH_MAKERS: Final = {
     "numpy.random._pickle.__generator_ctor": (1, 0),
     "numpy.random._pickle.__randomstate_ctor": (1, 0),
     "dill._dill._create_array": (0, 1),
+    "dill._dill._create_ftype": (0, None),
 }
 """Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
 _CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
@@ -48,6 +49,7 @@ _GIVEN_MORE: Final = frozenset(
 """Calls that make data and are given a name that they call, or give what others are to follow."""
 _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
+_EVALUATES_METHODS: Final = "dill._dill._getattr"
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
 _CALLED_BY_PACKAGES: Final = 2
@@ -185,6 +187,9 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
+    elif name == _EVALUATES_METHODS and not isinstance(results.result(effect), Global):
+        yield Verdict("system", name, how, table.EVALUATES, lambda: call_text(name, given))
+        return
     elif is_changer(name, named.name) and given and not (is_new(given[0]) or names_itself(given)):
         yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
@@ -221,7 +226,8 @@ def _runs_made(name: str, how: How, given: tuple[Inert, ...], looks: Looks, *, i
     if name in _WITH_MAKERS or name == "builtins.setattr":  # which may be given classes that the file makes
         return any(map(made_objects.is_object_made, given))
     if is_calling or is_built:
-        return made_objects.holds_made(given, looks)
+        is_deep = name.startswith("builtins.") or name not in plain.HARMLESS
+        return made_objects.holds_made(given, looks, is_deep=is_deep)
     return made_objects.takes_made(name, given, is_built=how == "builds" and package_of(name) in KNOWN)
 
 

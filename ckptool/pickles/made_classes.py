@@ -9,12 +9,22 @@ from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN
 from ckptool.pickles.grades import is_class
-from ckptool.pickles.made_objects import BYTE_CODE, bases_given, bases_of, is_class_made, is_object_made, known_bases
+from ckptool.pickles.made_objects import (
+    BYTE_CODE,
+    SETTER,
+    bases_given,
+    bases_of,
+    is_class_made,
+    is_object_made,
+    known_bases,
+)
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import is_system
 
 _NAMES: Final = plain.METHODS | plain.RUN_BY_LOADING
+_HOOK: Final = "__subclasshook__"
+"""What a class is asked when another is registered with it."""
 _TAKING_OBJECTS: Final = ("_create_cell", "_make_cell", "_create_weakref", "_create_weakproxy")
 """Calls that keep whatever object they are given."""
 _OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.staticmethod")
@@ -39,7 +49,11 @@ def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | N
     parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
     pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
     pairs += [given[1:3]] if last in plain.CHANGER_NAMES and len(given) == 3 else []
-    looks.has_setters = looks.has_setters or any(_is_setter(value) for _, value in pairs)
+    looks.met.update(key for key, _ in pairs if isinstance(key, str) and key == _HOOK)
+    if any(_is_setter(value) for _, value in pairs):
+        looks.met.add(SETTER)
+    if _HOOK in looks.met and any(isinstance(key, str) and key == "_abc_impl" and value for key, value in pairs):
+        return f"{_HOOK}(), {BYTE_CODE}"
     methods = [(key, value) for key, value in pairs if isinstance(key, str) and key in _NAMES]
     run = next((key for key, value in pairs if _is_run(key, value, pairs, last, bases)), None)
     if run is not None:

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
+from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.nodes import Call, Dict, Inert, Set
-from ckptool.pickles.reaching import Looks, canonical
+from ckptool.pickles.reaching import Looks, canonical, package_of
 
 BYTE_CODE: Final = "byte code that the file brings"
+SETTER: Final = "a setter"
 _OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _DICTS: Final = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
 _MOST_BASES: Final = 1000
+_MOST_PARTS: Final = 1000
+"""Of a state, in tuples: those of the generators of Python and numpy have 628."""
 _TAKING_APART: Final = frozenset(
     (
         *_DICTS,
@@ -47,8 +51,12 @@ def is_object_made(one: Inert) -> bool:
     return is_class_made(one.func)
 
 
-def holds_made(values: Inert, looks: Looks) -> bool:
-    """Say whether there is such an object or class in containers, or more than can be looked at."""
+def holds_made(values: Inert, looks: Looks, *, is_deep: bool = False) -> bool:
+    """
+    Say whether there is such an object or class in containers, or more than can be looked at.
+
+    With ``is_deep``, also in objects of Python's own classes: to show these shows what they hold.
+    """
     todo: list[Inert] = [values]
     seen: set[int] = set()
     for one in todo:
@@ -57,11 +65,11 @@ def holds_made(values: Inert, looks: Looks) -> bool:
             return True
         if type(one) in nodes.CONTAINERS and id(one) not in seen:
             seen.add(id(one))
-            todo.extend(_held(one, looks.left))
+            todo.extend(_held(one, looks.left, is_deep=is_deep))
     return False
 
 
-def _held(one: Inert, most: int) -> Iterator[Inert]:
+def _held(one: Inert, most: int, *, is_deep: bool) -> Iterator[Inert]:
     kind = type(one)
     if kind is tuple or kind is list:
         yield from one[:most]
@@ -69,12 +77,23 @@ def _held(one: Inert, most: int) -> Iterator[Inert]:
         yield from chain.from_iterable(one.pairs[:most])
     elif kind is Set:
         yield from one.items[:most]
-    elif kind is Call and one.state is None:
+    elif kind is Call and is_deep:
         func = nodes.global_of(one.func)
-        if func is not None and canonical(func.module, func.name) in plain.CONTAINERS | plain.KEEPERS:
-            yield one.args
+        if func is None or package_of(canonical(func.module, func.name)) not in table.STDLIB:
+            return
+        yield from (one.args, one.state)
         yield from (one.items or ())[:most]
         yield from chain.from_iterable((one.pairs or ())[:most])
+
+
+def is_state_made(state: Inert) -> bool:
+    """Say whether a state is such an object, or holds one where tuples have numbers, texts or a dict."""
+    todo = [state]
+    for one in todo:
+        if is_object_made(one) or len(todo) > _MOST_PARTS:
+            return True
+        todo += one if type(one) is tuple else ()
+    return False
 
 
 def takes_made(name: str, given: tuple[Inert, ...], *, is_built: bool) -> bool:

@@ -103,6 +103,9 @@ NUMBERS_OF_C: Final = frozenset(
 ONLY_BUILT: Final = frozenset(("_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"))
 """Classes of objects that do nothing by themselves, which dill keeps of the module of a script."""
 
+METHODS_OF_VALUES: Final = r"<\w+(?: \w+)* '(\w+)' of '(dict|list|tuple|set|frozenset|str|int|float|bytes)' objects>"
+"""How dill writes methods of plain values, for the second part of it to be evaluated."""
+
 LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
 """What dill writes as text, for it to be evaluated."""
 
@@ -201,10 +204,10 @@ MAKE_ENUMERATIONS: Final = "_make_skeleton_enum"
 OF_PICKLERS: Final = (
     _words("_create_type _create_code _create_ftype _create_typing_tuple _create_lock _create_rlock _create_stringi")
     | _words("_create_stringo _create_weakref _create_weakproxy _create_array _create_dtypemeta _create_namedtuple")
-    | _words("_create_capsule _load_type _get_attr _getattr _getattribute _import_module _dict_from_dictproxy")
+    | _words("_load_type _get_attr _getattr _getattribute _import_module")
     | _words("_setitems _make_skeleton_enum _make_typevar _make_dict_keys _make_dict_values _make_dict_items")
-    | _words("_get_dataclass_field_type_sentinel _get_bases _gen_ellipsis _gen_not_implemented _get_module_builtins")
-    | _words("subimport dynamic_subimport _restore_attr _builtin_type _empty_cell_value PY2 _shims")
+    | _words("_get_dataclass_field_type_sentinel _gen_ellipsis _gen_not_implemented")
+    | _words("subimport dynamic_subimport _builtin_type")
 )
 """What else dill and cloudpickle write calls of."""
 
@@ -281,6 +284,7 @@ RUN_FOR_BASES: Final = (
 
 USED_OF_STATES: Final = (
     (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
+    (r"numpy\.random\.[\w.]+", _words("bit_generator state has_gauss gauss has_uint32 uinteger")),
     (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
 )
 """What objects of known classes do more with than to keep it, when they get it as a part of their state."""

@@ -28,12 +28,12 @@ _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 class Looks:
     """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
 
-    __slots__ = ("has_setters", "left")
+    __slots__ = ("left", "met")
 
     def __init__(self) -> None:
         self.left = _MOST_LOOKED_AT
-        self.has_setters = False
-        """Whether a class that the file makes has an attribute that calls something when it is set."""
+        self.met: set[str] = set()
+        """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
 
 
 @lru_cache(maxsize=1 << 12)
