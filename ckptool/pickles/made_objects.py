@@ -17,8 +17,8 @@ SETTER: Final = "a setter"
 _OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _DICTS: Final = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
 _MOST_BASES: Final = 1000
-_MOST_PARTS: Final = 1000
-"""Of a state, in tuples: those of the generators of Python and numpy have 628."""
+_MOST_PARTS: Final = 1 << 16
+"""Of a state, in tuples: those of Python's own generators have 628."""
 _TAKING_APART: Final = frozenset(
     (
         *_DICTS,
