@@ -225,7 +225,7 @@ def _runs_made(name: str, how: How, given: tuple[Inert, ...], looks: Looks, *, i
     is_built = how == "builds" and package_of(name) in KNOWN and name not in plain.KEEPERS
     if name in _WITH_MAKERS or name == "builtins.setattr":  # which may be given classes that the file makes
         return any(map(made_objects.is_object_made, given))
-    if is_calling or is_built:
+    if (is_calling or is_built) and name not in made_objects.HOLDING:
         is_deep = name.startswith(("builtins.", "operator.")) or name not in plain.HARMLESS
         return made_objects.holds_made(given, looks, is_deep=is_deep)
     return made_objects.takes_made(name, given, is_built=how == "builds" and package_of(name) in KNOWN)

@@ -27,6 +27,10 @@ _HOOK: Final = "__subclasshook__"
 """What a class is asked when another is registered with it."""
 _TAKING_OBJECTS: Final = ("_create_cell", "_make_cell", "_create_weakref", "_create_weakproxy")
 """Calls that keep whatever object they are given."""
+_TOLD_OF_ENDS: Final = ("_create_weakref", "_create_weakproxy")
+"""Those that may be given a function as well, for the end of the object."""
+_TAKEN_APART: Final = ("__closure__", "_cloudpickle_submodules")
+"""Parts of the state of a function whose items are asked for something."""
 _OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.staticmethod")
 
 
@@ -50,6 +54,11 @@ def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | N
     pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
     pairs += [given[1:3]] if last in plain.CHANGER_NAMES and len(given) == 3 else []
     looks.met.update(key for key, _ in pairs if isinstance(key, str) and key == _HOOK)
+    parts = [
+        part for key, value in pairs if isinstance(key, str) and key in _TAKEN_APART for part in (value, *_items(value))
+    ]
+    if any(map(is_object_made, parts)):
+        return f"an object, {BYTE_CODE}"
     if any(_is_setter(value) for _, value in pairs):
         looks.met.add(SETTER)
     if _HOOK in looks.met and any(isinstance(key, str) and key == "_abc_impl" and value for key, value in pairs):
@@ -64,7 +73,8 @@ def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | N
 def _made_by(last: str, given: tuple[Inert, ...], bases: tuple[Inert, ...]) -> str | None:
     """Return what reaches the system that makes a class: its metaclass, or the class of which members are made."""
     if last in _TAKING_OBJECTS:
-        return None
+        is_told = last in _TOLD_OF_ENDS and any(type(one) is Call for one in given[1:])
+        return f"what is told of an end, {BYTE_CODE}" if is_told else None
     parts = given[1] if last in plain.CHANGER_NAMES and len(given) == 2 and isinstance(given[1], tuple) else ()
     if any(map(is_object_made, (*given[: 2 if last in plain.CHANGER_NAMES else None], *parts))):
         return f"an object, {BYTE_CODE}"
@@ -80,6 +90,10 @@ def _made_by(last: str, given: tuple[Inert, ...], bases: tuple[Inert, ...]) -> s
     name = canonical(kind.module, kind.name) if kind is not None else ""
     is_known = kind is None or name in plain.METACLASSES or (is_class(name) and name.endswith("Meta"))
     return name if kind is not None and not is_known and is_system(name, kind.name) else None
+
+
+def _items(value: Inert) -> Inert:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _made_of_members(given: tuple[Inert, ...]) -> str | None:

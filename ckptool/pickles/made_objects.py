@@ -15,6 +15,8 @@ from ckptool.pickles.reaching import Looks, canonical, package_of
 BYTE_CODE: Final = "byte code that the file brings"
 SETTER: Final = "a setter"
 _OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
+HOLDING: Final = ("collections.Counter", "collections.deque", "types.MappingProxyType")
+"""Calls that take what they are given apart, and keep what is in that."""
 _DICTS: Final = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
 _MOST_BASES: Final = 1000
 _MOST_PARTS: Final = 1 << 16
@@ -24,10 +26,12 @@ _TAKING_APART: Final = frozenset(
         *_DICTS,
         *(f"builtins.{kind}" for kind in ("list", "tuple", "set", "frozenset", "bytes", "bytearray", "str", "type")),
         *(f"builtins.{kind}" for kind in ("int", "float", "complex")),
+        *HOLDING,
+        "typing.NewType",
         "types.CodeType",
     )
 )
-"""Keepers that ask what they are given for items, or for a value."""
+"""They, and keepers that ask what they are given for items, or for a value."""
 
 
 def maker_name(one: Inert) -> str:

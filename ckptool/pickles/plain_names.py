@@ -269,6 +269,7 @@ RUN_BY_LOADING: Final = _words(
     "__new__ __setstate__ __setattr__ __getattribute__ __getattr__ __del__ __hash__ __eq__ __dict__ __init_subclass__"
     " __set_name__ __get__ __set__ __prepare__ __mro_entries__ __instancecheck__ __subclasscheck__ __setitem__ append"
     " extend add _missing_ mro __array_finalize__ __torch_function__ __torch_dispatch__ _patch_step_function"
+    " __class__ __module__ __doc__ __name__ __qualname__ __parameters__ __typing_subst__ __isabstractmethod__"
 )
 """Methods of a class that unpickling itself may call: of its objects, of keys, of its subclasses, at their end."""
 
@@ -294,9 +295,9 @@ RUN_BY_ENUMERATIONS: Final = _words("__init__ _generate_next_value_")
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
-    | _full("collections", "OrderedDict defaultdict Counter deque")
+    | _full("collections", "OrderedDict defaultdict")
     | _full("functools", "partial partialmethod lru_cache")
-    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType MappingProxyType")
+    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType")
     | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
     | _full("argparse", "Namespace")
 )

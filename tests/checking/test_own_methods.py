@@ -277,6 +277,10 @@ BYTE_CODE = {
         "1",
         None,
     ),
+    "what is told of an end": of_dill("_create_weakref", new(FILLED), FUNCTION),
+    "an object in the closure": of_cloudpickle("_function_setstate", FUNCTION, ({}, {"__closure__": (new(FILLED),)})),
+    "what is asked whether it is abstract": made(__isabstractmethod__=PROPERTY),
+    "the name of a type": call(named("typing", "NewType"), new(FILLED), 1),
     "a class that makes an array": of_dill("_create_array", FILLED, (), None),
     "items of a view": of_cloudpickle("_make_dict_items", new(FILLED)),
 }
