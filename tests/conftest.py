@@ -15,9 +15,10 @@ from hypothesis import is_hypothesis_test, settings
 
 from tests import scale, where
 from tests.against_torch.strangers import Strangers
+from tests.device.tags import of_a_device
 from tests.where import built_there
 
-__all__ = ["built_there"]
+__all__ = ["built_there", "of_a_device"]
 
 # Threads of torch's that wait for work sleep; else they take a third of the processor's time, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckptool import messages
@@ -80,11 +81,18 @@ class Reports:
             self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
         head = inspect_report.head_lines(checkpoint, summary, findings, _digest(checkpoint, is_asked=self._has_digest))
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
-        _print([""] if self._begun else [])
+        lines = [
+            *([""] if self._begun else []),
+            *terminal.wrapped((*head, *filter(None, [nothing])), self._listing.width),
+        ]
         self._begun = True
-        _print(terminal.wrapped((*head, *([nothing] if nothing is not None else [])), self._listing.width))
         if self._has_body and tensors:
-            _print(("", *self._listing.lines(checkpoint, tensors)))
+            if len(tensors) > _LINES_AT_ONCE:  # a long table takes time
+                _print(lines)
+                lines.clear()
+            _print(chain(lines, ("",), self._listing.lines(checkpoint, tensors)))
+        else:
+            _print(lines)
         if self._show_all:
             _print(_everything_else(checkpoint, self._listing))
 

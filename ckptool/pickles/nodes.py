@@ -128,6 +128,7 @@ class Set:
 
 
 _LONGEST_CLASS: Final = 256
+_FEW: Final = 4
 
 
 class Block:
@@ -348,9 +349,6 @@ def is_container(node: Inert) -> bool:
     return type(node) in CONTAINERS
 
 
-_FEW: Final = 4
-
-
 def is_leaf(node: Inert) -> bool:
     """
     Say whether a container is empty, or short and holds no container: to look at it again costs less than to note it.
@@ -366,29 +364,36 @@ def is_leaf(node: Inert) -> bool:
 def is_small(node: Inert) -> bool:
     """Say whether a container is short, and holds no others but short ones that hold none: to note it costs more."""
     below = _few(node)
-    if CONTAINERS.isdisjoint(map(type, below)):
-        return True
-    return all(type(one) not in CONTAINERS or CONTAINERS.isdisjoint(map(type, _few(one))) for one in below)
+    if below is None:
+        return False
+    return CONTAINERS.isdisjoint(map(type, below)) or all(type(one) not in CONTAINERS or _is_flat(one) for one in below)
 
 
-def _few(node: Inert) -> Collection[Inert]:
-    """Return what a container holds if that is little; else the container."""
+def _is_flat(node: Inert) -> bool:
+    below = _few(node)
+    return below is not None and CONTAINERS.isdisjoint(map(type, below))
+
+
+def _few(node: Inert) -> Collection[Inert] | None:
+    """Return what a container holds, if that is little."""
     kind = type(node)
+    if kind is tuple or kind is list:
+        return node if len(node) <= 2 * _FEW else None
     if kind is Dict:
-        return tuple(chain.from_iterable(node.pairs)) if len(node.pairs) <= _FEW else (node,)
-    found: Collection[Inert] = node if kind is tuple or kind is list else node.items if kind is Set else (node,)
-    return found if len(found) <= 2 * _FEW else (node,)
+        return tuple(chain.from_iterable(node.pairs)) if len(node.pairs) <= _FEW else None
+    return node.items if kind is Set and len(node.items) <= 2 * _FEW else None
 
 
 def is_bare(node: Inert) -> bool:
     """Say whether a call or a persistent id holds no container but small arguments and a small state."""
-    if type(node) not in (Call, PersistentId):
-        return False
-    if type(node) is PersistentId:
-        return type(node.pid) not in CONTAINERS
+    if type(node) is not Call:
+        return type(node) is PersistentId and type(node.pid) not in CONTAINERS
     if node.items or node.pairs or node.kwargs is not None:
         return False
-    return all(type(one) not in CONTAINERS or is_small(one) for one in (node.args, node.state))
+    args, state = node.args, node.state
+    if args and type(args) in CONTAINERS and not is_small(args):
+        return False
+    return state is None or type(state) not in CONTAINERS or is_small(state)
 
 
 CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))

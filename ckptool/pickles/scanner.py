@@ -89,9 +89,9 @@ _STEPS: Final = [
 _DULL: Final = re.compile(rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}){1,1000}", re.DOTALL).match
 """Opcodes of protocol 2 without text: they make up nearly all of a pickle, and nothing is to be kept of them."""
 _TEXTS: Final = b"|".join(
-    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 64)
+    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 25)
 )
-"""Short texts that can be no pickles, each with its size in front."""
+"""Short texts that can be no pickles, each with its size in front: a key of digits, a device."""
 _OF_STORAGE: Final = (
     rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS
 )

@@ -20,6 +20,7 @@ from ckptool.cli import cli
 from ckptool.torch_ops import devices as torch_devices
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
+from tests.device.tags import OfADevice
 from tests.each import each
 from tests.scale import some, times
 
@@ -105,13 +106,20 @@ def test_the_quick_look_imports_neither_torch_nor_numpy_and_reads_no_tensor() ->
     assert done.stderr.strip() == "set()"
 
 
-def test_devices_are_compared_with_those_that_are_given() -> None:
-    def codes(name: str, devices: list[str]) -> list[tuple[str, str]]:
-        found = check(VALID / name, devices=devices).findings
-        return [(one.code, one.severity) for one in found if one.code == "CK503"]
+def codes(name: Path | str, devices: list[str]) -> list[tuple[str, str]]:
+    found = check(VALID / name, devices=devices).findings
+    return [(one.code, one.severity) for one in found if one.code == "CK503"]
 
-    assert codes("device-forged-cuda0-zip.pth", ["cpu"]) == [("CK503", "warning")]
-    assert codes("device-forged-cuda0-zip.pth", ["cpu", "cuda:0"]) == []
+
+def test_devices_are_compared_with_those_that_are_given(of_a_device: OfADevice) -> None:
+    tag = of_a_device.tag
+    for path in of_a_device.files():
+        assert codes(path, ["cpu"]) == [("CK503", "warning")]
+        assert codes(path, ["cpu", tag]) == []
+        assert codes(path, ["cpu", tag.replace("0", "1")]) == [("CK503", "warning")]
+
+
+def test_tags_of_every_kind_are_compared_with_the_devices_that_are_given() -> None:
     assert codes("device-forged-cuda3-zip.pth", ["cpu", "cuda:0"]) == [("CK503", "warning")]
     assert codes("device-forged-mps-zip.pth", ["cpu", "mps"]) == []
     assert codes("device-forged-meta-zip.pth", ["cpu"]) == []
@@ -120,6 +128,15 @@ def test_devices_are_compared_with_those_that_are_given() -> None:
 
 @each("path", [path for path in OURS if path.suffix == ".pth"])
 def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
+    lacking_where_torch_lacks_it(path)
+
+
+def test_a_device_that_saved_a_file_is_lacking_where_torch_lacks_it(of_a_device: OfADevice) -> None:
+    for path in (of_a_device.file(), of_a_device.file(container="legacy")):
+        lacking_where_torch_lacks_it(path)
+
+
+def lacking_where_torch_lacks_it(path: Path) -> None:
     report = check(path, devices=[device.tag for device in torch_devices.devices().devices])
     codes = {(finding.code, finding.severity) for finding in report.findings}
     if ("CK202", "warning") in codes:
@@ -135,9 +152,9 @@ def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
             assert ("CK503", "warning") not in codes
 
 
-def test_the_devices_of_this_machine_are_asked_for_on_request() -> None:
-    code = 0 if torch.cuda.is_available() else 1
-    run(VALID / "device-forged-cuda0-zip.pth", "--device-check", code=code)
+def test_the_devices_of_this_machine_are_asked_for_on_request(of_a_device: OfADevice) -> None:
+    here = [device.tag for device in torch_devices.devices().devices]
+    run(of_a_device.file(), "--device-check", code=0 if of_a_device.tag in here else 1)
 
 
 def test_what_a_file_needs_is_named_and_not_looked_up() -> None:

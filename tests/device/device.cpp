@@ -1,15 +1,25 @@
 // A device for tests: memory that the host cannot touch, streams that do their work late, in threads of their own.
 // SIM_KEY: PrivateUse1, or CUDA or XPU where torch was built without them.
+// Only what is used is included: all of torch takes as long again to compile.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/IListRef_inl.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/EmptyTensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/extension.h>
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
 #include <torch/version.h>
 #include <sys/mman.h>
 #include <condition_variable>
@@ -38,6 +48,8 @@ struct DeviceAllocator : Allocator {
 #ifndef SIM_KEY
 #define SIM_KEY PrivateUse1
 #endif
+
+namespace py = pybind11;
 
 namespace {
 using c10::Device; using c10::Stream; using c10::DataPtr; using at::Tensor;

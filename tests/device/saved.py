@@ -1,13 +1,16 @@
 """
-Files whose tensors were on a device, or only claim it:  python -m tests.device.saved FOLDER real|forged
+Files whose tensors only claim to be on a device, then the same from one:  python -m tests.device.saved FORGED REAL
 
-A process of its own: torch keeps a device, and the name of one, once it has it.
+A process of its own: torch keeps a device, and the name of one, once it has it. What is forged comes first, while torch
+has no more than the name.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,12 +64,15 @@ def write(folder: Path, *, forge: bool) -> None:
             case.write(folder / _unforged(case))
 
 
-def name_only() -> None:
-    """Let torch know the name, for attributes that hold a device, and no device."""
+@contextmanager
+def name_only() -> Iterator[None]:
+    """Let torch know the name, for attributes that hold a device, and no device, until one is registered."""
     torch.utils.rename_privateuse1_backend(KIND)
     module = types.ModuleType(f"torch.{KIND}")
     module.__dict__.update(is_available=lambda: False, device_count=lambda: 0)
     torch._register_device_module(KIND, module)
+    yield
+    delattr(torch, KIND)
 
 
 def _unforged(case: Case) -> str:
@@ -75,9 +81,7 @@ def _unforged(case: Case) -> str:
 
 
 if __name__ == "__main__":
-    _forge = sys.argv[2] == "forged"
-    if _forge:
-        name_only()
-    else:
-        register()
-    write(Path(sys.argv[1]), forge=_forge)
+    with name_only():
+        write(Path(sys.argv[1]), forge=True)
+    register()
+    write(Path(sys.argv[2]), forge=False)

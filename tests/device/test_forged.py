@@ -24,13 +24,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     build.library("sim")
-    folder = tmp_path_factory.mktemp("saved")
-    for how in ("real", "forged"):
-        (folder / how).mkdir()
-        command = [sys.executable, "-m", "tests.device.saved", str(folder / how), how]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    return folder / "real", folder / "forged"
+    forged, real = (tmp_path_factory.mktemp(name) for name in ("forged", "real"))
+    command = [sys.executable, "-m", "tests.device.saved", str(forged), str(real)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return real, forged
 
 
 def opcodes(path: Path) -> list[list[tuple[str, Any]]]:

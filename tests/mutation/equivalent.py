@@ -138,6 +138,8 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("tensors/reading", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
     ("tensors/reading", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
     ("tensors/tensor", "check_extent", "rank > 4", "rank > 3"): ONLY_FASTER,
+    ("tensors/tensor", "check_extent", "rank > 4", "rank >= 4"): ONLY_FASTER,
+    ("tensors/tensor", "known_crc32", "self.nbytes == storage.nbytes", "self.nbytes >= storage.nbytes"): NEVER_BEYOND,
     ("tensors/reading", "gather", "len(dims) == 1", "len(dims) <= 1"): "without dimensions it returned before",
     ("tensors/reading", "gather", "len(dims) == 1", "len(dims) == 0"): ONLY_FASTER,
     ("tensors/reading", "_pack", "len(dims) == 2", "len(dims) <= 2"): "a single run does not come there",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import scale
-from tests.remote.buckets import KEY, SECRET, bucket
+from tests.remote.buckets import bucket
 from tests.remote.test_refusals import secure
 from tests.remote.test_same_as_here import CORPUS, looked_into
 
@@ -33,10 +33,9 @@ def different(address: str, *options: str) -> list[str]:
     return [name for name, path in tried() if looked_into(f"{address}/{name}", *options) != looked_into(str(path))]
 
 
-def test_through_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("keys")
+def test_through_a_store() -> None:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with bucket({f"/b/{name}": path.read_bytes() for name, path in chosen().items()}) as (server, _):
         assert different("s3://b", "--endpoint", server.url) == []
 

@@ -17,9 +17,11 @@ from ckptool import FileUnavailable, Remote, SourceChanged, load, migrate, open_
 from ckptool.cli import cli
 from ckptool.sources import far_folder
 from tests import scale
-from tests.remote.buckets import KEY, SECRET, bucket
+from tests.remote.buckets import bucket
 from tests.remote.servers import Server
 from tests.remote.test_requests import NUMEL, tensors, zipped
+
+pytestmark = pytest.mark.usefixtures("keys")
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
 
@@ -28,13 +30,6 @@ CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"
 FOLDERS = [
     path for folder in (FIXTURES, CORPUS) if folder.is_dir() for path in sorted(folder.iterdir()) if path.is_dir()
 ]
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 @pytest.fixture

@@ -15,17 +15,12 @@ from click.testing import CliRunner, Result
 from ckptool import migrate
 from ckptool.cli import cli, worker_process
 from tests.cli.test_scan import CUT, DIES, FINE, rows
-from tests.remote.buckets import KEY, SECRET, bucket
+from tests.remote.buckets import bucket
 from tests.remote.servers import Server, serving
 
+pytestmark = pytest.mark.usefixtures("keys")
+
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 @pytest.fixture

@@ -8,20 +8,15 @@ import pytest
 
 from ckptool import CkptoolError, Remote, SourceChanged, check, diff, load, migrate, open_checkpoint
 from ckptool.sources.remote.opening import open_remote
-from tests.remote.buckets import KEY, SECRET, checks_keys
+from tests.remote.buckets import SECRET, checks_keys
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
+
+pytestmark = pytest.mark.usefixtures("keys")
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
 
 DATA = zipped(tensors(200, NUMEL))
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 def refused(address: str) -> CkptoolError:

@@ -22,9 +22,11 @@ from ckptool.migration.output import far
 from ckptool.sources.remote import bucket as buckets
 from ckptool.sources.remote import upload
 from tests import scale
-from tests.remote.buckets import KEY, SECRET, Bucket, bucket
+from tests.remote.buckets import SECRET, Bucket, bucket
 from tests.remote.servers import Server
 from tests.remote.test_requests import tensors, zipped
+
+pytestmark = pytest.mark.usefixtures("keys")
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
 
@@ -34,10 +36,7 @@ LARGE = tensors(2, 400_000)
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "_PART_NBYTES", PART_NBYTES)
     monkeypatch.setattr(Bucket, "least_nbytes", PART_NBYTES)
 

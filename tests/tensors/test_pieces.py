@@ -260,3 +260,12 @@ def test_pieces_that_contradict_what_was_said_are_refused(change: dict[str, obje
     source = PiecesSource((2, 3), BY_NAME["float32"], [Piece((0, 0), (2, 3), "file", lambda: info)], name="w")
     with pytest.raises(MalformedFile, match="the piece of 'w'"):
         source.read(0, 24)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (3, 2), (1, 6), (6, 1)])
+def test_the_whole_is_packed_in_the_shape_that_it_is_given(shape: tuple[int, ...]) -> None:
+    source = in_pieces(np.arange(6, dtype=np.float32).reshape(2, 3), "float32", [((0, 0), (2, 3))], random.Random(0))
+    info = pieces_module.in_pieces("w", shape, BY_NAME["float32"], source, "cpu")
+
+    assert info.stride == tuple(np.lib.stride_tricks.as_strided(np.empty(shape, np.int8)).strides)
+    assert (info.stride is source.steps) == (shape == (2, 3))
