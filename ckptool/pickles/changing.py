@@ -113,7 +113,14 @@ def takes(target: Call, how: How) -> bool:
     name = canonical(made.module, made.name) if made is not None else ""
     if how == "sets":
         return name not in plain.STATELESS
+    if is_object_made(target):
+        return all(_takes_items(base) for base in known_bases(bases_of((target.func,))))
     return package_of(name) not in KNOWN or name in plain.CONTAINERS
+
+
+def _takes_items(base: str) -> bool:
+    """Say whether subclasses of a class may get items: those of other known ones are asked where to put them."""
+    return package_of(base) not in KNOWN - {"typing", "abc"} or base in plain.CONTAINERS | {"builtins.object"}
 
 
 def _uses_state(func: Global) -> bool:

@@ -280,6 +280,8 @@ RUN_FOR_BASES: Final = (
     (r"datetime\.tzinfo", _words("utcoffset")),
     (r"pathlib\.\w+", _words("_cparts _parts _flavour _drv _root _str _str_normcase parts")),
     (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
+    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
+    (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
 )
 """More of them, of subclasses of some classes: what methods of these ask their objects for."""
 

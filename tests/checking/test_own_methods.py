@@ -255,6 +255,13 @@ BYTE_CODE = {
     "the end of a file": made(named("io", "IOBase"), close=FUNCTION),
     "the end of a file's subclass": made(made(named("io", "IOBase")), close=FUNCTION),
     "what holds the items": made(named("collections", "UserDict"), data=PROPERTY),
+    "what puts an item into a sequence": added(
+        new(made(named("collections.abc", "MutableSequence"), insert=FUNCTION)), 1
+    ),
+    "what a message is sent by": item(new(made(named("email.message", "Message"), policy=PROPERTY)), "x", "y"),
+    "what a layer asks for": made(
+        named("torch.nn.modules.transformer", "TransformerEncoderLayer"), activation=PROPERTY
+    ),
     "what an optimizer makes anew": made(named("torch.optim.adam", "Adam"), _patch_step_function=FUNCTION),
     "what sets the state of a generator": made(named("random", "Random"), setstate=FUNCTION),
     "a subclass of arrays": made(named("numpy", "ndarray"), __array_finalize__=FUNCTION),
