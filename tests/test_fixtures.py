@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptool import CkptoolError, open_checkpoint
+from tests.device.tags import OfADevice
 from tests.each import each
 
 INVALID = Path(__file__).parents[1] / "fixtures" / "invalid"
@@ -18,8 +19,17 @@ CASES = sorted(VALID.glob("*.json"))
 
 @each("case", CASES)
 def test_a_fixture_holds_what_its_json_says(case: Path) -> None:
+    holds_what_is_said(case)
+
+
+def test_a_file_of_a_device_holds_what_was_said_of_the_tensors_there(of_a_device: OfADevice) -> None:
+    for path in of_a_device.files():
+        holds_what_is_said(path.with_suffix(".json"))
+
+
+def holds_what_is_said(case: Path) -> None:
     expected = json.loads(case.read_text())
-    with open_checkpoint(VALID / expected["file"]) as checkpoint:
+    with open_checkpoint(case.with_name(expected["file"])) as checkpoint:
         assert (checkpoint.format, checkpoint.form) == (expected["format"], expected["form"])
         assert list(checkpoint.tensors) == [tensor["name"] for tensor in expected["tensors"]]
         for wanted in expected["tensors"]:

@@ -26,6 +26,7 @@ from ckptool.checking.explain import Explanation, explain
 from ckptool.checking.explain.reading import READING
 from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
 from ckptool.cli import cli
+from tests.device.tags import OfADevice
 from tests.each import each
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -279,6 +280,15 @@ def test_the_hint_for_keys_names_the_options() -> None:
     (one,) = explain(message_of(lambda: LINEAR.load_state_dict(nn.DataParallel(LINEAR).state_dict())))
 
     assert one.command == "ckptool migrate FILE --form state_dict --strip-module"
+
+
+def test_what_torch_says_of_a_device_that_is_not_here_is_explained(of_a_device: OfADevice) -> None:
+    for path in (of_a_device.file(), of_a_device.file(container="legacy")):
+        (one,) = explain(message_of(lambda path=path: torch.load(path)), path)  # type: ignore[misc]
+        assert one.kind.startswith("device-")
+        words = shlex.split(str(one.command))
+        assert words[:3] == ["ckptool", "migrate", str(path)]
+        assert words[words.index("--to") + 1] == "cpu"
 
 
 @pytest.mark.parametrize("text", ["", "hello", "x" * 2_000_000, "a killed process"])

@@ -18,6 +18,7 @@ from ckptool.checking.finding import Finding
 from ckptool.cli import cli
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
+from tests.device.tags import OfADevice
 from tests.scale import one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -71,6 +72,11 @@ def opened(path: str) -> object:
 @pytest.mark.parametrize("path", one_of_twins(OURS), ids=lambda path: path.name)
 def test_every_command_in_a_hint_works_and_mends_it(path: Path, tmp_path: Path) -> None:
     run_all(path, tmp_path)
+
+
+def test_every_command_works_on_files_that_a_device_saved(of_a_device: OfADevice, tmp_path: Path) -> None:
+    for path in (of_a_device.file(), of_a_device.file("checkpoint", "legacy")):
+        assert "CK503" in run_all(path, tmp_path)
 
 
 @pytest.mark.corpus

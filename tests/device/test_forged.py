@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.device import build
+from tests.device import build, tags
+from tests.device.tags import OfADevice
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -75,3 +76,27 @@ def test_old_files_are_equal_but_for_addresses(folders: tuple[Path, Path]) -> No
             differ.append(real.name)
 
     assert differ == []
+
+
+def told(files: OfADevice, path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """
+    Return what was noted of a file when it was written, but for values and the tag.
+
+    An optimizer has as many parameters as the device makes of tied ones; there, as on others that torch does not have
+    itself, ``Module.to`` makes two of them.
+    """
+    said = files.said(path)
+    rows = [{key: value for key, value in row.items() if key != "sha256"} for row in said["tensors"]]
+    kept = [row for row in rows if not row["name"].startswith("optimizer.")]
+    assert kept
+    return said["form"], [row | {"device": row["device"].replace(files.tag, "there")} for row in kept]
+
+
+def test_what_the_trainer_saved_there_is_what_the_fixtures_claim_but_for_the_tag() -> None:
+    there, claimed = tags.real(), tags.FORGED
+    pairs = list(zip(there.files(), claimed.files(), strict=True))
+
+    assert len(pairs) == 12
+    for ours, theirs in pairs:
+        assert ours.name.replace(there.place, "") == theirs.name.replace(claimed.place, "")
+        assert told(there, ours) == told(claimed, theirs)

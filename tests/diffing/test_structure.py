@@ -25,6 +25,7 @@ from ckptool.diffing.trees import Change, tree_changes
 from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 from tests import build
+from tests.device.tags import OfADevice
 from tests.each import each
 from tests.scale import one_of_twins
 
@@ -69,6 +70,18 @@ def test_devices_are_compared_unless_ignored() -> None:
     assert set(report.devices[0][1:]) == {"cuda:0", "cpu"}
     assert [change.name for change in report.others] == ["args.device"]
     assert diff(GPU, CPU, ignore_wrappers=True, ignore_device=True).same
+
+
+def test_a_file_and_its_copy_for_the_cpu_differ_in_the_device_that_saved_it(
+    of_a_device: OfADevice, tmp_path: Path
+) -> None:
+    source, target = of_a_device.file(), tmp_path / "cpu.pth"
+    migrate(source, target, to="cpu")
+    report = diff(source, target)
+
+    assert found_differences(report) == {"devices": len(of_a_device.said(source)["tensors"])}
+    assert {change[1:] for change in report.devices} == {(of_a_device.tag, "cpu")}
+    assert diff(source, target, ignore_device=True).same
 
 
 def test_wrappers_are_named_and_can_be_ignored(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import ckptool
 from ckptool.reference.nets import TiedReader
-from tests.device.tags import FORGED, OfADevice
+from tests.device.tags import FORGED, WRAPPERS, OfADevice
 from tests.loading.same import assert_same, torch_load
 
 CONTAINERS = pytest.mark.parametrize("container", ["zip", "legacy"])
@@ -33,6 +33,13 @@ def with_its_weights(of_a_device: OfADevice) -> Any:
     model = TiedReader(WIDTH)
     model.load_state_dict(weights(of_a_device))
     return model.state_dict()
+
+
+def test_what_lies_beside_a_file_says_which_device_wrote_it(of_a_device: OfADevice) -> None:
+    for path in of_a_device.files():
+        said = of_a_device.said(path)
+        assert said["file"] == path.name
+        assert (said["device"], said["forged"]) == (of_a_device.tag, of_a_device is FORGED)
 
 
 @CONTAINERS
@@ -83,10 +90,16 @@ def test_a_model_that_serves_takes_them(commit: Any, of_a_device: OfADevice) -> 
 
 
 @CONTAINERS
-def test_a_whole_model_is_trusted_to_the_cpu(container: str, of_a_device: OfADevice) -> None:
-    model = ckptool.load_model(of_a_device.file("model", container), trust=True)
+@pytest.mark.parametrize("wrapper", ["plain", *WRAPPERS])
+def test_a_whole_model_is_trusted_wherever_the_caller_says(
+    wrapper: str, container: str, of_a_device: OfADevice
+) -> None:
+    path, wanted = of_a_device.file("model", container, wrapper), weights(of_a_device)
+    for where in ("cpu", None, {}, {of_a_device.tag: "cpu"}, lambda storage, tag: None):
+        model = ckptool.load_model(path, trust=True, map_location=where)
 
-    assert_same(model.state_dict(), weights(of_a_device))
+        assert type(model) is TiedReader
+        assert_same(model.state_dict(), wanted)
 
 
 @pytest.mark.parametrize("path", ["state-dict-zip", "state-dict-legacy", "checkpoint-zip", "model-legacy"])

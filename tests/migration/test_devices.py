@@ -22,6 +22,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Inert, children, is_container
 from ckptool.reference.forging import forged, mixed, tagged
 from tests import build
+from tests.device.tags import WRAPPERS, OfADevice
 from tests.each import each
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -88,19 +89,46 @@ def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: An
 @pytest.mark.parametrize("form", ["state_dict", "same"])
 @pytest.mark.parametrize("name", FORGED)
 def test_no_tag_of_a_fixture_is_left(name: str, form: Any, tmp_path: Path) -> None:
-    target = tmp_path / "x.pth"
     if form == "state_dict" and name.startswith("list-"):
         pytest.skip("of two models, neither is the weights")
-    report = migrate(VALID / name, target, form=form, to="cpu")
+    no_tag_is_left(VALID / name, form, tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("form", ["state_dict", "same"])
+def test_no_tag_is_left_of_the_device_that_saved_a_file(form: Any, of_a_device: OfADevice, tmp_path: Path) -> None:
+    wrapped = [of_a_device.file("model", container, how) for how in WRAPPERS for container in ("zip", "legacy")]
+    for path in (*of_a_device.files(), *wrapped):
+        if form == "same" or not path.name.startswith("list-"):
+            no_tag_is_left(path, form, tmp_path / path.name)
+
+
+def no_tag_is_left(path: Path, form: Any, target: Path) -> None:
+    report = migrate(path, target, form=form, to="cpu")
 
     with open_checkpoint(target) as found:
         tensors = [*found.tensors.values(), *found.attributes.values()]
         locations = {info.location for tensor in tensors for info in (tensor.info, *(p for _, p in tensor.info.parts))}
         assert locations == {"cpu"}
         assert set(devices_in(found.root)) <= {("cpu",)}
-    expected = {tensor["device"] for tensor in json.loads((VALID / name).with_suffix(".json").read_text())["tensors"]}
+    expected = {tensor["device"] for tensor in json.loads(path.with_suffix(".json").read_text())["tensors"]}
     assert set(report.retagged) >= expected - {"cpu"}
     assert "cpu" not in report.retagged
+
+
+def test_storages_are_counted_by_the_tags_that_torch_finds(of_a_device: OfADevice, tmp_path: Path) -> None:
+    for container in ("zip", "legacy"):
+        source, seen = of_a_device.file(container=container), list[str]()
+
+        def see(storage: torch.UntypedStorage, tag: str, seen: list[str] = seen) -> torch.UntypedStorage:
+            seen.append(tag)
+            return storage
+
+        loaded(source, map_location=see)
+        report = migrate(source, tmp_path / source.name, to="mps")
+
+        assert report.retagged == {of_a_device.tag: len(seen)}
+        assert set(seen) == {of_a_device.tag}
+        assert set(tags_of(tmp_path / source.name)) == {"mps"}
 
 
 @pytest.mark.parametrize("location", ["cuda", "cuda:3", "npu:0", "xpu:1", "mps", "meta", "privateuseone:0"])
