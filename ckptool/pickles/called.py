@@ -172,6 +172,8 @@ def _look_at_changes(call: Call, known: set[int], looks: Looks | None, *, is_any
         for part in state if type(state) is tuple and len(state) == 2 else (state,):
             if (type(part) is Dict or type(part) is Call) and part.pairs and not _is_dull(part.pairs):
                 raise Unclear
+    if looks is not None and changing.sets_slots(call, state):
+        raise Unclear  # whether its class has a function for that by then, the order decides
     if looks is not None and next(changing.state_given(call, state, looks), None) is not None:
         raise Unclear
 

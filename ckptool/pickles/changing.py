@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,6 +10,15 @@ from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import Effect, How, Unfollowed
+from ckptool.pickles.made_objects import (
+    BYTE_CODE,
+    SETTER,
+    bases_of,
+    holds_made,
+    is_object_made,
+    is_state_made,
+    known_bases,
+)
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import Verdict, cut_text, is_system
@@ -57,13 +67,37 @@ def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Ver
             yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
     if looks is None:
         return
+    if SETTER in looks.met and sets_slots(target, state):
+        yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
+        return
     func = nodes.global_of(target.func)
+    if _uses_made(target, state, looks):
+        yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
+        return
     found = as_method(nodes.state_pairs(state), looks)
     if found is None and func is not None and _uses_state(func):
         name = canonical(func.module, func.name)
         found = passed((state,), looks)
     if found is not None:
         yield Verdict("system", name, "sets", f"{table.PASSED}: {found}", lambda: f"{name} gets {cut_text(state)}")
+
+
+def sets_slots(target: Call, state: Inert) -> bool:
+    """Say whether attributes of an object are set one by one, and its class is one that the file makes."""
+    is_pair = isinstance(state, tuple) and len(state) == 2
+    return is_pair and not (isinstance(state[1], Dict) and not state[1].pairs) and is_object_made(target)
+
+
+def _uses_made(target: Call, state: Inert, looks: Looks) -> bool:
+    """Say whether a class that is known to use parts of its state finds an object there of a class of the file."""
+    made = nodes.class_of(target)
+    name = canonical(made.module, made.name) if made is not None else ""
+    if is_object_made(state) or (package_of(name) in KNOWN and name not in plain.KEEPERS and is_state_made(state)):
+        return True
+    known = known_bases((made,) if made is not None else bases_of((target.func,)))
+    used = [names for pattern, names in plain.USED_OF_STATES for name in known if re.fullmatch(pattern, name)]
+    values = [value for key, value in nodes.state_pairs(state) if any(key in names for names in used)] if used else []
+    return any(holds_made(value, looks) for value in values)
 
 
 def as_method(pairs: Pairs, looks: Looks) -> str | None:
@@ -79,7 +113,14 @@ def takes(target: Call, how: How) -> bool:
     name = canonical(made.module, made.name) if made is not None else ""
     if how == "sets":
         return name not in plain.STATELESS
+    if is_object_made(target):
+        return all(_takes_items(base) for base in known_bases(bases_of((target.func,))))
     return package_of(name) not in KNOWN or name in plain.CONTAINERS
+
+
+def _takes_items(base: str) -> bool:
+    """Say whether subclasses of a class may get items: those of other known ones are asked where to put them."""
+    return package_of(base) not in KNOWN - {"typing", "abc"} or base in plain.CONTAINERS | {"builtins.object"}
 
 
 def _uses_state(func: Global) -> bool:

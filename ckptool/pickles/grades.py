@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import How
-from ckptool.pickles.reaching import canonical, listed, package_of, reaching
+from ckptool.pickles.reaching import canonical, is_pickler, listed, package_of, reaching
 
 Grade: TypeAlias = Literal["data", "code", "system"]
 """It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
@@ -49,6 +49,8 @@ def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
         return "code", None
     if package in table.STDLIB:  # also to build: some classes do much at their objects' end
         return "system", table.UNKNOWN_LIBRARY
+    if is_pickler(name) and name.rpartition(".")[2] not in plain.WRITTEN_BY_PICKLERS:
+        return "system", table.UNKNOWN_PICKLER
     if how != "builds" and package in ("torch", "numpy"):
         return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
     return "code", None

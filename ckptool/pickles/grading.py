@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from ckptool.pickles import dangerous_names as table
-from ckptool.pickles import made_classes, nodes, results
+from ckptool.pickles import made_objects, nodes, results
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
@@ -30,6 +30,8 @@ _WITH_MAKERS: Final = {
     "numpy.random._pickle.__bit_generator_ctor": (0, None),
     "numpy.random._pickle.__generator_ctor": (1, 0),
     "numpy.random._pickle.__randomstate_ctor": (1, 0),
+    "dill._dill._create_array": (0, 1),
+    "dill._dill._create_ftype": (0, None),
 }
 """Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
 _CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
@@ -47,6 +49,7 @@ _GIVEN_MORE: Final = frozenset(
 """Calls that make data and are given a name that they call, or give what others are to follow."""
 _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
+_EVALUATES_METHODS: Final = "dill._dill._getattr"
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
 _CALLED_BY_PACKAGES: Final = 2
@@ -184,6 +187,9 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
+    elif name == _EVALUATES_METHODS and not isinstance(results.result(effect), Global):
+        yield Verdict("system", name, how, table.EVALUATES, lambda: call_text(name, given))
+        return
     elif is_changer(name, named.name) and given and not (is_new(given[0]) or names_itself(given)):
         yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
@@ -205,13 +211,24 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     if grade != "system" and looks is not None:
         called = _judge_of_handed(name, handed) if how == "calls" else None
         found = passed((handed, effect.keywords), looks, called)
-        if found is None and called is not None and made_classes.holds_object_made(handed, looks):
-            found = f"an object, {made_classes.BYTE_CODE}"
+        if found is None and _runs_made(name, how, handed, looks, is_calling=called is not None):
+            found = f"an object, {made_objects.BYTE_CODE}"
         found = found or as_method(nodes.state_pairs(effect.keywords), looks) or class_gets(named, given, looks)
     if found:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: call_text(name, given))
+
+
+def _runs_made(name: str, how: How, given: tuple[Inert, ...], looks: Looks, *, is_calling: bool) -> bool:
+    """Say whether a call of a known package may call methods of objects that are of classes made by the file."""
+    is_built = how == "builds" and package_of(name) in KNOWN and name not in plain.KEEPERS
+    if name in _WITH_MAKERS or name == "builtins.setattr":  # which may be given classes that the file makes
+        return any(map(made_objects.is_object_made, given))
+    if (is_calling or is_built) and name not in made_objects.HOLDING:
+        is_deep = name.startswith(("builtins.", "operator.")) or name not in plain.HARMLESS
+        return made_objects.holds_made(given, looks, is_deep=is_deep)
+    return made_objects.takes_made(name, given, is_built=how == "builds" and package_of(name) in KNOWN)
 
 
 def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -240,7 +257,7 @@ def _is_function(name: str) -> bool:
 
 def _class_with_code(one: Inert) -> str | None:
     """Return the class of torch, numpy or Python that an object is of, if its methods may do more than make data."""
-    if made_classes.is_object_made(one):
+    if made_objects.is_object_made(one):
         return "a class that the file makes"
     made = nodes.class_of(one) if isinstance(one, Call) else None
     name = canonical(made.module, made.name) if made is not None else ""
@@ -279,8 +296,11 @@ def _made_with(
         return  # a generator that numpy knows by its name
     args = () if gets is None else given[gets] if gets < len(given) else ()
     inner = effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,))
-    yield from _call(inner, looks)
     made = nodes.global_of(given[which])
+    if made is not None and canonical(made.module, made.name) in _WITH_MAKERS:
+        yield _unnamed(inner)  # no pickler writes that
+        return
+    yield from _call(inner, looks)
     if made is not None and canonical(made.module, made.name) in plain.STATELESS:
         name = canonical(made.module, made.name)
         yield Verdict("system", name, effect.how, table.CHANGED, lambda: call_text(name, args))
@@ -296,7 +316,7 @@ def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     if not isinstance(found, Global):
         # Of what cannot be followed; or under a name that is computed.
         harmless = isinstance(given[1] if len(given) > 1 else None, str) and isinstance(found, Unfollowed | None)
-        harmless = harmless and given[1] not in table.INSIDE and not made_classes.is_object_made(given[0])
+        harmless = harmless and given[1] not in table.INSIDE and not made_objects.is_object_made(given[0])
         grade: Grade = "code" if harmless else "system"
         yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, shown)
         return
@@ -343,7 +363,8 @@ def _unnamed(effect: Effect) -> Verdict:
         # To call a class runs how it makes objects: byte code, but for enumerations, which look a member up.
         may_run = effect.how == "calls" and maker.name.rpartition(".")[2] != plain.MAKE_ENUMERATIONS
         grade = "system" if may_run or package_of(name) in table.STDLIB else grade_of(name, maker.name, "calls")[0]
-        if grade == "code":
+        given = effect.arguments if isinstance(effect.arguments, tuple) else ()
+        if grade == "code" and not any(map(made_objects.is_object_made, given)):
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
     what = target.why if isinstance(target, Unfollowed) else cut_text(target)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN
 from ckptool.pickles.grades import is_class
+from ckptool.pickles.made_objects import (
+    BYTE_CODE,
+    SETTER,
+    bases_given,
+    bases_of,
+    is_class_made,
+    is_object_made,
+    known_bases,
+)
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import is_system
 
-BYTE_CODE: Final = "byte code that the file brings"
 _NAMES: Final = plain.METHODS | plain.RUN_BY_LOADING
+_HOOK: Final = "__subclasshook__"
+"""What a class is asked when another is registered with it."""
+_TAKING_OBJECTS: Final = ("_create_cell", "_make_cell", "_create_weakref", "_create_weakproxy")
+"""Calls that keep whatever object they are given."""
+_TOLD_OF_ENDS: Final = ("_create_weakref", "_create_weakproxy")
+"""Those that may be given a function as well, for the end of the object."""
+_TAKEN_APART: Final = ("__closure__", "_cloudpickle_submodules")
+"""Parts of the state of a function whose items are asked for something."""
 _OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.staticmethod")
 
 
@@ -28,64 +45,91 @@ def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | N
     """Return what reaches the system that a class which the file makes is made by, or gets for a method."""
     last = maker.name.rpartition(".")[2]
     is_type = canonical(maker.module, maker.name) == "builtins.type"
-    if not is_type and last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES:
+    if not is_type and last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES | plain.OF_PICKLERS:
         return None
-    if (used := _made_by(last, given)) is not None:
+    bases = bases_given(given if is_type else given[1:]) if last not in plain.CHANGER_NAMES else bases_of(given[:1])
+    if (used := _made_by(last, given, bases)) is not None:
         return used
     parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
     pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
     pairs += [given[1:3]] if last in plain.CHANGER_NAMES and len(given) == 3 else []
+    looks.met.update(key for key, _ in pairs if isinstance(key, str) and key == _HOOK)
+    parts = [
+        part for key, value in pairs if isinstance(key, str) and key in _TAKEN_APART for part in (value, *_items(value))
+    ]
+    if any(map(is_object_made, parts)):
+        return f"an object, {BYTE_CODE}"
+    if any(_is_setter(value) for _, value in pairs):
+        looks.met.add(SETTER)
+    if _HOOK in looks.met and any(isinstance(key, str) and key == "_abc_impl" and value for key, value in pairs):
+        return f"{_HOOK}(), {BYTE_CODE}"
     methods = [(key, value) for key, value in pairs if isinstance(key, str) and key in _NAMES]
-    run = next((key for key, value in methods if _is_run(key, pairs) and _is_own_method(value)), None)
+    run = next((key for key, value in pairs if _is_run(key, value, pairs, last, bases)), None)
     if run is not None:
         return f"{run}(), {BYTE_CODE}"
     return passed(tuple(one for _, one in methods if is_type or not _is_own_method(one)), looks, is_system)
 
 
-def _made_by(last: str, given: tuple[Inert, ...]) -> str | None:
+def _made_by(last: str, given: tuple[Inert, ...], bases: tuple[Inert, ...]) -> str | None:
     """Return what reaches the system that makes a class: its metaclass, or the class of which members are made."""
-    if last == plain.MAKE_ENUMERATIONS and given and isinstance(given[0], tuple) and any(map(is_class_made, given[0])):
-        return f"an enumeration, {BYTE_CODE}"
+    if last in _TAKING_OBJECTS:
+        is_told = last in _TOLD_OF_ENDS and any(type(one) is Call for one in given[1:])
+        return f"what is told of an end, {BYTE_CODE}" if is_told else None
+    parts = given[1] if last in plain.CHANGER_NAMES and len(given) == 2 and isinstance(given[1], tuple) else ()
+    if any(map(is_object_made, (*given[: 2 if last in plain.CHANGER_NAMES else None], *parts))):
+        return f"an object, {BYTE_CODE}"
+    if any(map(is_object_made, bases)):
+        return f"a metaclass, {BYTE_CODE}"
+    if last == plain.MAKE_ENUMERATIONS and given and isinstance(given[0], tuple):
+        return _made_of_members(given)
     if last not in plain.MAKE_CLASSES or not given:
         return None
     if is_class_made(given[0]):
         return f"a metaclass, {BYTE_CODE}"
     kind = nodes.global_of(given[0])
     name = canonical(kind.module, kind.name) if kind is not None else ""
-    is_known = kind is None or name in plain.METACLASSES or is_class(name)
+    is_known = kind is None or name in plain.METACLASSES or (is_class(name) and name.endswith("Meta"))
     return name if kind is not None and not is_known and is_system(name, kind.name) else None
 
 
-def is_class_made(one: Inert) -> bool:
-    """Say whether this is a class that the file makes."""
-    maker = nodes.global_of(one.func) if type(one) is Call else None
-    return maker is not None and maker.name.rpartition(".")[2] in (*plain.MAKE_CLASSES, plain.MAKE_ENUMERATIONS)
+def _items(value: Inert) -> Inert:
+    return value if isinstance(value, list | tuple) else ()
 
 
-def is_object_made(one: Inert) -> bool:
-    """Say whether this is an object of a class that the file makes: methods of it are byte code of the file."""
-    return type(one) is Call and is_class_made(one.func)
+def _made_of_members(given: tuple[Inert, ...]) -> str | None:
+    """Return what reaches the system that an enumeration calls for its members: a class, or methods of their values."""
+    kinds, values = given[0], [value for part in given if isinstance(part, Dict) for _, value in part.pairs]
+    if any(map(is_class_made, kinds)) or (len(kinds) > 1 and any(map(is_object_made, values))):
+        return f"an enumeration, {BYTE_CODE}"
+    named = [one for one in map(nodes.global_of, kinds) if one is not None]
+    return next((str(one) for one in named if is_system(canonical(one.module, one.name), one.name)), None)
 
 
-def holds_object_made(values: tuple[Inert, ...], looks: Looks) -> bool:
-    """Say whether there is such an object among values, or in what they hold; or more than can be looked at."""
-    todo: list[Inert] = [values]
-    seen: set[int] = set()
-    for one in todo:
-        looks.left -= 1
-        if is_object_made(one) or looks.left <= 0:
-            return True
-        if (type(one) is tuple or type(one) is list) and id(one) not in seen:
-            seen.add(id(one))
-            todo += one[: looks.left]
-    return False
+def _is_setter(value: Inert) -> bool:
+    """Say whether setting an attribute of this value calls a function."""
+    func = nodes.global_of(value.func) if type(value) is Call else None
+    if func is None or canonical(func.module, func.name) != "builtins.property" or not isinstance(value.args, tuple):
+        return False
+    return any(part is not None for part in value.args[1:3])
 
 
-def _is_run(method: str, pairs: Pairs) -> bool:
-    """Say whether loading may call a method of a class with these attributes."""
+def _is_run(method: Inert, value: Inert, pairs: Pairs, maker: str, bases: tuple[Inert, ...]) -> bool:
+    """Say whether loading may call what a class has got under a name, and that is byte code of the file."""
+    if not isinstance(method, str) or type(value) is not Call:
+        return False
     if method == "__eq__" and any(isinstance(key, str) and key == "__hash__" and one is None for key, one in pairs):
         return False  # its objects are no keys
-    return method in plain.RUN_BY_LOADING
+    if method in plain.RUN_BY_LOADING:
+        return True
+    if method == "__slots__":
+        return is_object_made(value)
+    if maker == plain.MAKE_ENUMERATIONS and method in plain.RUN_BY_ENUMERATIONS:
+        return True
+    known = known_bases(bases)
+    if _is_setter(value) and any(name.endswith(("Error", "Exception", "Warning")) for name in known):
+        return True  # their state is set attribute by attribute
+    asked = (names for pattern, names in plain.RUN_FOR_BASES for name in known if re.fullmatch(pattern, name))
+    return any(method in names for names in asked) and (_is_own_method(value) or is_object_made(value))
 
 
 def _is_own_method(one: Inert) -> bool:

@@ -103,6 +103,9 @@ NUMBERS_OF_C: Final = frozenset(
 ONLY_BUILT: Final = frozenset(("_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"))
 """Classes of objects that do nothing by themselves, which dill keeps of the module of a script."""
 
+METHODS_OF_VALUES: Final = r"<\w+(?: \w+)* '(\w+)' of '(dict|list|tuple|set|frozenset|str|int|float|bytes)' objects>"
+"""How dill writes methods of plain values, for the second part of it to be evaluated."""
+
 LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
 """What dill writes as text, for it to be evaluated."""
 
@@ -169,7 +172,9 @@ HARMLESS: Final = frozenset(
 """Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
 
 MAKERS: Final = frozenset(
-    _full("types", "CodeType MethodType PartialType") | {"functools.partial", "operator.methodcaller"}
+    _full("types", "CodeType MethodType PartialType")
+    | {"functools.partial"}
+    | _full("operator", "methodcaller attrgetter itemgetter")
 )
 """Calls that give something to call: a function of the byte code in the file, mostly,"""
 
@@ -195,6 +200,18 @@ MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
 
 MAKE_ENUMERATIONS: Final = "_make_skeleton_enum"
 """A call that makes a class and its members."""
+
+OF_PICKLERS: Final = (
+    _words("_create_type _create_code _create_ftype _create_typing_tuple _create_lock _create_rlock _create_stringi")
+    | _words("_create_stringo _create_weakref _create_weakproxy _create_array _create_dtypemeta _create_namedtuple")
+    | _words("_load_type _get_attr _getattr _getattribute _import_module")
+    | _words("_setitems _make_skeleton_enum _make_typevar _make_dict_keys _make_dict_values _make_dict_items")
+    | _words("_get_dataclass_field_type_sentinel _gen_ellipsis _gen_not_implemented")
+    | _words("subimport dynamic_subimport _builtin_type")
+)
+"""What else dill and cloudpickle write calls of."""
+
+WRITTEN_BY_PICKLERS: Final = OF_PICKLERS | MAKER_NAMES | CHANGER_NAMES | MAKE_NEW | MAKE_CLASSES
 
 CALLED_CLASSES: Final = _words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
@@ -251,9 +268,32 @@ METHODS: Final = frozenset(
 RUN_BY_LOADING: Final = _words(
     "__new__ __setstate__ __setattr__ __getattribute__ __getattr__ __del__ __hash__ __eq__ __dict__ __init_subclass__"
     " __set_name__ __get__ __set__ __prepare__ __mro_entries__ __instancecheck__ __subclasscheck__ __setitem__ append"
-    " extend add _missing_"
+    " extend add _missing_ mro __array_finalize__ __torch_function__ __torch_dispatch__ _patch_step_function"
+    " __class__ __module__ __doc__ __name__ __qualname__ __parameters__ __typing_subst__ __isabstractmethod__"
 )
 """Methods of a class that unpickling itself may call: of its objects, of keys, of its subclasses, at their end."""
+
+RUN_FOR_BASES: Final = (
+    (r"_?io\.\w+|_pyio\.\w+", _words("close flush closed")),
+    (r"collections\.(?:User\w+|ChainMap)", _words("data maps")),
+    (r"_?random\.\w+", _words("setstate getrandbits random seed")),
+    (r"datetime\.tzinfo", _words("utcoffset")),
+    (r"pathlib\.\w+", _words("_cparts _parts _flavour _drv _root _str _str_normcase parts")),
+    (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
+    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
+    (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
+)
+"""More of them, of subclasses of some classes: what methods of these ask their objects for."""
+
+USED_OF_STATES: Final = (
+    (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
+    (r"numpy\.random\.[\w.]+", _words("bit_generator state has_gauss gauss has_uint32 uinteger")),
+    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
+)
+"""What objects of known classes do more with than to keep it, when they get it as a part of their state."""
+
+RUN_BY_ENUMERATIONS: Final = _words("__init__ _generate_next_value_")
+"""More of them, of an enumeration that is made with its members."""
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")

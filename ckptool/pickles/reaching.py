@@ -19,7 +19,7 @@ _MOST_PARTS: Final = 32
 """Of a name, between its dots: with more it is none of an import."""
 _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
-_IMPORTERS: Final = ("torch", "numpy")
+_IMPORTERS: Final = ("torch", "numpy", "joblib")
 _TOO_MUCH: Final = "more than can be looked at"
 _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 """Modules under other names: in C; as ``torch.load`` finds them in zips."""
@@ -28,10 +28,12 @@ _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 class Looks:
     """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "met")
 
     def __init__(self) -> None:
         self.left = _MOST_LOOKED_AT
+        self.met: set[str] = set()
+        """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -81,6 +83,11 @@ def is_unknown(name: str, _qualified: str = "") -> bool:
     if package_of(name) not in table.STDLIB or name in plain.PLAIN or name in plain.HARMLESS:
         return False
     return not (re.fullmatch(plain.HARMLESS_PATTERN, name) or is_value(name))
+
+
+def is_pickler(name: str) -> bool:
+    """Say whether a name is of dill, of cloudpickle, or of a copy of that."""
+    return re.match(r"(?:\w+\.)*(?:cloudpickle(?:_fast)?|dill)\.", name) is not None
 
 
 def is_value(name: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain, islice
 from typing import Final
 
 from ckptool.pickles import nodes
+from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import Effect, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 from ckptool.pickles.reaching import canonical
@@ -41,6 +43,11 @@ def result(effect: Effect) -> Inert:
         if canonical(args[0].module, args[0].name) == "sys.modules":
             return Global(args[1], "", effect.offset)
         return _attribute(args[0], args[1], effect.offset)
+    if name == "dill._dill._getattr" and len(args) == 3 and all(isinstance(one, str) for one in args[1:]):
+        found = re.fullmatch(plain.METHODS_OF_VALUES, args[2], re.ASCII)
+        return Global("builtins", f"{found[2]}.{found[1]}", effect.offset) if found and found[1] == args[1] else None
+    if name == "dill._dill._create_namedtuple" and len(args) > 2 and isinstance(args[0], str):
+        return Global(args[2], args[0], effect.offset) if isinstance(args[2], str) else None
     if name in _MODULES_OF and args and isinstance(args[0], str):
         return Global(args[0], "", effect.offset)
     if name == "pkgutil.resolve_name" and args and isinstance(args[0], str):

@@ -209,6 +209,10 @@ class FarFolder(FolderSource):
         """Say that nothing is a link: stores have none."""
         return False
 
+    def place_of(self, name: str) -> str:
+        """Return the address of a file or folder in it, reached in the same way; of a folder with its slash."""
+        return self._remote.elsewhere(f"{self.path}/{name}{'/' if name in self.folders else ''}")
+
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if there is none."""
         facts = self._listing.facts.get(self._prefix + name)

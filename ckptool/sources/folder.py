@@ -152,6 +152,10 @@ class FolderSource:
         with self._directory.descriptor() as fd:
             return is_link(fd, name)
 
+    def place_of(self, name: str) -> str:
+        """Return the path of a file or folder in it, for whoever wants to open that."""
+        return os.path.join(self.path, name)  # noqa: PTH118 - a name
+
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if it is not there any more."""
         with self._directory.descriptor() as fd:

@@ -192,8 +192,14 @@ def of_dill(name: str, *args: Any) -> bytes:
     return call(named("dill._dill", name), *args)
 
 
+def made(*bases: bytes, **attributes: object) -> bytes:
+    """A class that dill makes."""
+    return of_dill("_create_type", named("builtins", "type"), "K", bases or (named("builtins", "object"),), attributes)
+
+
 FUNCTION = of_cloudpickle("_make_function", None, {}, "f", (), ())
 CLASS = of_cloudpickle("_make_skeleton_class", named("builtins", "type"), "K", (), {}, "1", None)
+PROPERTY = call(named("builtins", "property"), None, FUNCTION)
 FILLED = of_cloudpickle("_class_setstate", CLASS, ({"f": FUNCTION}, {})) + b"0" + CLASS
 BYTE_CODE = {
     "the state of an object": of_cloudpickle("_class_setstate", CLASS, ({"__setstate__": FUNCTION}, {})),
@@ -217,6 +223,73 @@ BYTE_CODE = {
     "an object that has a length": call(named("builtins", "len"), new(FILLED)),
     "an object in a list": call(named("pathlib", "PurePath"), [[new(FILLED)]]),
     "an attribute that is a property": call(named("builtins", "getattr"), new(FILLED), "x"),
+    "an object that stands for a method": made(__setstate__=new(made(__call__=FUNCTION))),
+    "what finds a property": FUNCTION + b"0" + made(__setstate__=call(named("operator", "attrgetter"), "x")),
+    "an object that was filled before it was given": call(
+        named("builtins", "list"), new(of_cloudpickle("_class_setstate", CLASS, ({"__iter__": FUNCTION}, {})))
+    ),
+    "an object that Python's own function made": call(
+        named("builtins", "list"), call(named("copyreg", "_reconstructor"), FILLED, named("builtins", "object"), None)
+    ),
+    "an object for a pair": call(named("collections", "OrderedDict"), [new(FILLED)]),
+    "an object for a number": new(named("builtins", "int"), new(FILLED)),
+    "an object for the items of a subclass": new(FILLED, new(FILLED)),
+    "an object for a zone": new(named("datetime", "datetime"), raw(bytes(10)), new(FILLED)),
+    "an object for attributes": of_cloudpickle("_class_setstate", CLASS, (new(FILLED), {})),
+    "an object for globals": FILLED + b"0" + of_cloudpickle("_make_function", None, new(FILLED), None, None, None),
+    "an object for slots": made(__slots__=new(FILLED)),
+    "an object for a state": new(named("torch.optim.adam", "Adam")) + new(FILLED) + b"b",
+    "an object for groups": given(new(named("torch.optim.adam", "Adam")), param_groups=[new(FILLED)]),
+    "an object for numbers of layers": given(new(named("torch.nn.modules.rnn", "LSTM")), num_layers=new(FILLED)),
+    "an object for a generator's state": given(new(named("numpy.random", "RandomState")), state=new(FILLED)),
+    "an object in what is shown": call(
+        named("builtins", "repr"), call(named("types", "SimpleNamespace")) + ops({"x": new(FILLED)}) + b"b"
+    ),
+    "a truth in a container": call(named("builtins", "any"), added(call(named("collections", "deque")), new(FILLED))),
+    "a class that gives values": call(
+        named("operator", "getitem"), call(named("collections", "defaultdict"), FILLED), "x"
+    ),
+    "a class with parameters": call(named("operator", "getitem"), FILLED, "x"),
+    "the order of bases": made(mro=FUNCTION),
+    "the metaclass of a base": call(named("builtins", "type"), "Y", (new(FILLED, "X", (), {}),), {}),
+    "the end of a file": made(named("io", "IOBase"), close=FUNCTION),
+    "the end of a file's subclass": made(made(named("io", "IOBase")), close=FUNCTION),
+    "what holds the items": made(named("collections", "UserDict"), data=PROPERTY),
+    "what puts an item into a sequence": added(
+        new(made(named("collections.abc", "MutableSequence"), insert=FUNCTION)), 1
+    ),
+    "what a message is sent by": item(new(made(named("email.message", "Message"), policy=PROPERTY)), "x", "y"),
+    "what a layer asks for": made(
+        named("torch.nn.modules.transformer", "TransformerEncoderLayer"), activation=PROPERTY
+    ),
+    "what an optimizer makes anew": made(named("torch.optim.adam", "Adam"), _patch_step_function=FUNCTION),
+    "what sets the state of a generator": made(named("random", "Random"), setstate=FUNCTION),
+    "a subclass of arrays": made(named("numpy", "ndarray"), __array_finalize__=FUNCTION),
+    "a subclass of tensors": made(named("torch", "Tensor"), __torch_function__=FUNCTION),
+    "a setter": new(made(x=PROPERTY)) + ops((None, {"x": 1})) + b"b",
+    "a setter of an error": made(named("builtins", "Exception"), x=PROPERTY),
+    "a class that is registered": of_cloudpickle(
+        "_class_setstate", CLASS, ({"__subclasshook__": FUNCTION, "_abc_impl": [named("builtins", "int")]}, {})
+    ),
+    "the values of members": of_cloudpickle(
+        "_make_skeleton_enum", (named("enum", "Enum"),), "K", "K", {"a": 1, "_generate_next_value_": FUNCTION}, "m", "1"
+    ),
+    "texts of members": of_cloudpickle(
+        "_make_skeleton_enum",
+        (named("builtins", "str"), named("enum", "Enum")),
+        "K",
+        "K",
+        {"a": new(FILLED)},
+        "m",
+        "1",
+        None,
+    ),
+    "what is told of an end": of_dill("_create_weakref", new(FILLED), FUNCTION),
+    "an object in the closure": of_cloudpickle("_function_setstate", FUNCTION, ({}, {"__closure__": (new(FILLED),)})),
+    "what is asked whether it is abstract": made(__isabstractmethod__=PROPERTY),
+    "the name of a type": call(named("typing", "NewType"), new(FILLED), 1),
+    "a class that makes an array": of_dill("_create_array", FILLED, (), None),
+    "items of a view": of_cloudpickle("_make_dict_items", new(FILLED)),
 }
 
 
@@ -238,9 +311,40 @@ WITHOUT_A_RUN = {
     "a number of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_int"), ({}, raw(b"\1\0\0\0"))),
     "a method of a class in small letters": given(new(named("pkg", "interpolator")), f=named("pkg", "interpolator._f")),
     "such a method, by its name": call(named("builtins", "getattr"), named("pkg", "interpolator"), "_f"),
+    "a view of a dict": call(
+        of_dill("_getattr", named("builtins", "dict"), "keys", "<method 'keys' of 'dict' objects>"), {}
+    ),
+    "objects in a dict that is counted": call(named("collections", "Counter"), {"a": new(FILLED)}),
+    "objects in what is repeated": call(named("itertools", "cycle"), call(named("builtins", "iter"), [new(FILLED)])),
+    "a class that gets its name": call(named("builtins", "setattr"), made(f=FUNCTION), "__qualname__", "K"),
+    "slots": given(new(FILLED), x=1) + b"0" + new(made(f=FUNCTION)) + ops((None, {"x": 1})) + b"b",
+    "a property of an optimizer": made(named("torch.optim.optimizer", "Optimizer"), step=FUNCTION, name=PROPERTY),
+    "items of a dict": given(new(made(named("builtins", "dict"), f=FUNCTION)), x=[new(FILLED)]),
     "the module of a script": given(new(named("_frozen_importlib", "ModuleSpec")), name="x"),
 }
 THAT_REACH = {
+    "text behind a method": of_dill("_getattr", None, "x", "'''__import__(\"os\")"),
+    "text behind its name": of_dill("_getattr", None, 'keys"]', "<method 'keys' of 'dict' objects>"),
+    "a class that makes a member": of_cloudpickle(
+        "_make_skeleton_enum",
+        (named("logging", "FileHandler"), named("enum", "Enum")),
+        "K",
+        "K",
+        {"a": ("made",)},
+        "m",
+        "1",
+        None,
+    ),
+    "a class by its name that makes one": of_cloudpickle(
+        "_make_skeleton_enum", (of_dill("_create_namedtuple", "FileHandler", [], "logging"),), "K", "K", {"a": 1}, "m"
+    ),
+    "a class of torch for a metaclass": of_dill("_create_type", named("torch.library", "Library"), "x", "DEF"),
+    "a class that makes arrays": of_dill("_create_array", named("logging", "FileHandler"), ("made",), None),
+    "a class that makes functions": of_dill("_create_ftype", named("logging", "FileHandler"), "made", (), {}),
+    "a file, by dill": of_dill("_open", "made", "w"),
+    "a function, by a name that dill imports": of_dill("FunctionType", None, {}),
+    "what calls its argument": of_cloudpickle("instance", named("logging", "Handler")),
+    "a copy of cloudpickle": call(named("joblib.externals.cloudpickle.cloudpickle", "instance"), named("pkg", "K")),
     "text": of_dill("_eval_repr", "range(f())"),
     "two of them": of_dill("_eval_repr", "range(0), f"),
     "a pointer of C": call(named("_ctypes", "_unpickle"), named("ctypes", "c_char_p"), ({}, raw(bytes(8)))),

@@ -28,7 +28,7 @@ NAMES = [
     for module, names in {
         "os": "system _exit",
         "functools": "partial lru_cache",
-        "builtins": "getattr setattr set list iter map object eval type",
+        "builtins": "getattr setattr set list iter map object eval type property dict repr",
         "__builtin__": "object",
         "operator": "getitem attrgetter methodcaller",
         "collections": "OrderedDict defaultdict Counter deque UserDict",
@@ -49,8 +49,14 @@ NAMES = [
         "weakref": "ref",
         "copyreg": "_reconstructor __newobj__",
         "_codecs": "encode",
-        "dill._dill": "_create_type _import_module _get_attr",
-        "cloudpickle.cloudpickle": "_make_skeleton_class _class_setstate subimport",
+        "dill._dill": (
+            "_create_type _import_module _get_attr _getattr _create_namedtuple _create_array"
+            " _create_ftype _create_weakref"
+        ),
+        "cloudpickle.cloudpickle": (
+            "_make_skeleton_class _class_setstate subimport _make_function _make_skeleton_enum _function_setstate"
+            " _make_dict_items"
+        ),
         "argparse": "Namespace",
         "enum": "Enum",
         "itertools": "accumulate",
@@ -72,6 +78,12 @@ TEXTS = (
         "__globals__",
         "__reduce__",
         "__setstate__",
+        "__slots__",
+        "__closure__",
+        "__subclasshook__",
+        "_abc_impl",
+        "close",
+        "data",
     ),
 )
 SPLIT = "a split frame"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool import FileUnavailable, Remote, SourceChanged, load, migrate, open_checkpoint
+from ckptool import FileUnavailable, Remote, SourceChanged, check, load, migrate, open_checkpoint
 from ckptool.cli import cli
 from ckptool.sources import far_folder
 from tests import scale
@@ -153,3 +153,19 @@ def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:
     del server.files[f"/b/m/{min(server.files).rpartition('/')[2]}"]
     with pytest.raises(FileUnavailable, match="shards"):
         open_checkpoint(Remote("s3://b/m/", endpoint=server.url))
+
+
+@pytest.mark.parametrize("name", ["accelerate-fsdp2", "peft-beside-base"])
+def test_what_lies_beside_is_opened_in_the_same_way(name: str, server: Server) -> None:
+    folder = next((one for one in FOLDERS if one.name == name), None)
+    if folder is None:
+        pytest.skip("the folder is not there")
+    put(server, folder, name)
+    found = check(Remote(f"s3://b/{name}/", endpoint=server.url))
+
+    assert found.error is None
+    assert "CK169" not in {one.code for one in found.findings}
+    with open_checkpoint(Remote(f"s3://b/{name}/", endpoint=server.url)) as checkpoint:
+        assert checkpoint.beside
+        for one in checkpoint.beside:
+            assert str(one.path).rstrip("/") == f"s3://b/{name}/{one.name}"

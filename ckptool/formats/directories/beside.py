@@ -53,8 +53,7 @@ def beside(
             yield _file(folder, name, choosing.role_of(name) or ("other" if is_other else "checkpoint"))
     for name in folder.folders:
         if name in folders and name not in used:
-            path = os.path.join(folder.path, name)  # noqa: PTH118 - a name
-            yield Beside(name, choosing.role_of(name) or "folder", path)
+            yield Beside(name, choosing.role_of(name) or "folder", folder.place_of(name))
     yield from unfinished(folder)
 
 
@@ -110,7 +109,7 @@ def _far_object(source: Source, name: str) -> Mapping[str, object]:
 
 
 def _file(folder: FolderSource, name: str, role: str, about: str | None = None) -> Beside:
-    return Beside(name, role, os.path.join(folder.path, name), folder.nbytes_of(name), about)  # noqa: PTH118 - a name
+    return Beside(name, role, folder.place_of(name), folder.nbytes_of(name), about)
 
 
 def _text(folder: FolderSource, name: str) -> tuple[str, str | None]:
