@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ckptool import CkptoolError, open_checkpoint
-from tests.device.tags import OfADevice
+from tests.device.tags import real
 from tests.each import each
+from tests.scale import exhaustive
 
 INVALID = Path(__file__).parents[1] / "fixtures" / "invalid"
 VALID = Path(__file__).parents[1] / "fixtures" / "valid"
@@ -22,8 +23,9 @@ def test_a_fixture_holds_what_its_json_says(case: Path) -> None:
     holds_what_is_said(case)
 
 
-def test_a_file_of_a_device_holds_what_was_said_of_the_tensors_there(of_a_device: OfADevice) -> None:
-    for path in of_a_device.files():
+@exhaustive
+def test_a_file_of_a_device_holds_what_was_said_of_the_tensors_there() -> None:
+    for path in real().files():
         holds_what_is_said(path.with_suffix(".json"))
 
 

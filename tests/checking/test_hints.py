@@ -18,8 +18,8 @@ from ckptool.checking.finding import Finding
 from ckptool.cli import cli
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
-from tests.device.tags import OfADevice
-from tests.scale import one_of_twins, some
+from tests.device.tags import real
+from tests.scale import exhaustive, one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 OURS = [path for path in sorted(FIXTURES.iterdir()) if path.suffix != ".json"]
@@ -74,8 +74,9 @@ def test_every_command_in_a_hint_works_and_mends_it(path: Path, tmp_path: Path) 
     run_all(path, tmp_path)
 
 
-def test_every_command_works_on_files_that_a_device_saved(of_a_device: OfADevice, tmp_path: Path) -> None:
-    for path in (of_a_device.file(), of_a_device.file("checkpoint", "legacy")):
+@exhaustive
+def test_every_command_works_on_files_that_a_device_saved(tmp_path: Path) -> None:
+    for path in real().files():
         assert "CK503" in run_all(path, tmp_path)
 
 

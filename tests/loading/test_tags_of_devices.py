@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import ckptool
 from ckptool.reference.nets import TiedReader
 from tests.device.tags import FORGED, WRAPPERS, OfADevice
 from tests.loading.same import assert_same, torch_load
+from tests.scale import some
 
 CONTAINERS = pytest.mark.parametrize("container", ["zip", "legacy"])
 WIDTH = 16
@@ -89,8 +91,7 @@ def test_a_model_that_serves_takes_them(commit: Any, of_a_device: OfADevice) -> 
     assert_same(live.model.state_dict(), with_its_weights(of_a_device))
 
 
-@CONTAINERS
-@pytest.mark.parametrize("wrapper", ["plain", *WRAPPERS])
+@pytest.mark.parametrize(("wrapper", "container"), some(product(("plain", *WRAPPERS), ("zip", "legacy")), 3))
 def test_a_whole_model_is_trusted_wherever_the_caller_says(
     wrapper: str, container: str, of_a_device: OfADevice
 ) -> None:

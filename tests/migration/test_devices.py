@@ -22,8 +22,9 @@ from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Inert, children, is_container
 from ckptool.reference.forging import forged, mixed, tagged
 from tests import build
-from tests.device.tags import WRAPPERS, OfADevice
+from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
+from tests.scale import exhaustive
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FORGED = sorted(path.name for path in VALID.glob("*forged*.pth"))
@@ -94,10 +95,12 @@ def test_no_tag_of_a_fixture_is_left(name: str, form: Any, tmp_path: Path) -> No
     no_tag_is_left(VALID / name, form, tmp_path / "x.pth")
 
 
+@exhaustive
 @pytest.mark.parametrize("form", ["state_dict", "same"])
-def test_no_tag_is_left_of_the_device_that_saved_a_file(form: Any, of_a_device: OfADevice, tmp_path: Path) -> None:
-    wrapped = [of_a_device.file("model", container, how) for how in WRAPPERS for container in ("zip", "legacy")]
-    for path in (*of_a_device.files(), *wrapped):
+def test_no_tag_is_left_of_the_device_that_saved_a_file(form: Any, tmp_path: Path) -> None:
+    there = real()
+    wrapped = [there.file("model", container, how) for how in WRAPPERS for container in ("zip", "legacy")]
+    for path in (*there.files(), *wrapped):
         if form == "same" or not path.name.startswith("list-"):
             no_tag_is_left(path, form, tmp_path / path.name)
 
