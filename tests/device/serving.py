@@ -78,7 +78,7 @@ def called_at_once(how: str, kind: type[Copies] = Copies, hook: Callable[..., No
     if hook is not None:
         held.register_load_state_dict_post_hook(hook)
     api().synchronize(device())
-    native.set_delay(20_000)
+    native.set_delay(30_000)
     with suppress(KeyError):
         model.reload(saved(second, "2.0-torch.float64.pth"))  # the last of them is converted on the device, late
     native.set_delay(0)
