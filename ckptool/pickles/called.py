@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ckptool.pickles.reader import Pickle
 
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
+_OF_STATES: Final = _SPECIAL - {"__wrapped__"}
+"""Keys of a state that may change what an object does; what it says that it wraps is only shown."""
 _TEXT: Final = frozenset((str,))
 _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 """Arguments that hold nothing."""
@@ -116,11 +118,15 @@ def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
     if func is None:
         raise Unclear
     effect = _effect(call, offset)
+    if looks is not None and looks.methods and type(call.args) is tuple:
+        effect = effect._replace(arguments=tuple(looks.methods.get(id(one), one) for one in call.args))
     known = results.result(effect)
     if type(known) is bytes:
         return []
     if known is not None and not _is_dull_method(effect, known):
         raise Unclear
+    if looks is not None and type(known) is Global:
+        looks.methods[id(call)] = known
     if type(call.args) is tuple and len(call.args) == 1 and type(call.args[0]) is Call:
         inner = results.result(_effect(call.args[0], offset))
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
@@ -139,7 +145,7 @@ def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
 
 
 def _is_dull_method(effect: Effect, known: Inert) -> bool:
-    """Say whether what a call gives is a method of an object that the file makes, of no class that is known."""
+    """Say whether what a call gives is a method of an object of the file, of torch's or an unknown class."""
     holder = effect.arguments[0]
     made = nodes.global_of(holder.func) if type(holder) is Call else None
     if made is None or type(known) is not Global:
@@ -147,7 +153,8 @@ def _is_dull_method(effect: Effect, known: Inert) -> bool:
     if known.module != made.module or known.name != f"{made.name}.{effect.arguments[1]}":
         return False  # it has got something under that name
     name = reaching.canonical(known.module, known.name)
-    return reaching.package_of(name) not in changing.KNOWN and reaching.reaching(name, known.name) is None
+    package = reaching.package_of(name)
+    return (package == "torch" or package not in changing.KNOWN) and reaching.reaching(name, known.name) is None
 
 
 def _effect(call: Call, offset: int) -> Effect:
@@ -169,8 +176,11 @@ def _look_at_changes(call: Call, known: set[int], looks: Looks | None, *, is_any
         raise Unclear
     if id(state) not in known:
         known.add(id(state))
-        for part in state if type(state) is tuple and len(state) == 2 else (state,):
-            if (type(part) is Dict or type(part) is Call) and part.pairs and not _is_dull(part.pairs):
+        has_slots = type(state) is tuple and len(state) == 2
+        for part in state if has_slots else (state,):
+            if type(part) is not Dict and type(part) is not Call:
+                continue
+            if part.pairs and not _is_dull(part.pairs, _SPECIAL if has_slots else _OF_STATES):
                 raise Unclear
     if looks is not None and changing.sets_slots(call, state):
         raise Unclear  # whether its class has a function for that by then, the order decides
@@ -178,12 +188,12 @@ def _look_at_changes(call: Call, known: set[int], looks: Looks | None, *, is_any
         raise Unclear
 
 
-def _is_dull(pairs: Pairs) -> bool:
+def _is_dull(pairs: Pairs, special: frozenset[str]) -> bool:
     keys = [key for key, _ in pairs]
     if not _TEXT.issuperset(map(type, keys)):
         return False
-    if _SPECIAL.isdisjoint(keys):
+    if special.isdisjoint(keys):
         return True
     return all(
-        key not in _SPECIAL or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED) for key, value in pairs
+        key not in special or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED) for key, value in pairs
     )

@@ -28,12 +28,14 @@ _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 class Looks:
     """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
 
-    __slots__ = ("left", "met")
+    __slots__ = ("left", "met", "methods")
 
     def __init__(self) -> None:
         self.left = _MOST_LOOKED_AT
         self.met: set[str] = set()
         """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
+        self.methods: dict[int, Global] = {}
+        """The names of methods that calls give, which are in a tree as calls."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -119,6 +121,7 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
     seen: set[int] = set()
     for one in todo:  # which grows: what is called mostly stands first, and not deep
         looks.left -= 1
+        one = looks.methods.get(id(one), one)
         kind = type(one)
         if kind is Global:
             name = canonical(one.module, one.name)

@@ -66,6 +66,11 @@ _TEXT_PICKLE: Final = b"c("
 """What a pickle without PROTO begins with, mostly; then there is an end of line in it."""
 _LONGEST_TEXT: Final = 512
 """Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
+_NAME_ALONE: Final = re.compile(rb"c[^\n]*\n[^\n]*\n[^().012BCFGIJKLMNPQRSTUVX\]ab-eghijlopqrstu}?\x80-\xff]").match
+"""
+A name, and then a character that is no opcode, at which every unpickler stops: source code that begins with a class.
+A question mark may stand for any character.
+"""
 _MARKED: Final = (
     rb"(?:\x80|\xc2\x80)[\x00-\x05]|PK\x03\x04|\x1f(?:\x8b|\xc2\x8b)\x08|BZh|(?:\xfd|\xc3\xbd)7zX|(?:\x93|\xc2\x93)NUM"
     rb"|x(?:[\x01\x5e\x9c\xda]|\xc2\x9c|\xc3\x9a)"
@@ -129,8 +134,13 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
             return False
         value = value[:_LONGEST_TEXT].encode("latin-1", "replace")
     if value[0] in _TEXT_PICKLE:
-        return b"\n" in value[:_LONGEST_TEXT]
+        return _may_be_lines(value[:_LONGEST_TEXT])
     return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
+
+
+def _may_be_lines(text: bytes | bytearray) -> bool:
+    """Say whether text that begins as a pickle without PROTO may be one."""
+    return b"\n" in text and _NAME_ALONE(text) is None
 
 
 def holds_none(source: Source, start: int, end: int) -> bool:
@@ -147,7 +157,7 @@ def holds_none(source: Source, start: int, end: int) -> bool:
         if found[f"text{width}"] is None:
             return False
         begin, count = found.start() + 1 + width, int.from_bytes(found[f"count{width}"], "little")
-        if data.find(b"\n", begin, begin + min(count, _LONGEST_TEXT)) >= 0:
+        if _may_be_lines(data[begin : begin + min(count, _LONGEST_TEXT)]):
             return False
     return True
 
