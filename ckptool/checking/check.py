@@ -368,8 +368,10 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
-def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
-    """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
+def refused(
+    path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits, *, is_salvaged: bool = True
+) -> CheckReport:
+    """Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole."""
     let_go(error)
     survey = safety.survey_origin(origin, limits)
     beside = _beside(origin, None, limits)
@@ -379,7 +381,7 @@ def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
     found = (
-        *_what_is_left(origin, error, limits),
+        *(_what_is_left(origin, error, limits) if is_salvaged else ()),
         *would_run.imported(survey),
         *deeds,
         *(beside.findings() if beside else ()),

@@ -75,7 +75,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
     except Cancelled:
         raise
     except CkptoolError as error:
-        report = _checked(refused(path, depth, path, error, limits))
+        report = _checked(refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
         return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
 
@@ -98,7 +98,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "dtypes": _first(summary.dtypes),
         "devices": _first(summary.devices),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
-        "roles": _roles(checkpoint, summary),
+        "roles": _roles(checkpoint, summary, nbytes),
         "shards": len(checkpoint.shards),
         "members": len(checkpoint.members),
         "beside": beside(checkpoint),
@@ -114,23 +114,28 @@ def _nbytes(tensors: Collection[LazyTensor], summary: Summary) -> int:
     return summary.nbytes if len(tensors) == summary.tensors else storage_nbytes(tensors)
 
 
-def _roles(checkpoint: Checkpoint, summary: Summary) -> dict[str, dict[str, int]]:
-    """Return what the state dicts of each role come to; a state of a training may hold no tensors at all."""
+def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: int | None) -> dict[str, dict[str, int]]:
+    """
+    Return what the state dicts of each role come to; a state of a training may hold no tensors at all.
+
+    ``of_weights`` is the size of the weights in bytes.
+    """
     found: dict[str, list[StateDict]] = {}
     for one in checkpoint.state_dicts:
         found.setdefault(one.role, []).append(one)
     for _, _, _, role in states(checkpoint):
         found.setdefault(role, [])
-    return {role: _come_to(dicts, summary) for role, dicts in found.items()}
+    whose = next((role for role, dicts in found.items() if len(dicts) == 1 and dicts[0] is checkpoint.weights), None)
+    return {role: _come_to(dicts, summary, of_weights if role == whose else None) for role, dicts in found.items()}
 
 
-def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
+def _come_to(dicts: Sequence[StateDict], summary: Summary, nbytes: int | None) -> dict[str, int]:
     tensors = [tensor for one in dicts for tensor in one.values()]
     is_all = len(dicts) == 1 and len(tensors) == summary.tensors
     return {
         "tensors": len(tensors),
         "parameters": summary.numel if is_all else sum(one.numel for one in dicts),
-        "nbytes": _nbytes(tensors, summary),
+        "nbytes": _nbytes(tensors, summary) if nbytes is None else nbytes,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -16,7 +16,7 @@ from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import identity
+from ckptool.tensors.tensor import distinct
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
@@ -57,8 +57,7 @@ class StateDict(Mapping[str, LazyTensor]):
     @property
     def numel(self) -> int:
         """Elements of all its tensors; tied ones count once."""
-        distinct = {identity(tensor.info): tensor.info.numel for tensor in self._tensors.values()}
-        return sum(distinct.values())
+        return sum(info.numel for info in distinct([tensor.info for tensor in self._tensors.values()]))
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
@@ -68,6 +67,9 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def items(self) -> ItemsView[str, LazyTensor]:
         return self._tensors.items()
+
+    def values(self) -> ValuesView[LazyTensor]:
+        return self._tensors.values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -235,7 +237,7 @@ class Checkpoint:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
     def _repr_html_(self) -> str:
-        numel = sum({identity(one.info): one.info.numel for one in self.tensors.values()}.values())
+        numel = sum(info.numel for info in distinct([one.info for one in self.tensors.values()]))
         facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
         return _html(
             f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'parameter')}", self.tensors

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
-from operator import attrgetter, eq
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -12,7 +12,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
+from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 
 _LOCATION: Final = attrgetter("location")
 _SHAPE: Final = attrgetter("shape")
@@ -83,27 +83,14 @@ def count(
 ) -> Counts:
     """Return the counts of tensors; with ``tags``, as if they had been saved on these devices; ``apart``: none tied."""
     tags = list(map(_LOCATION, infos)) if tags is None else tags
-    distinct = infos if apart else _distinct(infos, cancellation)
+    own = infos if apart else distinct(infos, cancellation)
     return Counts(
         tensors=len(infos),
-        tied=len(infos) - len(distinct),
-        numel=sum(map(prod, map(_SHAPE, each(distinct, cancellation)))),
+        tied=len(infos) - len(own),
+        numel=sum(map(prod, map(_SHAPE, each(own, cancellation)))),
         devices=dict(Counter(tags)),
         dtypes=dict(Counter(map(_DTYPE, infos))),
     )
-
-
-def _distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None) -> Sequence[TensorInfo]:
-    """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
-    begins: dict[int, list[int]] = {}
-    for info in infos:
-        if info.storage is not None:
-            begins.setdefault(id(info.storage.source), []).append(info.storage.offset)
-    for one in begins.values():
-        one.sort()  # a set would take ten times the memory
-    if sum(map(len, begins.values())) == len(infos) and not any(any(map(eq, one, one[1:])) for one in begins.values()):
-        return infos
-    return list({identity(info): info for info in each(infos, cancellation)}.values())
 
 
 def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:

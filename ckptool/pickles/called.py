@@ -93,14 +93,17 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
     for call, offset in chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles):
         if call.state is not None or call.items or call.pairs:
             _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
+        is_done = id(call.func) in done
+        if is_done and looks is None:
+            continue
         if call.kwargs is None and call.args in _NOTHING:
             key = (id(call.func), call.how, len(call.args))
             if key in bare:
                 bare[key] += 1
-            elif key[0] not in done:
+            elif not is_done:
                 bare[key] = 1
                 firsts.append((offset, _of_call(call, offset, looks), key))
-        elif looks is not None or id(call.func) not in done:
+        else:
             note(offset, _of_call(call, offset, looks))
     for offset, verdicts, key in firsts:
         note(offset, verdicts, bare[key])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
@@ -34,7 +34,7 @@ class Looks:
         self.left = _MOST_LOOKED_AT
         self.met: set[str] = set()
         """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
-        self.methods: dict[int, Global] = {}
+        self.methods: dict[int, Inert] = {}
         """The names of methods that calls give, which are in a tree as calls."""
 
 
@@ -119,9 +119,9 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
         return _TOO_MUCH
     todo: list[Inert] = list(values)
     seen: set[int] = set()
-    for one in todo:  # which grows: what is called mostly stands first, and not deep
+    for met in todo:  # which grows: what is called mostly stands first, and not deep
         looks.left -= 1
-        one = looks.methods.get(id(one), one)
+        one: Any = looks.methods.get(id(met), met)
         kind = type(one)
         if kind is Global:
             name = canonical(one.module, one.name)

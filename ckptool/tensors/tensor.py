@@ -6,11 +6,12 @@ Strides and offsets count elements, as torch counts them; sizes in bytes are cal
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, compress, islice
 from math import prod
-from operator import mul
+from operator import eq, mul
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellation import Cancellation, each
 from ckptool.errors import MalformedFile
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
@@ -185,6 +186,31 @@ def identity(info: TensorInfo) -> tuple[object, ...]:
     place = (id(storage.source), storage.offset, info.storage_offset)
     # As text, because its hash is random: numbers chosen to have one hash would take a dict hours.
     return *place, info.dtype.name, str((info.shape, info.stride)), info.conj, info.neg
+
+
+def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> Sequence[TensorInfo]:
+    """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
+    begins: dict[int, list[int]] = {}
+    for info in infos:
+        if info.storage is not None:
+            begins.setdefault(id(info.storage.source), []).append(info.storage.offset)
+    shared: set[tuple[int, int]] = set()
+    for source, offsets in begins.items():
+        offsets.sort()  # a set of all would take ten times the memory
+        shared.update((source, one) for one in compress(offsets, map(eq, offsets, islice(offsets, 1, None))))
+    if not shared and sum(map(len, begins.values())) == len(infos):
+        return infos
+    known: set[tuple[object, ...]] = set()
+    found = []
+    for info in each(infos, cancellation):
+        storage = info.storage
+        if storage is None or (id(storage.source), storage.offset) in shared:
+            key = identity(info)
+            if key in known:
+                continue
+            known.add(key)
+        found.append(info)
+    return found
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
