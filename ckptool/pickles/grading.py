@@ -18,7 +18,7 @@ from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.grades import Grade, grade_of, is_class, is_known, is_plain
-from ckptool.pickles.made_classes import but_globals, class_gets, is_changer, is_new, names_itself
+from ckptool.pickles.made_classes import but_globals, changes_other, class_gets
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.reaching import Looks, canonical, is_maker, is_unknown, package_of, passed, reaching
 from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, is_system
@@ -190,7 +190,7 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == _EVALUATES_METHODS and not isinstance(results.result(effect), Global):
         yield Verdict("system", name, how, table.EVALUATES, lambda: call_text(name, given))
         return
-    elif is_changer(name, named.name) and given and not (is_new(given[0]) or names_itself(given)):
+    elif changes_other(name, named.name, given):
         yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
     elif loads_bytes(effect):

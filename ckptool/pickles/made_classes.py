@@ -141,9 +141,16 @@ def _is_own_method(one: Inert) -> bool:
     return is_wrapped and isinstance(one.args, tuple) and all(part is None or is_new(part) for part in one.args)
 
 
-def is_changer(name: str, qualified: str) -> bool:
-    """Say whether a call of this name sets attributes of its first argument."""
-    return name == "builtins.setattr" or qualified.rpartition(".")[2] in plain.CHANGER_NAMES
+def changes_other(name: str, qualified: str, given: tuple[Inert, ...]) -> bool:
+    """Say whether a call sets attributes or items of its first argument, and that is nothing that the file has made."""
+    if not given:
+        return False
+    one, last = given[0], qualified.rpartition(".")[2]
+    if last == plain.SETS_ITEMS:
+        if isinstance(one, Global):
+            return one.name.endswith("__dict__") or package_of(canonical(one.module, one.name)) in KNOWN
+        return not isinstance(one, Dict | Call)
+    return (name == "builtins.setattr" or last in plain.CHANGER_NAMES) and not (is_new(one) or _names_itself(given))
 
 
 def is_new(one: Inert) -> bool:
@@ -159,7 +166,7 @@ def is_new(one: Inert) -> bool:
     return name in plain.METACLASSES or package_of(name) not in KNOWN
 
 
-def names_itself(given: tuple[Inert, ...]) -> bool:
+def _names_itself(given: tuple[Inert, ...]) -> bool:
     """Say whether a class of no known package gets a name to be shown by, as dill writes it."""
     if len(given) != 3 or not isinstance(given[0], Global) or package_of(given[0].module) in KNOWN:
         return False

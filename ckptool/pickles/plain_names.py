@@ -195,6 +195,9 @@ MAKE_NEW: Final = _words(
 METACLASSES: Final = frozenset(("builtins.type", "abc.ABCMeta", "enum.EnumMeta", "enum.EnumType"))
 """or as a class by one of these, and a call named ``_create_type``."""
 
+SETS_ITEMS: Final = "_setitems"
+"""Dill's call that gives items to its first argument, which it has made: the names that a function knows."""
+
 MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
 """Calls that call their first argument, to make a class."""
 

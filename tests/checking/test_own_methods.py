@@ -125,6 +125,10 @@ CHANGE = {
     "a class, by dill": call(
         named("dill._dill", "_setattr"), call(named("builtins", "type"), named("builtins", "int")), "x", 1
     ),
+    "the modules, by dill": call(named("dill._dill", "_setitems"), named("sys", "modules"), {"x": 1}),
+    "the names of the program, by dill": call(
+        named("dill._dill", "_setitems"), named("__main__", "__dict__"), {"x": 1}
+    ),
     "a class that dill makes": added(
         new(
             call(
