@@ -18,6 +18,7 @@ from ckptool.pickles.made_objects import (
     is_object_made,
     is_state_made,
     known_bases,
+    maker_name,
 )
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
@@ -62,7 +63,10 @@ def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Ver
         return
     name = nodes.class_name(target)
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], Dict):  # slots are set as attributes
-        inside = next((key for key, _ in state[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
+        # Defaults of a function that the file makes are kept, until something calls it.
+        kept = ("__defaults__", "__kwdefaults__") if maker_name(target) in plain.MAKE_NEW else ()
+        keys = (key for key, _ in state[1].pairs if isinstance(key, str) and key not in kept)
+        inside = next((key for key in keys if key in table.INSIDE), None)
         if inside is not None:
             yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
     if looks is None:

@@ -8,7 +8,7 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -18,7 +18,7 @@ from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.grades import Grade, grade_of, is_class, is_known, is_plain
-from ckptool.pickles.made_classes import but_globals, changes_other, class_gets
+from ckptool.pickles.made_classes import but_globals, changes_other, class_gets, constructs, is_of_picklers
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.reaching import Looks, canonical, is_maker, is_unknown, package_of, passed, reaching
 from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, is_system
@@ -204,8 +204,9 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     grade, why = _graded(name, named.name, how, given)
     if (how == "builds" and name in plain.ONLY_BUILT and not given) or (how == "calls" and _is_literal(name, given)):
         grade, why = "code", None
-    if name == "builtins.setattr":  # of what the file has made
-        grade, why = "code", None
+    grade, why = ("code", None) if name == "builtins.setattr" else (grade, why)  # of what the file has made
+    if how == "calls" and not isinstance(effect.arguments, tuple) and is_of_picklers(name, named.name):
+        grade, why = "system", table.UNFOLLOWED
     handed = given[1:] if name in _MAKE_ARRAYS else but_globals(named.name, given)
     found = None
     if grade != "system" and looks is not None:
@@ -225,7 +226,7 @@ def _runs_made(name: str, how: How, given: tuple[Inert, ...], looks: Looks, *, i
     is_built = how == "builds" and package_of(name) in KNOWN and name not in plain.KEEPERS
     if name in _WITH_MAKERS or name == "builtins.setattr":  # which may be given classes that the file makes
         return any(map(made_objects.is_object_made, given))
-    if (is_calling or is_built) and name not in made_objects.HOLDING:
+    if (is_calling or is_built) and name not in made_objects.HOLDING and name not in plain.KEEPING_ERRORS:
         is_deep = name.startswith(("builtins.", "operator.")) or name not in plain.HARMLESS
         return made_objects.holds_made(given, looks, is_deep=is_deep)
     return made_objects.takes_made(name, given, is_built=how == "builds" and package_of(name) in KNOWN)
@@ -236,7 +237,7 @@ def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     if inner is not None:
         yield from _call(inner, looks)
     else:
-        yield _unnamed(effect)
+        yield _unnamed(effect, looks.constructing if looks is not None else ())
 
 
 def _graded(name: str, qualified: str, how: How, given: tuple[Inert, ...]) -> tuple[Grade, str | None]:
@@ -297,8 +298,9 @@ def _made_with(
     args = () if gets is None else given[gets] if gets < len(given) else ()
     inner = effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,))
     made = nodes.global_of(given[which])
-    if made is not None and canonical(made.module, made.name) in _WITH_MAKERS:
-        yield _unnamed(inner)  # no pickler writes that
+    is_one_more = made is not None and canonical(made.module, made.name) in _WITH_MAKERS  # no pickler writes that
+    if is_one_more or made_objects.is_class_made(given[which]):  # of its objects, methods are called at once
+        yield _unnamed(inner)
         return
     yield from _call(inner, looks)
     if made is not None and canonical(made.module, made.name) in plain.STATELESS:
@@ -344,8 +346,11 @@ def _of_partial(effect: Effect) -> Effect | None:
     )
 
 
-def _unnamed(effect: Effect) -> Verdict:
-    """Return what it means to call or build what is no name: the result of another call, say."""
+def _unnamed(effect: Effect, constructing: Collection[int] | None = None) -> Verdict:
+    """
+    Return what it means to call or build what is no name. ``constructing`` are the classes of the file that got a way
+    to make their objects later; None if it does not matter whether these run byte code.
+    """
     target = effect.target
     maker = nodes.global_of(target.func) if isinstance(target, Call) else None
     if maker is not None:
@@ -360,8 +365,9 @@ def _unnamed(effect: Effect) -> Verdict:
             and all(isinstance(one, int | None) for one in target.args[:1])
         ):
             return Verdict("code", name, effect.how, None, shown)  # what is given is kept, and not called
-        # To call a class runs how it makes objects: byte code, but for enumerations, which look a member up.
+        # To call a class runs how it makes objects: byte code, maybe, but for enumerations, which look a member up.
         may_run = effect.how == "calls" and maker.name.rpartition(".")[2] != plain.MAKE_ENUMERATIONS
+        may_run = may_run and (constructing is None or constructs(target, constructing))
         grade = "system" if may_run or package_of(name) in table.STDLIB else grade_of(name, maker.name, "calls")[0]
         given = effect.arguments if isinstance(effect.arguments, tuple) else ()
         if grade == "code" and not any(map(made_objects.is_object_made, given)):

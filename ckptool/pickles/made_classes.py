@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN
-from ckptool.pickles.grades import is_class
+from ckptool.pickles.grades import is_class, is_plain
 from ckptool.pickles.made_objects import (
     BYTE_CODE,
     SETTER,
@@ -17,6 +18,7 @@ from ckptool.pickles.made_objects import (
     is_class_made,
     is_object_made,
     known_bases,
+    maker_name,
 )
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
@@ -29,8 +31,12 @@ _TAKING_OBJECTS: Final = ("_create_cell", "_make_cell", "_create_weakref", "_cre
 """Calls that keep whatever object they are given."""
 _TOLD_OF_ENDS: Final = ("_create_weakref", "_create_weakproxy")
 """Those that may be given a function as well, for the end of the object."""
+_OF_TYPE: Final = 2
+"""Which argument of ``type`` the attributes are."""
 _TAKEN_APART: Final = ("__closure__", "_cloudpickle_submodules")
 """Parts of the state of a function whose items are asked for something."""
+_UNFOLLOWED: Final = "cannot be followed"
+_MOST_BASES: Final = 1000
 _OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.staticmethod")
 
 
@@ -41,19 +47,34 @@ def but_globals(qualified: str, given: tuple[Inert, ...]) -> tuple[Inert, ...]:
     return tuple(one for one in given if not (isinstance(one, Global) and str(one) == "__main__.__dict__"))
 
 
+def is_of_picklers(name: str, qualified: str) -> bool:
+    """Say whether a call of this name makes or changes classes and functions."""
+    last = qualified.rpartition(".")[2]
+    return name == "builtins.type" or last in plain.WRITTEN_BY_PICKLERS
+
+
 def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | None:
     """Return what reaches the system that a class which the file makes is made by, or gets for a method."""
     last = maker.name.rpartition(".")[2]
     is_type = canonical(maker.module, maker.name) == "builtins.type"
-    if not is_type and last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES | plain.OF_PICKLERS:
+    if not is_of_picklers(canonical(maker.module, maker.name), maker.name):
         return None
     bases = bases_given(given if is_type else given[1:]) if last not in plain.CHANGER_NAMES else bases_of(given[:1])
     if (used := _made_by(last, given, bases)) is not None:
         return used
-    parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
-    pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
-    pairs += [given[1:3]] if last in plain.CHANGER_NAMES and len(given) == 3 else []
+    if (is_type or last in plain.MAKE_CLASSES) and not _are_bases(given[1:2] if is_type else given[2:3]):
+        return f"bases that {_UNFOLLOWED}"
+    index = _OF_TYPE if is_type else plain.ATTRIBUTES_AT.get(last)
+    if index is not None and not all(map(_is_shown, _parts(given[index : index + 1]))):
+        return f"attributes that {_UNFOLLOWED}"
+    pairs = [pair for one in _parts(given) if isinstance(one, Dict) for pair in one.pairs]
+    if last in plain.SET_ONE:
+        if len(given) < 2 or not isinstance(given[1], str):
+            return f"an attribute that {_UNFOLLOWED}"
+        pairs.append((given[1], given[2] if len(given) > 2 else None))
     looks.met.update(key for key, _ in pairs if isinstance(key, str) and key == _HOOK)
+    if any(isinstance(key, str) and key in plain.CONSTRUCTORS for key, _ in pairs):
+        looks.constructing.add(id(_changed(given[0])))
     parts = [
         part for key, value in pairs if isinstance(key, str) and key in _TAKEN_APART for part in (value, *_items(value))
     ]
@@ -68,6 +89,51 @@ def class_gets(maker: Global, given: tuple[Inert, ...], looks: Looks) -> str | N
     if run is not None:
         return f"{run}(), {BYTE_CODE}"
     return passed(tuple(one for _, one in methods if is_type or not _is_own_method(one)), looks, is_system)
+
+
+def constructs(made: Inert, known: Collection[int]) -> bool:
+    """
+    Say whether the call of a class that the file makes may run byte code: its own way to make objects, or others.
+
+    ``known`` are classes that got one after they were made.
+    """
+    todo = [made]
+    for one in todo:
+        if isinstance(one, Global):
+            name = canonical(one.module, one.name)
+            if package_of(name) in KNOWN and name not in plain.KEEPING_BASES:
+                return True
+            continue
+        cls = _changed(one)
+        if not is_class_made(cls) or id(cls) in known or len(todo) > _MOST_BASES:
+            return True
+        parts = cls.args if isinstance(cls.args, tuple) else ()
+        kind = nodes.global_of(parts[0]) if parts else None
+        given = [key for part in parts if isinstance(part, Dict) for key, _ in part.pairs]
+        if kind is None or canonical(kind.module, kind.name) not in plain.METACLASSES:
+            return True
+        if any(isinstance(key, str) and key in plain.CONSTRUCTORS for key in given):
+            return True
+        todo += bases_given(parts[1:])
+    return False
+
+
+def _parts(given: tuple[Inert, ...]) -> list[Inert]:
+    return [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
+
+
+def _is_shown(attributes: Inert) -> bool:
+    """Say whether this is a dict whose keys are text, as picklers write attributes, or there are none."""
+    if not isinstance(attributes, Dict):
+        return attributes is None
+    return all(isinstance(key, str) for key, _ in attributes.pairs)
+
+
+def _changed(one: Inert) -> Inert:
+    """Return the class that was given to calls which change it and give it back."""
+    while maker_name(one) in plain.CHANGER_NAMES and isinstance(one.args, tuple) and one.args:
+        one = one.args[0]
+    return one
 
 
 def _made_by(last: str, given: tuple[Inert, ...], bases: tuple[Inert, ...]) -> str | None:
@@ -87,9 +153,28 @@ def _made_by(last: str, given: tuple[Inert, ...], bases: tuple[Inert, ...]) -> s
     if is_class_made(given[0]):
         return f"a metaclass, {BYTE_CODE}"
     kind = nodes.global_of(given[0])
-    name = canonical(kind.module, kind.name) if kind is not None else ""
-    is_known = kind is None or name in plain.METACLASSES or (is_class(name) and name.endswith("Meta"))
-    return name if kind is not None and not is_known and is_system(name, kind.name) else None
+    if kind is None:
+        return f"a metaclass that {_UNFOLLOWED}"
+    name = canonical(kind.module, kind.name)
+    is_known = name in plain.METACLASSES or (is_class(name) and name.endswith("Meta"))
+    return name if not is_known and is_system(name, kind.name) else None
+
+
+def _are_bases(given: tuple[Inert, ...]) -> bool:
+    """Say whether these are bases as picklers write them, if there are any: names, classes of the file, type hints."""
+    bases = given[0] if given else ()
+    return isinstance(bases, tuple) and all(map(_is_base, bases))
+
+
+def _is_base(one: Inert) -> bool:
+    if isinstance(one, Global):  # not what an object of a known class has
+        inner, _, last = one.name.rpartition(".")
+        return not inner or package_of(canonical(one.module, one.name)) not in KNOWN or not last[:1].islower()
+    if type(one) is not Call or is_class_made(one):
+        return type(one) is Call
+    maker = nodes.global_of(one.func)
+    named = one.args[0] if isinstance(one.args, tuple) and one.args else None
+    return maker is not None and isinstance(named, Global) and "typing" in (maker.module, named.module)
 
 
 def _items(value: Inert) -> Inert:
@@ -109,7 +194,7 @@ def _is_setter(value: Inert) -> bool:
     """Say whether setting an attribute of this value calls a function."""
     func = nodes.global_of(value.func) if type(value) is Call else None
     if func is None or canonical(func.module, func.name) != "builtins.property" or not isinstance(value.args, tuple):
-        return False
+        return type(value) is Call and _is_hidden(value)
     return any(part is not None for part in value.args[1:3])
 
 
@@ -129,7 +214,7 @@ def _is_run(method: Inert, value: Inert, pairs: Pairs, maker: str, bases: tuple[
     if _is_setter(value) and any(name.endswith(("Error", "Exception", "Warning")) for name in known):
         return True  # their state is set attribute by attribute
     asked = (names for pattern, names in plain.RUN_FOR_BASES for name in known if re.fullmatch(pattern, name))
-    return any(method in names for names in asked) and (_is_own_method(value) or is_object_made(value))
+    return any(method in names for names in asked) and (_is_method(value) or is_object_made(value))
 
 
 def _is_own_method(one: Inert) -> bool:
@@ -139,6 +224,23 @@ def _is_own_method(one: Inert) -> bool:
     maker = nodes.global_of(one.func)
     is_wrapped = maker is not None and canonical(maker.module, maker.name) in _OF_CLASSES and one.state is None
     return is_wrapped and isinstance(one.args, tuple) and all(part is None or is_new(part) for part in one.args)
+
+
+def _is_method(one: Call) -> bool:
+    """Say whether this may be a function that the file has made, also as a property, or for the class itself."""
+    maker = nodes.global_of(one.func)
+    if maker is not None and canonical(maker.module, maker.name) in _OF_CLASSES:
+        return one.state is not None or not isinstance(one.args, tuple) or any(type(part) is Call for part in one.args)
+    return _is_own_method(one) or _is_hidden(one)
+
+
+def _is_hidden(one: Call) -> bool:
+    """Say whether this is what a function of a known package gives, which may have been given to that."""
+    maker = nodes.global_of(one.func)
+    if maker is None:
+        return not is_object_made(one)
+    is_function = maker.name.rpartition(".")[2].lstrip("_")[:1].islower() and not is_plain(maker.module, maker.name)
+    return is_function and package_of(canonical(maker.module, maker.name)) in KNOWN
 
 
 def changes_other(name: str, qualified: str, given: tuple[Inert, ...]) -> bool:

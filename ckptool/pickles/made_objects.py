@@ -18,6 +18,7 @@ _OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__ne
 HOLDING: Final = ("collections.Counter", "collections.deque", "types.MappingProxyType")
 """Calls that take what they are given apart, and keep what is in that."""
 _DICTS: Final = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
+_PROXY: Final = "_create_weakproxy"
 _MOST_BASES: Final = 1000
 _MOST_PARTS: Final = 1 << 16
 """Of a state, in tuples: those of Python's own generators have 628."""
@@ -50,8 +51,11 @@ def is_object_made(one: Inert) -> bool:
     if type(one) is not Call:
         return False
     func = nodes.global_of(one.func)
+    given = one.args[:1] if isinstance(one.args, tuple) else ()
     if func is not None and canonical(func.module, func.name) in _OBJECTS:
-        return isinstance(one.args, tuple) and any(map(is_class_made, one.args[:1]))
+        return any(map(is_class_made, given))
+    if maker_name(one) == _PROXY:  # which passes on what is asked of it
+        return any(map(is_object_made, given))
     return is_class_made(one.func)
 
 

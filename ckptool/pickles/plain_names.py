@@ -115,19 +115,19 @@ HARMLESS: Final = frozenset(
         "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
         " divmod pow print format next super callable",
     )
-    | _full("functools", "partial partialmethod")
+    | _full("functools", "partial partialmethod cached_property")
     | _full("operator", "itemgetter attrgetter getitem")
     | _full("argparse", "Namespace ArgumentParser Action")
     | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
     | _full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
     | _full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
-    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType")
+    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType FlagBoundary")
     | _full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
     | _full("inspect", "Signature Parameter _ParameterKind _empty")
     | _full("string", "Template Formatter")
     | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
     | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
-    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType")
+    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType AttrGetterType ItemGetterType")
     | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
     | _full("_weakrefset", "WeakSet")
     | _full("abc", "ABCMeta ABC")
@@ -172,7 +172,7 @@ HARMLESS: Final = frozenset(
 """Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
 
 MAKERS: Final = frozenset(
-    _full("types", "CodeType MethodType PartialType")
+    _full("types", "CodeType MethodType PartialType AttrGetterType ItemGetterType")
     | {"functools.partial"}
     | _full("operator", "methodcaller attrgetter itemgetter")
 )
@@ -203,6 +203,15 @@ MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
 
 MAKE_ENUMERATIONS: Final = "_make_skeleton_enum"
 """A call that makes a class and its members."""
+
+ATTRIBUTES_AT: Final = {
+    **dict.fromkeys(("_create_type", "_make_skeleton_class", MAKE_ENUMERATIONS), 3),
+    **dict.fromkeys(("_class_setstate", "_function_setstate", "_fill_function", "_rehydrate_skeleton_class"), 1),
+}
+"""Which of their arguments has the attributes of a class or function: a dict, or a few."""
+
+SET_ONE: Final = _words("_setattr _delattr")
+"""Calls that are given the name of an attribute, and maybe its value."""
 
 OF_PICKLERS: Final = (
     _words("_create_type _create_code _create_ftype _create_typing_tuple _create_lock _create_rlock _create_stringi")
@@ -240,11 +249,27 @@ CONTAINERS: Final = frozenset(
 )
 """Classes whose objects picklers give items."""
 
+KEEPING_ERRORS: Final = frozenset(
+    _full("builtins", "BaseException Exception ValueError TypeError RuntimeError NotImplementedError AssertionError")
+    | _full("builtins", "LookupError KeyError IndexError ArithmeticError OverflowError ZeroDivisionError EOFError")
+)
+"""Errors that keep what they are called with, whatever it is."""
+
+KEEPING_BASES: Final = KEEPING_ERRORS | frozenset(
+    _full("builtins", "object dict list tuple set frozenset")
+    | _full("collections", "OrderedDict defaultdict")
+    | {"typing.Generic", "abc.ABC"}
+)
+"""Classes that keep what they are called with, and call nothing of it or of their subclasses but ``__setitem__``."""
+
+CONSTRUCTORS: Final = _words("__init__ __new__ __bases__ __class__")
+"""What the call of a class calls, and where that is looked for."""
+
 STATELESS: Final = frozenset(
     _full("types", "GenericAlias UnionType CellType MethodType CodeType")
     | _full("typing", "_GenericAlias _UnionGenericAlias")
     | _full("builtins", "type next super getattr")
-    | {"operator.getitem", "logging.getLogger", "uuid.SafeUUID", "re.RegexFlag", "ssl.TLSVersion"}
+    | {"operator.getitem", "logging.getLogger", "uuid.SafeUUID", "re.RegexFlag", "ssl.TLSVersion", "enum.FlagBoundary"}
     | _full("signal", "Signals Handlers")
     | _full("http", "HTTPStatus HTTPMethod")
     | _full("socket", "AddressFamily SocketKind")
@@ -311,8 +336,9 @@ KEEPERS: Final = frozenset(
 VALUES: Final = (
     r"torch\.(?:q?u?int\d+(?:x\d)?|b?float\d+\w*|complex\d+|bits\w+|bool|double|half|float|long|short|int|c(?:float|double|half)"
     r"|strided|jagged|sparse_(?:coo|cs[rc]|bs[rc])|\w+_format|channels_last\w*|per_(?:tensor|channel)_\w+)"
-    r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|enum\.[A-Z]\w*\.__new__"
-    r"|builtins\.(?:min|max|sorted|map|filter|(?:object|tuple|list|dict|set|frozenset|int|float|str|bytes)\.__new__)"
+    r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|enum\.[A-Z]\w*\.__(?:new|repr|str|format|hash|dir|reduce_ex)__"
+    r"|builtins\.(?:min|max|sorted|map|filter|(?:object|tuple|list|dict|set|frozenset|int|float|str|bytes|unicode)\.__new__"
+    r"|(?:str|unicode|bytes|int|float)\.__(?:repr|str|format|hash)__)|typing\._no_init_or_replace_init"
 )
 """
 What a pickle may name without more: types of elements, layouts and the like, which are no functions; and functions

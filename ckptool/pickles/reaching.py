@@ -28,12 +28,14 @@ _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 class Looks:
     """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
 
-    __slots__ = ("left", "met", "methods")
+    __slots__ = ("constructing", "left", "met", "methods")
 
     def __init__(self) -> None:
         self.left = _MOST_LOOKED_AT
         self.met: set[str] = set()
         """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
+        self.constructing: set[int] = set()
+        """Classes that the file makes, and that got a way to make their objects after they were made."""
         self.methods: dict[int, Inert] = {}
         """The names of methods that calls give, which are in a tree as calls."""
 

@@ -74,6 +74,8 @@ def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
         if held:  # which of them it is, the class decides: with its methods, or where it looks for attributes
             return held[0] if len(held) == 1 else Unfollowed(f"the attribute {attribute!r} of an object")
         made = nodes.class_of(holder)
+        if made is not None and canonical(made.module, made.name) in plain.KEEPERS and attribute not in plain.METHODS:
+            return Unfollowed(f"the attribute {attribute!r} of what keeps what it was given")
         return Global(made.module, f"{made.name}.{attribute}", offset) if made is not None else None
     if isinstance(holder, Unfollowed | PersistentId):
         return Unfollowed(f"the attribute {attribute!r} of what the loader knows")

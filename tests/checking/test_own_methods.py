@@ -201,6 +201,12 @@ def made(*bases: bytes, **attributes: object) -> bytes:
     return of_dill("_create_type", named("builtins", "type"), "K", bases or (named("builtins", "object"),), attributes)
 
 
+def first(one: bytes) -> bytes:
+    """What a call gives that was given it in a list."""
+    return call(named("builtins", "next"), call(named("builtins", "iter"), [one]))
+
+
+LOWERED = call(named("builtins", "str.lower"), "__SETSTATE__")
 FUNCTION = of_cloudpickle("_make_function", None, {}, "f", (), ())
 CLASS = of_cloudpickle("_make_skeleton_class", named("builtins", "type"), "K", (), {}, "1", None)
 PROPERTY = call(named("builtins", "property"), None, FUNCTION)
@@ -219,7 +225,9 @@ BYTE_CODE = {
     "a member that is missing": of_dill("_setattr", CLASS, "_missing_", FUNCTION),
     "a metaclass": of_cloudpickle("_make_skeleton_class", FILLED, "K", (), {}, "1", None),
     "members of an enumeration": of_cloudpickle("_make_skeleton_enum", (FILLED,), "K", "K", {"a": 1}, "m", "1", None),
-    "a class that is called": call(FILLED, 1),
+    "a class that is called": call(made(__init__=FUNCTION), 1),
+    "a class that was filled": of_cloudpickle("_class_setstate", CLASS, ({"__init__": FUNCTION}, {}))
+    + call(b"0" + CLASS),
     "a function that is called": call(
         of_cloudpickle("_make_skel_func", named("types", "CodeType"), 1, {}), named("pkg", "x")
     ),
@@ -294,6 +302,48 @@ BYTE_CODE = {
     "the name of a type": call(named("typing", "NewType"), new(FILLED), 1),
     "a class that makes an array": of_dill("_create_array", FILLED, (), None),
     "items of a view": of_cloudpickle("_make_dict_items", new(FILLED)),
+    "attributes in a dict that is ordered": of_cloudpickle(
+        "_class_setstate", CLASS, (item(call(named("collections", "OrderedDict")), "__setstate__", FUNCTION), {})
+    ),
+    "attributes that are computed": of_dill(
+        "_create_type",
+        named("builtins", "type"),
+        "K",
+        (named("builtins", "object"),),
+        call(named("builtins", "dict"), [("__setstate__", FUNCTION)]),
+    ),
+    "a name that is computed": of_cloudpickle("_class_setstate", CLASS, (item(b"}", LOWERED, FUNCTION), {})),
+    "such a name that is set": of_dill("_setattr", CLASS, LOWERED, FUNCTION),
+    "bases that are computed": of_dill(
+        "_create_type",
+        named("builtins", "type"),
+        "K",
+        call(named("builtins", "tuple"), [named("io", "IOBase")]),
+        {"close": FUNCTION},
+    ),
+    "a base that is computed": made(first(named("io", "IOBase")), close=FUNCTION),
+    "a method that is computed": made(named("io", "IOBase"), close=first(FUNCTION)),
+    "a property of what is computed": made(
+        named("io", "IOBase"), closed=call(named("builtins", "property"), first(FUNCTION))
+    ),
+    "arguments that are computed": named("dill._dill", "_create_type")
+    + call(named("builtins", "tuple"), [named("builtins", "type"), "K", (), {"__setstate__": FUNCTION}])
+    + b"R",
+    "the call of a class whose base was filled": CLASS
+    + b"\x940"
+    + of_cloudpickle("_class_setstate", b"h\0", ({"__init__": FUNCTION}, {}))
+    + b"0"
+    + call(made(b"h\0", f=FUNCTION)),
+    "the call of a class that got other bases": CLASS
+    + b"\x940"
+    + of_dill("_setattr", b"h\0", "__bases__", (made(f=FUNCTION),))
+    + b"0"
+    + call(b"h\0"),
+    "what is in a cell": call(
+        named("builtins", "list"),
+        of_dill("_get_attr", call(named("types", "CellType"), new(made(__iter__=FUNCTION))), "cell_contents"),
+    ),
+    "what a proxy stands for": call(named("builtins", "list"), of_dill("_create_weakproxy", new(FILLED))),
 }
 
 
@@ -324,6 +374,12 @@ WITHOUT_A_RUN = {
     "slots": given(new(FILLED), x=1) + b"0" + new(made(f=FUNCTION)) + ops((None, {"x": 1})) + b"b",
     "a property of an optimizer": made(named("torch.optim.optimizer", "Optimizer"), step=FUNCTION, name=PROPERTY),
     "items of a dict": given(new(made(named("builtins", "dict"), f=FUNCTION)), x=[new(FILLED)]),
+    "a class that is called, without a way of its own": call(made(named("builtins", "ValueError"), f=FUNCTION), "x"),
+    "an object in an error": call(named("builtins", "ValueError"), new(FILLED)),
+    "a default": FUNCTION + ops((None, {"__kwdefaults__": {"x": 1}})) + b"b",
+    "what an enumeration does with others": call(named("enum", "FlagBoundary"), "strict"),
+    "a getter, as dill names it": of_dill("_load_type", "AttrGetterType"),
+    "a property that is kept": made(f=given(new(named("functools", "cached_property")), func=FUNCTION, attrname="f")),
     "the module of a script": given(new(named("_frozen_importlib", "ModuleSpec")), name="x"),
 }
 THAT_REACH = {
