@@ -213,8 +213,7 @@ def _is_run(method: Inert, value: Inert, pairs: Pairs, maker: str, bases: tuple[
     known = known_bases(bases)
     if _is_setter(value) and any(name.endswith(("Error", "Exception", "Warning")) for name in known):
         return True  # their state is set attribute by attribute
-    asked = (names for pattern, names in plain.RUN_FOR_BASES for name in known if re.fullmatch(pattern, name))
-    return any(method in names for names in asked) and (_is_method(value) or is_object_made(value))
+    return any(_asks_for(base, method) for base in known) and (_is_method(value) or is_object_made(value))
 
 
 def _is_own_method(one: Inert) -> bool:
@@ -224,6 +223,13 @@ def _is_own_method(one: Inert) -> bool:
     maker = nodes.global_of(one.func)
     is_wrapped = maker is not None and canonical(maker.module, maker.name) in _OF_CLASSES and one.state is None
     return is_wrapped and isinstance(one.args, tuple) and all(part is None or is_new(part) for part in one.args)
+
+
+def _asks_for(base: str, method: str) -> bool:
+    """Say whether a class may ask objects of its subclasses for this, while they are loaded."""
+    if package_of(base) in KNOWN and not re.fullmatch(plain.PLAIN_BASES, base):
+        return True
+    return any(method in names for pattern, names in plain.RUN_FOR_BASES if re.fullmatch(pattern, base))
 
 
 def _is_method(one: Call) -> bool:

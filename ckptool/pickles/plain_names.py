@@ -298,20 +298,31 @@ RUN_BY_LOADING: Final = _words(
     " __set_name__ __get__ __set__ __prepare__ __mro_entries__ __instancecheck__ __subclasscheck__ __setitem__ append"
     " extend add _missing_ mro __array_finalize__ __torch_function__ __torch_dispatch__ _patch_step_function"
     " __class__ __module__ __doc__ __name__ __qualname__ __parameters__ __typing_subst__ __isabstractmethod__"
+    " __dataclass_fields__"
 )
 """Methods of a class that unpickling itself may call: of its objects, of keys, of its subclasses, at their end."""
 
+PLAIN_BASES: Final = (
+    r"builtins\.(?:object|dict|list|tuple|set|frozenset|str|int|float|complex|bool|bytes|bytearray|[A-Z]\w*)"
+    r"|collections\.(?:OrderedDict|defaultdict|Counter|deque|User\w+|ChainMap|abc\.\w+)|_collections_abc\.\w+"
+    r"|abc\.ABC|typing\.\w+|contextlib\.\w+|enum\.\w*(?:Enum|Flag)|argparse\.\w+|types\.SimpleNamespace"
+    r"|json\.(?:\w+\.)?JSON(?:En|De)coder|logging\.(?:Filter|Formatter|Handler|LoggerAdapter)|string\.Formatter"
+    r"|datetime\.(?:date|datetime|time|timedelta)"
+    r"|torch\.(?:_tensor\.)?Tensor|torch\.(?:nn|optim|distributions)\.(?!parameter\.|Parameter)(?:\w+\.)*\w+|torch\.autograd\.(?:\w+\.)?Function"
+    r"|torch\.utils\.data\.(?:\w+\.)?\w*(?:Dataset|Sampler)|numpy\.ndarray"
+)
+"""
+Classes of known packages that ask objects of their subclasses, while these are loaded, for no more than what is named
+above,
+"""
+
 RUN_FOR_BASES: Final = (
-    (r"_?io\.\w+|_pyio\.\w+", _words("close flush closed")),
     (r"collections\.(?:User\w+|ChainMap)", _words("data maps")),
-    (r"_?random\.\w+", _words("setstate getrandbits random seed")),
-    (r"datetime\.tzinfo", _words("utcoffset")),
-    (r"pathlib\.\w+", _words("_cparts _parts _flavour _drv _root _str _str_normcase parts")),
     (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
-    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
+    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights _flat_weights_names num_layers bidirectional")),
     (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
 )
-"""More of them, of subclasses of some classes: what methods of these ask their objects for."""
+"""and for this, of subclasses of some. What others ask for is not known."""
 
 USED_OF_STATES: Final = (
     (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),

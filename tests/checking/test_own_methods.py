@@ -275,6 +275,10 @@ BYTE_CODE = {
         named("torch.nn.modules.transformer", "TransformerEncoderLayer"), activation=PROPERTY
     ),
     "what an optimizer makes anew": made(named("torch.optim.adam", "Adam"), _patch_step_function=FUNCTION),
+    "names of weights": made(named("torch.nn.modules.rnn", "LSTM"), _flat_weights_names=PROPERTY),
+    "a parameter": made(named("torch.nn.parameter", "Parameter"), is_leaf=PROPERTY),
+    "what a codec passes everything on to": made(named("codecs", "StreamReader"), stream=PROPERTY),
+    "fields of a dataclass": made(named("pkg", "D"), __dataclass_fields__=PROPERTY),
     "what sets the state of a generator": made(named("random", "Random"), setstate=FUNCTION),
     "a subclass of arrays": made(named("numpy", "ndarray"), __array_finalize__=FUNCTION),
     "a subclass of tensors": made(named("torch", "Tensor"), __torch_function__=FUNCTION),
