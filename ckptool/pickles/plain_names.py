@@ -308,17 +308,16 @@ PLAIN_BASES: Final = (
     r"|abc\.ABC|typing\.\w+|contextlib\.\w+|enum\.\w*(?:Enum|Flag)|argparse\.\w+|types\.SimpleNamespace"
     r"|json\.(?:\w+\.)?JSON(?:En|De)coder|logging\.(?:Filter|Formatter|Handler|LoggerAdapter)|string\.Formatter"
     r"|datetime\.(?:date|datetime|time|timedelta)"
-    r"|torch\.(?:_tensor\.)?Tensor|torch\.(?:nn|optim|distributions)\.(?!parameter\.|Parameter)(?:\w+\.)*\w+|torch\.autograd\.(?:\w+\.)?Function"
+    r"|torch\.(?:_tensor\.)?Tensor|torch\.(?:nn|optim|distributions)\.(?:\w+\.)*(?!\w*(?:Parameter|Buffer))\w+"
+    r"|torch\.autograd\.(?:\w+\.)?Function"
     r"|torch\.utils\.data\.(?:\w+\.)?\w*(?:Dataset|Sampler)|numpy\.ndarray"
 )
-"""
-Classes of known packages that ask objects of their subclasses, while these are loaded, for no more than what is named
-above,
-"""
+"""Classes of known packages that ask objects of their subclasses, while these are loaded, for no more than that,"""
 
 RUN_FOR_BASES: Final = (
     (r"collections\.(?:User\w+|ChainMap)", _words("data maps")),
-    (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
+    (r"(?:\w+\.)+(?:Tensor|CausalBias)", _words("is_leaf")),
+    (r"torch\.optim\.(?!lr_scheduler\.(?!Optimizer))[\w.]+", _words("defaults param_groups state profile_hook_step")),
     (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights _flat_weights_names num_layers bidirectional")),
     (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
 )
