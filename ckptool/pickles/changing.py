@@ -78,7 +78,7 @@ def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Ver
     if _uses_made(target, state, looks):
         yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
         return
-    found = as_method(nodes.state_pairs(state), looks)
+    found = as_method(_pairs_of(state), looks)
     if found is None and func is not None and _uses_state(func):
         name = canonical(func.module, func.name)
         found = passed((state,), looks)
@@ -100,14 +100,26 @@ def _uses_made(target: Call, state: Inert, looks: Looks) -> bool:
         return True
     known = known_bases((made,) if made is not None else bases_of((target.func,)))
     used = [names for pattern, names in plain.USED_OF_STATES for name in known if re.fullmatch(pattern, name)]
-    values = [value for key, value in nodes.state_pairs(state) if any(key in names for names in used)] if used else []
+    values = [value for key, value in _pairs_of(state) if any(key in names for names in used)] if used else []
     return any(holds_made(value, looks) for value in values)
+
+
+def _pairs_of(state: Inert) -> Pairs:
+    """Return the pairs of a state: of a dict of any class, or of one and slots."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return [pair for part in parts if isinstance(part, Dict | Call) for pair in part.pairs or ()]
 
 
 def as_method(pairs: Pairs, looks: Looks) -> str | None:
     """Return what an object has got instead of a method that containers and tensors have: who uses it calls that."""
-    parts = [pairs, *(value.pairs for key, value in pairs if key in _OF_MODULES and isinstance(value, Dict))]
-    given = [value for part in parts for key, value in part if isinstance(key, str) and key in plain.METHODS]
+    inside = (value for key, value in pairs if isinstance(key, str) and key in _OF_MODULES)
+    parts = [pairs, *(value.pairs for value in inside if isinstance(value, Dict | Call) and value.pairs)]
+    given = [
+        value
+        for part in parts
+        for key, value in part
+        if (isinstance(key, str) and key in plain.METHODS) or type(key) is Call  # which may give any name
+    ]
     return passed(tuple(given), looks, is_system) if given else None
 
 

@@ -80,6 +80,16 @@ RUN = {
     "a dict of modules": item(
         given(new(named("torch.nn.modules.container", "ModuleDict")), _modules={}, add_module=MKNOD), "made", 0o600
     ),
+    "a module whose state is an ordered dict": added(
+        new(MODULE)
+        + item(
+            call(named("collections", "OrderedDict")),
+            "_modules",
+            item(call(named("collections", "OrderedDict")), "append", MKNOD),
+        )
+        + b"b",
+        "made",
+    ),
     "an optimizer": given(
         new(named("torch.optim.adam", "Adam")), param_groups=[modules(setdefault=MKNOD)], state={}, defaults={}
     ),
