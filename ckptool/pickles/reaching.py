@@ -20,6 +20,8 @@ _MOST_PARTS: Final = 32
 _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
 _IMPORTERS: Final = ("torch", "numpy", "joblib")
+_PASSING: Final = ("builtins", "operator", "itertools", "functools", "collections")
+"""Modules with functions that give what they were given: ``next``, ``getitem``, ``dict.get``."""
 _TOO_MUCH: Final = "more than can be looked at"
 _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 """Modules under other names: in C; as ``torch.load`` finds them in zips."""
@@ -137,7 +139,7 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
             if id(one) not in seen:
                 seen.add(id(one))
                 todo += (held for held in (one.state, one.items, one.pairs) if held is not None)
-                if name in plain.KEEPERS:
+                if name in plain.KEEPERS or package_of(name) in _PASSING:
                     todo += (one.args, one.kwargs)
         elif kind is Unfollowed:
             return str(one.why)

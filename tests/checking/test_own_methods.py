@@ -271,6 +271,9 @@ BYTE_CODE = {
     "a class that gives values": call(
         named("operator", "getitem"), call(named("collections", "defaultdict"), FILLED), "x"
     ),
+    "a function that gives values": call(
+        named("operator", "getitem"), call(named("collections", "defaultdict"), first(FUNCTION)), "x"
+    ),
     "a class with parameters": call(named("operator", "getitem"), FILLED, "x"),
     "the order of bases": made(mro=FUNCTION),
     "the metaclass of a base": call(named("builtins", "type"), "Y", (new(FILLED, "X", (), {}),), {}),
