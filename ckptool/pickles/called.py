@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
+from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs
 from ckptool.pickles.plain_names import STATELESS
 from ckptool.pickles.reaching import Looks
@@ -65,7 +66,7 @@ def told(names: Iterable[Global], pickles: Sequence[Pickle]) -> tuple[list[Told]
     try:
         return _told(names, pickles, None), False
     except _Wary:
-        return _told(names, pickles, Looks()), True
+        return _told(names, pickles, Looks(has_classes=any(map(makes_classes, names)))), True
 
 
 def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | None) -> list[Told]:

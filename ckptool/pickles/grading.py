@@ -212,7 +212,7 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     if grade != "system" and looks is not None:
         called = _judge_of_handed(name, handed) if how == "calls" else None
         found = passed((handed, effect.keywords), looks, called)
-        if found is None and _runs_made(name, how, handed, looks, is_calling=called is not None):
+        if found is None and looks.has_classes and _runs_made(name, how, handed, looks, is_calling=called is not None):
             found = f"an object, {made_objects.BYTE_CODE}"
         found = found or as_method(nodes.state_pairs(effect.keywords), looks) or class_gets(named, given, looks)
     if found:

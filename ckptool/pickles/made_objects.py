@@ -9,7 +9,7 @@ from typing import Final
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles import plain_names as plain
-from ckptool.pickles.nodes import Call, Dict, Inert, Set
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 from ckptool.pickles.reaching import Looks, canonical, package_of
 
 BYTE_CODE: Final = "byte code that the file brings"
@@ -18,6 +18,7 @@ _OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__ne
 HOLDING: Final = ("collections.Counter", "collections.deque", "types.MappingProxyType")
 """Calls that take what they are given apart, and keep what is in that."""
 _DICTS: Final = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
+_MAKERS: Final = plain.MAKE_CLASSES | plain.CHANGER_NAMES | {plain.MAKE_ENUMERATIONS}
 _PROXY: Final = "_create_weakproxy"
 _MOST_BASES: Final = 1000
 _MOST_PARTS: Final = 1 << 16
@@ -43,7 +44,12 @@ def maker_name(one: Inert) -> str:
 
 def is_class_made(one: Inert) -> bool:
     """Say whether this is a class that the file makes, or what gives such a class back, having changed it."""
-    return maker_name(one) in plain.MAKE_CLASSES | plain.CHANGER_NAMES or maker_name(one) == plain.MAKE_ENUMERATIONS
+    return maker_name(one) in _MAKERS
+
+
+def makes_classes(name: Global) -> bool:
+    """Say whether a call of this name gives such a class."""
+    return name.name.rpartition(".")[2] in _MAKERS
 
 
 def is_object_made(one: Inert) -> bool:

@@ -30,10 +30,12 @@ _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 class Looks:
     """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
 
-    __slots__ = ("constructing", "left", "met", "methods")
+    __slots__ = ("constructing", "has_classes", "left", "met", "methods")
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_classes: bool = True) -> None:
         self.left = _MOST_LOOKED_AT
+        self.has_classes = has_classes
+        """Whether the pickles may make classes."""
         self.met: set[str] = set()
         """What classes that the file makes have, and what only later opcodes may call: hooks, and setters."""
         self.constructing: set[int] = set()
