@@ -7,7 +7,7 @@ Each time is that of the scan alone: the listing of the folders, the rows, and t
 workers already, and has done one scan, which does not count. Processes of our own are started anew each time, which
 takes a fifth of a second. The loop makes the same rows one after the other where the listing is, without workers.
 
-Copies what ``bench_scan.py`` copies: fixtures of all formats, and real files where they are there, of up to 200 KB.
+Copies what ``bench_scan.py`` copies: real files of up to 8 MiB where they are there, and fixtures elsewhere.
 Runs are in turn, and times the best of them: other programs can only add to them. What is compared needs two cores
 that are free; Ray gives its workers the lowest priority, unless ``RAY_worker_niceness=0``. Exits 1 if a bound does not
 hold.

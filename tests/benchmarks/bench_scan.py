@@ -7,8 +7,9 @@ The opens themselves are what one process takes that calls ``open_checkpoint(pat
 through the folders, with its start. What ``scan`` takes above that is the rows (summary, findings, grade, JSON), and a
 second process: its start, and two messages for each file.
 
-Copies fixtures, and real files where they are there, of up to 200 KB (about 150 MB, in DIR or a temporary folder that
-is removed afterwards). Times of processors count the workers, too. Exits 1 if a bound does not hold.
+Copies real files of up to 8 MiB, where they are there, and fixtures elsewhere, each once (80 MB, in DIR or a temporary
+folder that is removed afterwards); the others of the 2,000 names are links to them. Times of processors count the
+workers, too. Exits 1 if a bound does not hold.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pathlib import Path
 from measuring import options, processes_in_turn, report
 
 ROOT = Path(__file__).parents[2]
-PLACES = (ROOT / "fixtures", ROOT.parent / "shared" / "corpus")
+REAL, FIXTURES = ROOT.parent / "shared" / "corpus", ROOT / "fixtures"
 FILES = 2_000
-MOST_NBYTES = 200_000
+MOST_NBYTES = 8 << 20
 
 OPENS = """
 import gc, sys
@@ -75,16 +76,20 @@ def main() -> int:
     return 0 if report(f"{FILES:,} files, {nbytes:,} bytes", found, checks) else 1
 
 
-def copy_files(place: Path) -> int:
-    """Copy small checkpoints under 2,000 names, and return their size."""
-    every = [path for folder in PLACES if folder.is_dir() for path in sorted(folder.rglob("*")) if path.is_file()]
+def copy_files(place: Path, most_nbytes: int = MOST_NBYTES) -> int:
+    """Put small checkpoints under 2,000 names, and return the size of all of them."""
+    every = [path for path in sorted((REAL if REAL.is_dir() else FIXTURES).rglob("*")) if path.is_file()]
     small = [
-        path for path in every if path.stat().st_size <= MOST_NBYTES and path.suffix not in (".json", ".md", ".distcp")
+        path for path in every if path.stat().st_size <= most_nbytes and path.suffix not in (".json", ".jsonl", ".md")
     ]
+    first: dict[Path, Path] = {}
     for number, path in enumerate(islice(cycle(small), FILES)):
         target = place / f"{number % 20:02}" / f"{number:04}-{path.name}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        if path in first:
+            target.hardlink_to(first[path])
+        else:
+            first[path] = Path(shutil.copyfile(path, target))
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
