@@ -308,7 +308,7 @@ PLAIN_BASES: Final = (
     r"|abc\.ABC|typing\.\w+|contextlib\.\w+|enum\.\w*(?:Enum|Flag)|argparse\.\w+|types\.SimpleNamespace"
     r"|json\.(?:\w+\.)?JSON(?:En|De)coder|logging\.(?:Filter|Formatter|Handler|LoggerAdapter)|string\.Formatter"
     r"|datetime\.(?:date|datetime|time|timedelta)"
-    r"|torch\.(?:_tensor\.)?Tensor|torch\.(?:nn|optim|distributions)\.(?:\w+\.)*(?!\w*(?:Parameter|Buffer))\w+"
+    r"|torch\.(?:_tensor\.)?Tensor|torch\.(?:nn|optim|distributions)\.(?!parallel\.)(?:\w+\.)*(?!\w*(?:Parameter|Buffer))\w+"
     r"|torch\.autograd\.(?:\w+\.)?Function"
     r"|torch\.utils\.data\.(?:\w+\.)?\w*(?:Dataset|Sampler)|numpy\.ndarray"
 )
@@ -316,8 +316,24 @@ PLAIN_BASES: Final = (
 
 RUN_FOR_BASES: Final = (
     (r"collections\.(?:User\w+|ChainMap)", _words("data maps")),
-    (r"(?:\w+\.)+(?:Tensor|CausalBias)", _words("is_leaf")),
+    (r"(?:\w+\.)+(?:Tensor|CausalBias)", _words("is_leaf set_ data requires_grad _backward_hooks")),
+    (
+        r"torch\.(?:nn|optim\.swa_utils)\.[\w.]+",
+        _words("_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks")
+        | _words("_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _backward_pre_hooks")
+        | _words("_forward_pre_hooks_with_kwargs _non_persistent_buffers_set _is_full_backward_hook padding_mode"),
+    ),
+    (
+        r"torch\.nn\.modules\.(?:activation|linear_cross_entropy_options)\.\w+",
+        _words("dim batch_chunk_size allow_retain_graph"),
+    ),
     (r"torch\.optim\.(?!lr_scheduler\.(?!Optimizer))[\w.]+", _words("defaults param_groups state profile_hook_step")),
+    (
+        r"torch\.optim\.[\w.]+",
+        _words("_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_pre_hooks")
+        | _words("_optimizer_state_dict_post_hooks _optimizer_load_state_dict_pre_hooks _zero_grad_profile_name")
+        | _words("_optimizer_load_state_dict_post_hooks"),
+    ),
     (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights _flat_weights_names num_layers bidirectional")),
     (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
 )

@@ -49,7 +49,7 @@ def used_of(base: type, names: set[str]) -> set[str]:
     with suppress(Exception):
         subclass = type(base)("K", (base,), own)
         for args in ((), (1,), ("x",)):
-            for state in ({"a": 1}, (None, {"a": 1})):
+            for state in ({"of_the_state": 1}, (None, {"of_the_state": 1})):
                 with suppress(Exception):
                     load(base, subclass, args, state)
     return used
@@ -70,9 +70,10 @@ def load(base: type, subclass: type, args: tuple[object, ...], state: Any) -> No
 
 
 def names_asked_for(base: type) -> set[str]:
-    """Return the names that the methods of a class ask for, of whatever object."""
+    """Return the names that the methods of a class ask for, of whatever object, also in ``hasattr`` and the like."""
     codes = (code_of(value) for kind in base.__mro__ for value in vars(kind).values())
-    return {name for code in codes if code is not None for name in code.co_names}
+    names = {name for code in codes if code is not None for name in (*code.co_names, *code.co_consts)}
+    return {name for name in names if isinstance(name, str) and name.isidentifier()}
 
 
 def code_of(value: Any) -> CodeType | None:
@@ -89,7 +90,11 @@ def noting(used: set[str], name: str, own: Any) -> Any:
             used.add(name)
             return own.fget(self) if isinstance(own, property) and own.fget is not None else own
 
-        return property(get)
+        def put(self: object, value: object) -> None:
+            used.add(name)
+            vars(self)[name] = value
+
+        return property(get, put)
 
     def call(*args: Any, **options: Any) -> Any:
         used.add(name)
