@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.embedded import find_embedded
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
@@ -30,6 +31,11 @@ _SIMPLE: Final = {"to", "strip_module"}
 _OF_STORAGES: Final = "torch.storage._load_from_bytes"
 """What plain pickles call for each tensor; no file that is written asks for it."""
 _STRIPPING: Final = ("strip_module", "strip_wrappers")
+_NONE_HELPS: Final = (
+    "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
+)
+_NO_STATE_DICT: Final = "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
+_MAYBE_INSIDE: Final = "It holds no state dict itself: look at the file inside."
 
 
 def migration(
@@ -70,6 +76,16 @@ def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
         if found is not None:
             return found
     return None
+
+
+def instead(checkpoint: Checkpoint) -> Advice:
+    """Return what helps where no migration does: the file inside one that has no weights, or our reader."""
+    if checkpoint.weights:
+        return Advice(_NONE_HELPS)
+    for path in find_embedded(checkpoint.extras):
+        member = f"{checkpoint.member}::{path}" if checkpoint.member else path
+        return run(checkpoint, "inspect", why=_MAYBE_INSIDE, member=member)
+    return Advice(_NO_STATE_DICT)
 
 
 def literal(name: str) -> str:

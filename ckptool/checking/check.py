@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Advice, Finding, finding_lines
+from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -342,17 +342,13 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
-_NO_STATE_DICT = "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
-_NONE_HELPS = "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
-
-
 def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])
-    mend = advice.state_dict(checkpoint) or Advice(_NONE_HELPS if checkpoint.weights else _NO_STATE_DICT)
+    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:

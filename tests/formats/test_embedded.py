@@ -57,6 +57,15 @@ def test_they_are_named_with_the_command_that_opens_them_and_not_opened(path: Pa
         assert find_embedded(checkpoint.extras)["torch"].nbytes == len(ZIP)
 
 
+def test_where_torch_load_refuses_what_has_no_weights_itself_the_file_inside_is_advised(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(build.pickled({"torch": build.raw(ZIP), "of": build.named("mypkg", "Estimator")}))
+
+    (found,) = (one for one in ckptool.check(tmp_path / "x.pkl").findings if one.code == "CK202")
+
+    assert found.command == f"ckptool inspect {tmp_path / 'x.pkl'}::torch"
+    assert "no state dict itself" in str(found.hint)
+
+
 @pytest.mark.parametrize("member", PATHS)
 def test_the_path_of_one_opens_it(path: Path, member: str) -> None:
     with open_checkpoint(f"{path}::{member}") as checkpoint:
