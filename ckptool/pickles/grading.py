@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from ckptool.pickles import dangerous_names as table
-from ckptool.pickles import made_objects, nodes, results
+from ckptool.pickles import graphs, made_objects, nodes, results
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
@@ -37,15 +37,7 @@ _WITH_MAKERS: Final = {
 _CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
 """Calls that call one of their arguments, once or later: which, and how many they have then at least."""
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
-_GIVEN_MORE: Final = frozenset(
-    (
-        *_WITH_MAKERS,
-        *_CALL_ONE,
-        *_MAKE_OBJECTS,
-        *plain.ITERATING,
-        "_codecs.encode",
-    )
-)
+_GIVEN_MORE: Final = frozenset((*_WITH_MAKERS, *_CALL_ONE, *_MAKE_OBJECTS, *plain.ITERATING, "_codecs.encode"))
 """Calls that make data and are given a name that they call, or give what others are to follow."""
 _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
@@ -195,6 +187,10 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         return
     elif loads_bytes(effect):
         return  # what is in the bytes is looked at itself
+    elif name == graphs.MAKES_GRAPH and (called := graphs.functions_called(effect, looks)) is not None:
+        yield Verdict("code", name, how, None, lambda: call_text(name, given))
+        yield from (Verdict("code", one, how, None, partial(str, one)) for one in sorted(called))
+        return
     yield from _named(effect, looks, named, how, given)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
@@ -28,6 +28,7 @@ PLAIN: Final = frozenset(
     )
     | _full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
     | _full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
+    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
     | {"_codecs.encode", "torch.nn.backends.thnn._get_thnn_function_backend", "torch.autograd.variable.Variable"}
     | _full("datetime", "date datetime time timedelta timezone tzinfo")
     | _full("_datetime", "date datetime time timedelta timezone")
@@ -110,11 +111,8 @@ LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19})
 """What dill writes as text, for it to be evaluated."""
 
 HARMLESS: Final = frozenset(
-    _full(
-        "builtins",
-        "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
-        " divmod pow print format next super callable",
-    )
+    _full("builtins", "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii")
+    | _full("builtins", "bin hex oct divmod pow print format next super callable")
     | _full("functools", "partial partialmethod cached_property")
     | _full("operator", "itemgetter attrgetter getitem")
     | _full("argparse", "Namespace ArgumentParser Action")
@@ -178,15 +176,15 @@ MAKERS: Final = frozenset(
 )
 """Calls that give something to call: a function of the byte code in the file, mostly,"""
 
-MAKER_NAMES: Final = _words("_make_function _fill_function _make_skel_func _builtin_type _create_function")
+MAKER_NAMES: Final = words("_make_function _fill_function _make_skel_func _builtin_type _create_function")
 """and the names of others: dill's, and those of cloudpickle, of which other packages have copies."""
 
-CHANGER_NAMES: Final = _words(
+CHANGER_NAMES: Final = words(
     "_setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
 )
 """Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them,"""
 
-MAKE_NEW: Final = _words(
+MAKE_NEW: Final = words(
     "_create_cell _make_cell _make_empty_cell _create_function _make_function _make_skeleton_class _make_skeleton_enum"
     " _make_skel_func"
 )
@@ -198,7 +196,7 @@ METACLASSES: Final = frozenset(("builtins.type", "abc.ABCMeta", "enum.EnumMeta",
 SETS_ITEMS: Final = "_setitems"
 """Dill's call that gives items to its first argument, which it has made: the names that a function knows."""
 
-MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
+MAKE_CLASSES: Final = words("_create_type _make_skeleton_class")
 """Calls that call their first argument, to make a class."""
 
 MAKE_ENUMERATIONS: Final = "_make_skeleton_enum"
@@ -210,22 +208,22 @@ ATTRIBUTES_AT: Final = {
 }
 """Which of their arguments has the attributes of a class or function: a dict, or a few."""
 
-SET_ONE: Final = _words("_setattr _delattr")
+SET_ONE: Final = words("_setattr _delattr")
 """Calls that are given the name of an attribute, and maybe its value."""
 
 OF_PICKLERS: Final = (
-    _words("_create_type _create_code _create_ftype _create_typing_tuple _create_lock _create_rlock _create_stringi")
-    | _words("_create_stringo _create_weakref _create_weakproxy _create_array _create_dtypemeta _create_namedtuple")
-    | _words("_load_type _get_attr _getattr _getattribute _import_module")
-    | _words("_setitems _make_skeleton_enum _make_typevar _make_dict_keys _make_dict_values _make_dict_items")
-    | _words("_get_dataclass_field_type_sentinel _gen_ellipsis _gen_not_implemented")
-    | _words("subimport dynamic_subimport _builtin_type")
+    words("_create_type _create_code _create_ftype _create_typing_tuple _create_lock _create_rlock _create_stringi")
+    | words("_create_stringo _create_weakref _create_weakproxy _create_array _create_dtypemeta _create_namedtuple")
+    | words("_load_type _get_attr _getattr _getattribute _import_module")
+    | words("_setitems _make_skeleton_enum _make_typevar _make_dict_keys _make_dict_values _make_dict_items")
+    | words("_get_dataclass_field_type_sentinel _gen_ellipsis _gen_not_implemented")
+    | words("subimport dynamic_subimport _builtin_type")
 )
 """What else dill and cloudpickle write calls of."""
 
 WRITTEN_BY_PICKLERS: Final = OF_PICKLERS | MAKER_NAMES | CHANGER_NAMES | MAKE_NEW | MAKE_CLASSES
 
-CALLED_CLASSES: Final = _words(
+CALLED_CLASSES: Final = words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
     " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
     " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
@@ -238,6 +236,7 @@ ITERATING: Final = frozenset(
     _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
     | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
     | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
+    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
     | {"array.array", "torch.Size"}
 )
 """Calls that take one thing after the other from what they are given, by its own methods."""
@@ -262,7 +261,7 @@ KEEPING_BASES: Final = KEEPING_ERRORS | frozenset(
 )
 """Classes that keep what they are called with, and call nothing of it or of their subclasses but ``__setitem__``."""
 
-CONSTRUCTORS: Final = _words("__init__ __new__ __bases__ __class__")
+CONSTRUCTORS: Final = words("__init__ __new__ __bases__ __class__")
 """What the call of a class calls, and where that is looked for."""
 
 STATELESS: Final = frozenset(
@@ -282,7 +281,7 @@ Some results pass what sets a state on to what they are made of; others are clas
 
 METHODS: Final = frozenset(
     name for kind in (dict, list, set, tuple, str, bytes, bytearray, int, float) for name in dir(kind)
-) | _words(
+) | words(
     "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
     " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"
     " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist set_ copy_ resize_"
@@ -293,7 +292,7 @@ METHODS: Final = frozenset(
 )
 """What containers, files, tensors, models and classes have as methods, which code that is given them calls."""
 
-RUN_BY_LOADING: Final = _words(
+RUN_BY_LOADING: Final = words(
     "__new__ __setstate__ __setattr__ __getattribute__ __getattr__ __del__ __hash__ __eq__ __dict__ __init_subclass__"
     " __set_name__ __get__ __set__ __prepare__ __mro_entries__ __instancecheck__ __subclasscheck__ __setitem__ append"
     " extend add _missing_ mro __array_finalize__ __torch_function__ __torch_dispatch__ _patch_step_function"
@@ -315,38 +314,38 @@ PLAIN_BASES: Final = (
 """Classes of known packages that ask objects of their subclasses, while these are loaded, for no more than that,"""
 
 RUN_FOR_BASES: Final = (
-    (r"collections\.(?:User\w+|ChainMap)", _words("data maps")),
-    (r"(?:\w+\.)+(?:Tensor|CausalBias)", _words("is_leaf set_ data requires_grad _backward_hooks")),
+    (r"collections\.(?:User\w+|ChainMap)", words("data maps")),
+    (r"(?:\w+\.)+(?:Tensor|CausalBias)", words("is_leaf set_ data requires_grad _backward_hooks")),
     (
         r"torch\.(?:nn|optim\.swa_utils)\.[\w.]+",
-        _words("_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks")
-        | _words("_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _backward_pre_hooks")
-        | _words("_forward_pre_hooks_with_kwargs _non_persistent_buffers_set _is_full_backward_hook padding_mode"),
+        words("_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks")
+        | words("_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _backward_pre_hooks")
+        | words("_forward_pre_hooks_with_kwargs _non_persistent_buffers_set _is_full_backward_hook padding_mode"),
     ),
     (
         r"torch\.nn\.modules\.(?:activation|linear_cross_entropy_options)\.\w+",
-        _words("dim batch_chunk_size allow_retain_graph"),
+        words("dim batch_chunk_size allow_retain_graph"),
     ),
-    (r"torch\.optim\.(?!lr_scheduler\.(?!Optimizer))[\w.]+", _words("defaults param_groups state profile_hook_step")),
+    (r"torch\.optim\.(?!lr_scheduler\.(?!Optimizer))[\w.]+", words("defaults param_groups state profile_hook_step")),
     (
         r"torch\.optim\.[\w.]+",
-        _words("_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_pre_hooks")
-        | _words("_optimizer_state_dict_post_hooks _optimizer_load_state_dict_pre_hooks _zero_grad_profile_name")
-        | _words("_optimizer_load_state_dict_post_hooks"),
+        words("_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_pre_hooks")
+        | words("_optimizer_state_dict_post_hooks _optimizer_load_state_dict_pre_hooks _zero_grad_profile_name")
+        | words("_optimizer_load_state_dict_post_hooks"),
     ),
-    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights _flat_weights_names num_layers bidirectional")),
-    (r"torch\.nn\.modules\.transformer\.\w+", _words("activation")),
+    (r"torch\.nn\.modules\.rnn\.\w+", words("all_weights _all_weights _flat_weights_names num_layers bidirectional")),
+    (r"torch\.nn\.modules\.transformer\.\w+", words("activation")),
 )
 """and for this, of subclasses of some. What others ask for is not known."""
 
 USED_OF_STATES: Final = (
-    (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", _words("defaults param_groups state")),
-    (r"numpy\.random\.[\w.]+", _words("bit_generator state has_gauss gauss has_uint32 uinteger")),
-    (r"torch\.nn\.modules\.rnn\.\w+", _words("all_weights _all_weights num_layers bidirectional")),
+    (r"torch\.optim\.(?!lr_scheduler\.)[\w.]+", words("defaults param_groups state")),
+    (r"numpy\.random\.[\w.]+", words("bit_generator state has_gauss gauss has_uint32 uinteger")),
+    (r"torch\.nn\.modules\.rnn\.\w+", words("all_weights _all_weights num_layers bidirectional")),
 )
 """What objects of known classes do more with than to keep it, when they get it as a part of their state."""
 
-RUN_BY_ENUMERATIONS: Final = _words("__init__ _generate_next_value_")
+RUN_BY_ENUMERATIONS: Final = words("__init__ _generate_next_value_")
 """More of them, of an enumeration that is made with its members."""
 
 KEEPERS: Final = frozenset(
@@ -359,9 +358,15 @@ KEEPERS: Final = frozenset(
 )
 """Calls that keep what they are given, and do not call it."""
 
+_IN_PLACE: Final = "i?(?:add|sub|mul|truediv|floordiv|mod|pow|matmul|and_|or_|xor|lshift|rshift)"
+OPERATORS: Final = rf"{_IN_PLACE}|neg|pos|invert|not_|eq|ne|lt|le|gt|ge|getitem"
+SAFE_NAME: Final = r"[^\"'\\\x00-\x1f\x7f\x85\u2028\u2029]*"
+"""What stays a name where it is written between quotes."""
+
 VALUES: Final = (
     r"torch\.(?:q?u?int\d+(?:x\d)?|b?float\d+\w*|complex\d+|bits\w+|bool|double|half|float|long|short|int|c(?:float|double|half)"
     r"|strided|jagged|sparse_(?:coo|cs[rc]|bs[rc])|\w+_format|channels_last\w*|per_(?:tensor|channel)_\w+)"
+    rf"|operator\.(?:{OPERATORS})"
     r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|enum\.[A-Z]\w*\.__(?:new|repr|str|format|hash|dir|reduce_ex)__"
     r"|builtins\.(?:min|max|sorted|map|filter|(?:object|tuple|list|dict|set|frozenset|int|float|str|bytes|unicode)\.__new__"
     r"|(?:str|unicode|bytes|int|float)\.__(?:repr|str|format|hash)__)|typing\._no_init_or_replace_init"
@@ -374,7 +379,7 @@ of Python that classes and schedules of honest files have. A call of these is no
 CLASSES: Final = r"(?:torch|numpy)(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
 """Classes of torch and numpy. Picklers make their objects without a call, but for members of enumerations,"""
 
-ENUMERATIONS: Final = _words(
+ENUMERATIONS: Final = words(
     "OptState ObservationType MappingType TorchAODType ZeroPointDomain QuantType MEM_FORMAT_ENCODING CheckpointImpl"
     " LoadItemType WriteItemType HandleTrainingState TrainingState HandleShardingStrategy ShardedState BackwardPrefetch"
     " ShardingStrategy StateDictType OptimStateKeyType InputKind OutputKind CausalVariant JitScalarType ProfilerAction"
