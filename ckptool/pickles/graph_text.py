@@ -27,9 +27,10 @@ _PART: Final = re.compile(rf"(?!__)(?=.){SAFE_NAME}")
 _STDLIB: Final = {
     "operator": OPERATORS,
     "math": r"\w+",
-    "builtins": r"getattr|slice|len|int|float|bool|max|min|abs|round|sum|tuple|list|range",
+    "builtins": r"getattr|slice|len|int|float|bool|abs|round",
 }
 _BUILTINS: Final = frozenset(_STDLIB["builtins"].split("|"))
+_TAKEN: Final = _BUILTINS | {"self", "Ellipsis", "NoneType", "type", "*"}
 _VALUES: Final = re.compile(
     r"math\.(?:inf|nan|pi)|types\.NoneType"
     r"|torch\.(?:b?float\d*\w*|q?u?int\d+\w*|half|double|long|short|int|bool|c?complex\d*|cfloat|cdouble"
@@ -79,7 +80,7 @@ _RECKONING: Final = words(
 
 _EXPRESSIONS: Final = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp),
-    *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Slice, ast.Starred),
+    *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Slice),
 )
 
 
@@ -141,6 +142,8 @@ class _Reader:
 
     def _import(self, name: str, of: str, *, is_whole: bool = False) -> None:
         of = of.removeprefix("_") if of.startswith("_operator") else of
+        if name in _TAKEN and of != f"builtins.{name}":
+            raise _Odd
         package = package_of(of)
         if package not in ("torch", "typing", *_STDLIB):
             is_known = package in table.STDLIB or package == "numpy" or reaching(of, of.rpartition(".")[2])
@@ -180,7 +183,7 @@ class _Reader:
                 raise _Odd
 
     def _store(self, name: str) -> None:
-        if name in self._imported or name in _BUILTINS or name in ("self", "Ellipsis") or not _PART.fullmatch(name):
+        if name in self._imported or name in _TAKEN or not _PART.fullmatch(name):
             raise _Odd
         self._known.add(name)
 
@@ -231,7 +234,7 @@ class _Reader:
         if any(keyword.arg in (None, "key") for keyword in call.keywords):  # written as it is; called
             raise _Odd
         for one in (*call.args, *(keyword.value for keyword in call.keywords)):
-            self._value(one.value if isinstance(one, ast.Starred) else one)
+            self._value(one)
         func = call.func
         looked_up = _looked_up(call)
         named = self._named(func)

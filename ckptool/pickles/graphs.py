@@ -15,6 +15,7 @@ from typing import Final
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles.effects import Effect, Unfollowed
+from ckptool.pickles.grades import is_plain
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, Set
 from ckptool.pickles.plain_names import SAFE_NAME, words
 from ckptool.pickles.reaching import Looks, canonical, is_maker, is_pickler, package_of, reaching
@@ -34,6 +35,10 @@ _HELD: Final = frozenset(
 )
 """Of Python's library, what a graph may hold."""
 _CONTAINERS: Final = re.compile(r"torch\.nn\.modules\.(?:module\.Module|container\.\w+)")
+_OF_GRAPHS: Final = re.compile(
+    r"torch\.(?:(?:nn|ao|fx|export|utils\._pytree)\.[\w.]+|ScriptObject|storage\._load_from_bytes)"
+)
+"""Of torch, what a graph may hold beside tensors and the like."""
 _CALLED: Final = re.compile(r"torch\.(?:nn|ao)\.[\w.]+")
 _OF_MODULES: Final = words(
     "T_destination add_module append apply bfloat16 buffers call_super_init children clear compile copy cpu cuda"
@@ -140,7 +145,11 @@ def _is_of_library(call: Call) -> bool | None:
     """Say whether Python's library made something, maybe a dict of its arguments; None if it may be anything."""
     func = nodes.global_of(call.func)
     name = canonical(func.module, func.name) if func is not None else ""
-    is_of_library = package_of(name) in table.STDLIB
+    package = package_of(name)
+    is_of_library = package in table.STDLIB
+    is_held = name in _HELD or (func is not None and is_plain(func.module, func.name))
+    if package in ("torch", "numpy") and not (is_held or _OF_GRAPHS.fullmatch(name)):
+        return None
     if name not in _HELD and (is_of_library or not name or is_pickler(name) or is_maker(name)):
         return None
     return is_of_library
