@@ -46,6 +46,7 @@ THROUGH: Final = "reaches through a module or the inside of an object, as no pic
 UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"
 CHANGED: Final = "changes what the name stands for, for the whole process"
+IMPORTED: Final = "acts as soon as it is imported"
 SOURCE: Final = "is source code in the file"
 NATIVE: Final = "is native code in the file, or is compiled to it"
 SETTINGS: Final = "is called by its settings"
@@ -224,3 +225,6 @@ INSIDE: Final = _words(
     " f_globals f_builtins f_locals gi_frame cr_frame tb_frame mro"
 )
 """Attributes that lead from an object to what it is made of."""
+
+ACTING: Final = r"antigravity|this|idlelib\.idlew?|(?:\w+\.)+__main__"
+"""Modules that act when they are imported: to look up a name in one is enough."""

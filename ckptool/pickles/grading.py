@@ -21,7 +21,7 @@ from ckptool.pickles.grades import Grade, grade_of, is_class, is_known, is_plain
 from ckptool.pickles.made_classes import but_globals, changes_other, class_gets, constructs, is_of_picklers
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.reaching import Looks, canonical, is_maker, is_unknown, package_of, passed, reaching
-from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, is_system
+from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, imported, is_system
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _WITH_MAKERS: Final = {
@@ -123,6 +123,7 @@ def _reference(effect: Effect) -> Iterator[Verdict]:
         else:
             yield Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
         return
+    yield from imported(target.module)
     name = canonical(target.module, target.name)
     if name == _LOADS_BYTES or is_plain(target.module, target.name):
         return
@@ -197,6 +198,8 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     """Yield what the call of a name comes to, by the name and by what it is given."""
     name = canonical(named.module, named.name)
+    if name in results.IMPORTING and given and isinstance(given[0], str):
+        yield from imported(given[0])
     grade, why = _graded(name, named.name, how, given)
     if (how == "builds" and name in plain.ONLY_BUILT and not given) or (how == "calls" and _is_literal(name, given)):
         grade, why = "code", None

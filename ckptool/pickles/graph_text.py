@@ -99,7 +99,7 @@ def graph_text(text: str) -> GraphText | None:
     if len(text) > _LONGEST or _ESCAPES.search(text) or sum(1 for _ in _WORD.finditer(text)) > _MOST_WORDS:
         return None
     try:
-        reader = _Reader(ast.parse(text))
+        reader = _Reader(ast.parse(text, ""))  # of what is wrong, the parser looks for a line in the file of this name
     except (_Odd, SyntaxError, ValueError, MemoryError, RecursionError):
         return None
     return GraphText(frozenset(reader.modules), frozenset(reader.functions))

@@ -24,6 +24,8 @@ _MODULES_OF: Final = (
     "dill._dill._import_module",
 )
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
+IMPORTING: Final = frozenset((*_MODULES_OF, *_UFUNCS))
+"""Calls that import the module that their first argument names."""
 
 _GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute")
 _OF_TYPES: Final = ("SimpleNamespace", "GenericAlias", "DynamicClassAttribute")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.messages import cut
+from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import How
 from ckptool.pickles.grades import Grade, grade_of
@@ -42,3 +45,9 @@ def call_text(name: str, args: Inert) -> str:
 def arguments_text(args: Inert) -> str:
     shown = describe(args if isinstance(args, tuple) else (args,))
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+
+
+def imported(module: str) -> Iterator[Verdict]:
+    """Yield what it comes to that a module is imported, if that does more than define names."""
+    if re.fullmatch(table.ACTING, module):
+        yield Verdict("system", module, "calls", table.IMPORTED, partial(cut, module, _LONGEST))

@@ -38,6 +38,7 @@ from click.testing import CliRunner
 
 from ckptool import CheckReport, check
 from ckptool.cli import cli
+from ckptool.fleet import row
 from ckptool.pickles import verdicts
 from ckptool.pickles.dangerous_names import EVALUATES, LOADS
 from ckptool.pickles.describe import describe
@@ -932,3 +933,28 @@ def test_calls_that_are_given_constants_alone_are_put_in_words_once(monkeypatch:
         ("1(None)", 1),
     ]
     assert len(told) < 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        named("antigravity", "fly"),
+        named("lib2to3.__main__", "main"),
+        call(named("numpy._core", "_ufunc_reconstruct"), "antigravity", "fly"),
+        call(named("dill._dill", "_import_module"), "antigravity"),
+        call(named("cloudpickle.cloudpickle", "subimport"), "idlelib.idle"),
+    ],
+)
+def test_a_module_that_acts_when_it_is_imported_reaches_the_system(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + data + b".")
+
+    acts = check(tmp_path / "x.pkl").acts
+
+    assert "acts as soon as it is imported" in {one.why for one in acts if one.grade == "system" and one.how == "calls"}
+    assert row(str(tmp_path / "x.pkl"))["grade"] == "system"
+
+
+def test_a_name_of_the_script_is_none_of_a_module_that_acts(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + named("__main__", "Net") + b".")
+
+    assert "system" not in {one.grade for one in check(tmp_path / "x.pkl").acts}

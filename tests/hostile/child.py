@@ -32,6 +32,7 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
+import ckptool.pickles.graph_text
 import ckptool.sources.unavailable
 from ckptool.cli import cli
 from ckptool.cli.text import error_text
@@ -93,6 +94,8 @@ class Watch:
         # A writer holds a lock on the part that it writes, and asks if it could share bytes with the source.
         if event == "fcntl.flock" or (event == "fcntl.ioctl" and args[1] in CLONING):
             return _within(Path(f"/proc/self/fd/{args[0]}").readlink(), self._folder)
+        if event == "compile" and args[1] == "":
+            return True  # ast.parse makes a tree and no code; whatever ran would be another event
         return event in ON_OUTPUT and any(_within(arg, self._folder) for arg in args)
 
 
