@@ -186,9 +186,12 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 
 def _is_pointer(path: str) -> bool:
-    """Say whether a file that has the name of a pointer may be one: a line of text, or an index."""
-    is_short = path.endswith(_POINTERS[0]) or os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
-    return is_short and os.path.isfile(path)  # noqa: PTH113 - a name
+    """Say whether a file that has the name of a pointer may be one: a line of text, or an index, which is none."""
+    if not os.path.isfile(path):  # noqa: PTH113 - a name
+        return False
+    if not path.endswith(_POINTERS[0]):
+        return os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
+    return paths.first_bytes(path, 1) in (b"\x80", b"")  # other programs have text in files of this name
 
 
 @contextmanager

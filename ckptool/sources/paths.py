@@ -51,6 +51,15 @@ def system_text(path: str) -> str:
         return ""
 
 
+def first_bytes(path: str, most_nbytes: int) -> bytes:
+    """Return what a file begins with; no bytes where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - a system call, like the others here
+            return stream.read(most_nbytes)
+    except OSError:
+        return b""
+
+
 def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
     """
     Return a key that changes when the file under a path is replaced or written to; None if there is nothing.

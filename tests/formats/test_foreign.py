@@ -224,6 +224,8 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "executorch": (FLATBUFFER % b"ET12", "executorch", "an ExecuTorch program"),
     "torch7 object": (torch7(), "torch7", "a Lua Torch7 file"),
     "torch7 table": (struct.pack("<iiiii", 4, 1, 12, 2, 5) + b"model", "torch7", "a Lua Torch7 file"),
+    "torch7 words": (struct.pack("<iiiii", 3, 1, 5, 2, 1) + b"<", "torch7", "a Lua Torch7 file"),
+    "torch7 list": (struct.pack("<iiiid", 3, 1, 1, 1, 1.0) + b"\1\0\0\0", "torch7", "a Lua Torch7 file"),
     "torch7 text": (b"4\n1\n1\n2\n5\nmodel\n", "torch7", "in text form"),
     "flax": (flax(), "flax", "Flax parameters (msgpack) of "),
     "tensorboard": (tensorboard(), "tensorboard", "a TensorBoard event file"),

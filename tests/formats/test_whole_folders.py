@@ -722,6 +722,14 @@ def test_a_pointer_says_which_of_several_folders_is_meant(tmp_path: Path) -> Non
     assert "there is no checkpoint in it" in refused(tmp_path).message
 
 
+def test_an_index_is_told_from_what_another_program_calls_so(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_text("# This file tracks properties of this project.\n")
+    assert "not a checkpoint: a text file of 1 line" in refused(tmp_path / ".metadata").message
+    write(tmp_path / "model.safetensors", weights())
+    assert_loads(tmp_path, weights())
+    assert "not a checkpoint: a text file of 1 line" in refused(tmp_path / ".metadata").message
+
+
 def test_links_to_folders_are_named_as_links(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere" / "model.safetensors", weights())
     (tmp_path / "run").mkdir()

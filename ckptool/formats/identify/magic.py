@@ -169,6 +169,8 @@ _ROWS = (
     _Row("torch-mobile-flatbuffer", _MOBILE, b"PTMF", 4, hint=EXPORTED, error=UnsupportedFeature),
     _Row("torch7", "a Lua Torch7 file", b"\4\0\0\0\1\0\0\0", then=(10, b"\0\0")),
     _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"V ")),
+    _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"\1\0\0\0")),  # a table: by numbers
+    _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"\2\0\0\0")),  # or names
     _Row("tensorboard", "a TensorBoard event file", b"brain.Event:", 23, hint="Read it with TensorBoard."),
     _Row("tensorflow", "a TensorFlow index", b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", -8, hint=IN_TENSORFLOW),
     # images, documents, media
