@@ -166,5 +166,5 @@ def _numbers_everywhere(root: Inert) -> dict[int, int]:
                     several.add(parameter)
         below = {id(child): child for child in nodes.held(node) if nodes.is_container(child)}
         todo += [child for key, child in below.items() if key not in seen]
-        seen |= below.keys()
+        seen.update(below)
     return {parameter: number for parameter, number in found.items() if parameter not in several}
