@@ -20,7 +20,7 @@ from ckptool.pickles.made_objects import (
     known_bases,
     maker_name,
 )
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, package_of, passed
 from ckptool.pickles.verdicts import is_system
 
@@ -31,6 +31,8 @@ _TAKING_OBJECTS: Final = ("_create_cell", "_make_cell", "_create_weakref", "_cre
 """Calls that keep whatever object they are given."""
 _TOLD_OF_ENDS: Final = ("_create_weakref", "_create_weakproxy")
 """Those that may be given a function as well, for the end of the object."""
+_SETS_GLOBALS: Final = ("_function_setstate", "_fill_function")
+"""Those that also give items to the names that a function knows."""
 _OF_TYPE: Final = 2
 """Which argument of ``type`` the attributes are."""
 _TAKEN_APART: Final = ("__closure__", "_cloudpickle_submodules")
@@ -41,10 +43,10 @@ _OF_CLASSES: Final = ("builtins.property", "builtins.classmethod", "builtins.sta
 
 
 def but_globals(qualified: str, given: tuple[Inert, ...]) -> tuple[Inert, ...]:
-    """Leave out the names of the main program where a function is made, which keeps them: dill writes them so."""
+    """Leave out the names of a module where a function is made, which keeps them: dill writes them so."""
     if qualified.rpartition(".")[2] not in plain.MAKE_NEW:
         return given
-    return tuple(one for one in given if not (isinstance(one, Global) and str(one) == "__main__.__dict__"))
+    return tuple(one for one in given if not (isinstance(one, Global) and one.name == "__dict__"))
 
 
 def is_of_picklers(name: str, qualified: str) -> bool:
@@ -258,7 +260,15 @@ def changes_other(name: str, qualified: str, given: tuple[Inert, ...]) -> bool:
         if isinstance(one, Global):
             return one.name.endswith("__dict__") or package_of(canonical(one.module, one.name)) in KNOWN
         return not isinstance(one, Dict | Call)
+    if last in _SETS_GLOBALS and is_new(one) and not _has_own_globals(one):
+        return True
     return (name == "builtins.setattr" or last in plain.CHANGER_NAMES) and not (is_new(one) or _names_itself(given))
+
+
+def _has_own_globals(function: Inert) -> bool:
+    """Say whether the names that a function of the file knows are the file's own, not those of a module."""
+    args = function.args if isinstance(function, Call) and isinstance(function.args, tuple) else ()
+    return not any(isinstance(one, Global | Call | PersistentId) for one in args[1:])
 
 
 def is_new(one: Inert) -> bool:

@@ -16,6 +16,7 @@ import subprocess
 import urllib.parse
 import zipfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -513,6 +514,21 @@ def test_classes_may_take_attributes_for_items(method: str, tmp_path: Path) -> N
     assert check(tmp_path / "x.pkl").grade == "code"
     (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(found, named("sys", "modules"), "x", 1) + b".")
     assert check(tmp_path / "x.pkl").grade == "system"
+
+
+@pytest.mark.parametrize("maker", [of_dill, of_cloudpickle])
+@pytest.mark.parametrize("module", ["__main__", "textwrap"])
+def test_a_function_may_know_the_names_of_a_module_and_not_change_them(
+    module: str, maker: Callable[..., bytes], tmp_path: Path
+) -> None:
+    name = "_create_function" if maker is of_dill else "_make_function"
+    function = maker(name, None, named(module, "__dict__"), "f", None, None)
+    state = ({}, {"__globals__": {"dedent": function}, "__closure__": None})
+    changed = of_cloudpickle("_function_setstate", function, state)
+    own = of_cloudpickle("_function_setstate", maker(name, None, {}, "f", None, None), state)
+    for program, grade in ((function, "code"), (own, "code"), (changed, "system")):
+        (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + program + b".")
+        assert check(tmp_path / "x.pkl").grade == grade
 
 
 @pytest.mark.parametrize(("module", "grade"), [("__main__", "code"), ("collections", "system")])
