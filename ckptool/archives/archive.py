@@ -11,6 +11,9 @@ from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
 _CHUNK = 1 << 20
+_KEPT_NBYTES = 1 << 18
+"""Of small members, once they are inflated: the source code of a program is looked at more than once."""
+_LONGEST_KEPT = 1 << 14
 
 
 class Record(NamedTuple):
@@ -41,6 +44,8 @@ class Archive(Mapping[str, Record]):
         """What is odd about the archive though nothing in it can be misread."""
         self.records = records
         self._inflatable = limits.inflated(source.nbytes)
+        self._kept: dict[str, bytes] = {}
+        self._room = _KEPT_NBYTES
         self._called: dict[str, list[str]] = {}
 
     def __getitem__(self, name: str) -> Record:
@@ -77,11 +82,20 @@ class Archive(Mapping[str, Record]):
         record = self.records[name]
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
+        content = self._kept.get(name)
+        if content is None:
+            content = self._inflated(record)
+        return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
+
+    def _inflated(self, record: Record) -> bytes:
         if record.nbytes > self._inflatable:
-            raise too_large(name, record.nbytes, self._inflatable)
+            raise too_large(record.name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
         content = inflate(self.source, record, self.limits)
-        return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
+        if len(content) <= min(_LONGEST_KEPT, self._room):
+            self._kept[record.name] = content
+            self._room -= len(content)
+        return content
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Say which members will be read next: of a file far away, they are asked for at once."""

@@ -3,8 +3,9 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import prod
-from operator import attrgetter
+from operator import add, attrgetter, le
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -17,6 +18,8 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 _LOCATION: Final = attrgetter("location")
 _SHAPE: Final = attrgetter("shape")
 _DTYPE: Final = attrgetter("dtype.name")
+_INFO: Final = attrgetter("info")
+_PARTS: Final = attrgetter("parts")
 
 
 class Summary(NamedTuple):
@@ -95,7 +98,21 @@ def count(
 
 def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:
     """Return the bytes of all storages that tensors and their parts refer to, each byte once."""
-    return sum(end - begin for _, begin, end in _merged(_storages(tensor.info for tensor in tensors)))
+    infos = list(map(_INFO, tensors))
+    if any(map(_PARTS, infos)):
+        return _total(_merged(_storages(infos)))
+    storages = [storage for info in infos if (storage := info.storage) is not None]
+    spans = sorted({(storage.offset, storage.nbytes, id(storage.source)) for storage in storages if storage.nbytes})
+    begins = [begin for begin, _, _ in spans]
+    sizes = [nbytes for _, nbytes, _ in spans]
+    # Where all come one after the other, which is how writers lay them out, there is nothing to merge.
+    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):
+        return sum(sizes)
+    return _total(_merged(storages))
+
+
+def _total(spans: Iterable[tuple[int, int, int]]) -> int:
+    return sum(end - begin for _, begin, end in spans)
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
