@@ -12,15 +12,16 @@ from itertools import chain, repeat
 
 from ckptool.checking.usual_names import has_settings, is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
+from ckptool.formats.runnable.trees import scanned
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grades, grading
+from ckptool.pickles import grades
+from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.reader import Pickle
-from ckptool.pickles.scanner import Scan, holds_none, scan_around
+from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 
@@ -32,15 +33,15 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     ``scans`` are those of its streams.
     """
     search = Search(limits)
-    asks = any(grading.is_call(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
-    for stream, scanned, pickles in zip(checkpoint.streams, scans, _pickles(checkpoint), strict=False):
+    asks = any(is_asking(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
+    for stream, scan, pickles in zip(checkpoint.streams, scans, _pickles(checkpoint), strict=False):
         plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
         if asks:
             search.stream(stream, stream.record)
-        elif plain and scanned.split_frame is None:
-            search.carriers(stream.source, scanned, stream.record)
+        elif plain and scan.split_frame is None:
+            search.carriers(stream.source, scan, stream.record)
         else:
-            search.read(stream, pickles, scanned, stream.record)
+            search.read(stream, pickles, scan, stream.record)
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
@@ -96,16 +97,8 @@ def quick(checkpoint: Checkpoint) -> Survey:
         for stream, pickles in zip(one.streams, _pickles(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.read(stream, pickles, _scanned(stream, pickles), record)
+                search.read(stream, pickles, scanned(stream, pickles), record)
     return search.survey()
-
-
-def _scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
-    """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
-    is_usual = pickles and not stream.blocks and not any(one.is_odd for one in pickles)
-    if is_usual and holds_none(stream.source, stream.start, stream.end):
-        return Scan({})
-    return scan_around(stream.source, stream.start, stream.end, stream.blocks)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:

@@ -25,6 +25,7 @@ from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
+from ckptool.pickles.asked_ids import is_sourced_object
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.read_ahead import ReadAhead
@@ -266,7 +267,7 @@ def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
     """
     found: dict[str, ClassSource] = {}
     for node in tree.persistent_ids:
-        if nodes.sourced_object(node.pid):
+        if is_sourced_object(node.pid):
             raise MalformedFile("the id of a class has an object in the place of the class", kind="malformed-legacy")
         sourced = nodes.sourced_class(node.pid)
         if sourced and isinstance(sourced[1], str) and isinstance(sourced[2], str):

@@ -9,7 +9,7 @@ moment, and maybe more that came later; so what is not found in it is not found 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,7 +18,7 @@ from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
 from ckptool.pickles.made_objects import makes_classes
-from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs
+from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.plain_names import STATELESS
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import may_hold_pickles
@@ -33,7 +33,8 @@ _OF_STATES: Final = _SPECIAL - {"__wrapped__"}
 _TEXT: Final = frozenset((str,))
 _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 """Arguments that hold nothing."""
-_NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
+_CONSTANTS: Final = frozenset((bool, int, float, type(None)))
+_NEVER_CALLED: Final = _CONSTANTS | {str}
 """Types of values that do nothing as a method of what has them."""
 
 
@@ -89,24 +90,29 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
         raise Unclear
     bare: dict[tuple[int, CallKind, int], int] = {}
     """How often each call was met that is given nothing; what it comes to is asked for once."""
+    firsts: dict[tuple[int, CallKind, int], tuple[int, list[Verdict]]] = {}
     states: set[int] = set()
-    firsts: list[tuple[int, list[Verdict], tuple[int, CallKind, int]]] = []
+    harmless: set[int] = set()
+    """Calls that make data of nothing or of constants."""
     for call, offset in chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles):
-        if call.state is not None or call.items or call.pairs:
+        is_changed = call.state is not None or call.items or call.pairs
+        if is_changed:
             _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
         is_done = id(call.func) in done
         if is_done and looks is None:
             continue
         if call.kwargs is None and call.args in _NOTHING:
             key = (id(call.func), call.how, len(call.args))
-            if key in bare:
-                bare[key] += 1
-            elif not is_done:
-                bare[key] = 1
-                firsts.append((offset, _of_call(call, offset, looks), key))
+            if key not in firsts:
+                firsts[key] = offset, [] if is_done else _of_call(call, offset, looks)
+            bare[key] = bare.get(key, 0) + 1
+            if not (is_changed or firsts[key][1]):
+                harmless.add(id(call))
+        elif is_done and not is_changed and _is_given_constants(call, harmless):
+            harmless.add(id(call))
         else:
             note(offset, _of_call(call, offset, looks))
-    for offset, verdicts, key in firsts:
+    for key, (offset, verdicts) in firsts.items():
         note(offset, verdicts, bare[key])
     return sorted(found.values(), key=lambda one: one.offset)
 
@@ -159,6 +165,20 @@ def _is_dull_method(effect: Effect, known: Inert) -> bool:
     name = reaching.canonical(known.module, known.name)
     package = reaching.package_of(name)
     return (package == "torch" or package not in changing.KNOWN) and reaching.reaching(name, known.name) is None
+
+
+def _is_given_constants(call: Call, harmless: Container[int]) -> bool:
+    """Say whether a call is given nothing but constants, ids, and what harmless calls give."""
+    if call.kwargs is not None or type(call.args) is not tuple:
+        return False
+    for one in call.args:
+        kind = type(one)
+        if kind is tuple:
+            if not _CONSTANTS.issuperset(map(type, one)):
+                return False
+        elif kind not in _CONSTANTS and kind is not PersistentId and id(one) not in harmless:
+            return False
+    return True
 
 
 def _effect(call: Call, offset: int) -> Effect:

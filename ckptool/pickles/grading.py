@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from typing import Final
 
+from ckptool.pickles import asked_ids, graphs, made_objects, nodes, results
 from ckptool.pickles import dangerous_names as table
-from ckptool.pickles import graphs, made_objects, nodes, results
 from ckptool.pickles import plain_names as plain
 from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
@@ -44,8 +44,6 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 _EVALUATES_METHODS: Final = "dill._dill._getattr"
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
-_CALLED_BY_PACKAGES: Final = 2
-"""Parts of the id of what is to be called, before its arguments."""
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
@@ -376,11 +374,6 @@ def _unnamed(effect: Effect, constructing: Collection[int] | None = None) -> Ver
     return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{arguments_text(effect.arguments)}")
 
 
-def is_call(pid: Inert) -> bool:
-    """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
-    return isinstance(pid, tuple) and len(pid) > _CALLED_BY_PACKAGES and pid[0] == "reduce_package"
-
-
 def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     """
     Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds.
@@ -389,10 +382,10 @@ def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     that of packages calls what the id holds.
     """
     pid = effect.target.pid
-    if is_call(pid):
+    if asked_ids.is_call(pid):
         args = pid[-1] if isinstance(pid[-1], tuple) else (Unfollowed("what an id holds"),)
         yield from _call(effect._replace(how="calls", target=pid[-2], arguments=(None, *args)), looks)
-    elif nodes.sourced_object(pid):
+    elif asked_ids.is_sourced_object(pid):
         yield Verdict("system", OF_LOADER, "asks", table.FILES, lambda: cut_text(pid))
     found = passed((pid,), looks) if looks is not None else None
     if found is not None:

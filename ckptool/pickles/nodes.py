@@ -162,13 +162,6 @@ def global_of(node: Inert) -> Global | None:
     return found[0] if found and type(found[0]) is Global else None
 
 
-def sourced_object(pid: Inert) -> bool:
-    """Say whether the persistent id of a class with its source has something else in the place of the class."""
-    if not isinstance(pid, tuple) or len(pid) != (4 if pid[:1] == ("module",) else 3):
-        return False
-    return pid[0] != "storage" and not isinstance(pid[-3], Global | str)
-
-
 def sourced_class(pid: Inert) -> tuple[Inert, ...]:
     """Return ``(class, file, source)`` of a persistent id for a class with its source, or an empty tuple."""
     if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":

@@ -166,10 +166,16 @@ def counted(ways: Counter[str]) -> Iterator[None]:
 
 
 def said(report: CheckReport) -> Any:
-    """Return what is said of calls and of loading; names that are looked up count once, or each time."""
-    acts = [one._replace(times=1) if one.how == "refers" else one for one in report.acts]
+    """
+    Return what is said of calls and of loading; names that are looked up count once, or each time.
+
+    What a call is given stands for itself: a tree has what a container got later, too.
+    """
     # That an object without a method for it is given the state None changes nothing.
-    return report.loading, [one for one in acts if not one.text.endswith(" gets None")]
+    acts = [one for one in report.acts if not one.text.endswith(" gets None")]
+    bare = [one._replace(text=one.text.partition("(")[0]) for one in acts]
+    found = [one._replace(times=1) if one.how == "refers" else one for one in bare]
+    return str(report.loading).partition("it calls ")[0], found
 
 
 def wrong(data: bytes, ways: Counter[str]) -> Iterator[str]:

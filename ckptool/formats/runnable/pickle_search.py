@@ -19,6 +19,7 @@ from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
+from ckptool.formats.runnable.trees import is_telling, scanned, tree
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
@@ -28,7 +29,7 @@ from ckptool.pickles.grades import is_known
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.reader import Pickle
-from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
+from ckptool.pickles.scanner import Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.pickles.verdicts import Verdict
@@ -86,41 +87,38 @@ class Search(Found):
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
-    def stream(self, stream: Stream, record: str) -> None:
-        """Follow the consecutive pickles that a format has read."""
+    def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
+        """Follow consecutive pickles."""
         resume = {block.start: block.stop for block in stream.blocks}
         at = stream.start
         while 0 <= at < stream.end:
             if at in resume:
                 at = resume[at]
             else:
-                at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
+                at = self._one(stream.source, at, record, None, depth, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, pickles: Sequence[Pickle], scanned: Scan, record: str) -> None:
-        """Judge what the pickles call that a format has read; they are followed where it takes that."""
-        is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
+    def read(self, stream: Stream, pickles: Sequence[Pickle], scan: Scan, record: str, depth: int = 0) -> None:
+        """Judge what pickles call whose trees are there; they are followed where it takes that."""
         self._allow_strings(stream.source)
-        is_odd = is_odd or self._strings + len(scanned.carriers) > self._most_strings
+        has_too_many = self._strings + len(scan.carriers) > self._most_strings
         try:
-            if not pickles or is_odd or self._is_wary:
+            if has_too_many or self._is_wary or not is_telling(stream, pickles, scan):
                 raise called.Unclear
             found, self._is_wary = called.told(stream.globals, pickles)
         except called.Unclear:
-            self.stream(stream, record)
+            self.stream(stream, record, depth)
             return
         for one in stream.globals:
             self.name(one.module, one.name, record, one.offset, None)
         for told in found:
             self.note(told.verdict, record, told.offset, None, told.times)
-        self.carriers(stream.source, scanned, record)
+        self.carriers(stream.source, scan, record, depth)
 
-    def carriers(
-        self, source: Source, scanned: Scan, record: str, nested_at: int | None = None, depth: int = 0
-    ) -> None:
+    def carriers(self, source: Source, scan: Scan, record: str, depth: int = 0) -> None:
         """Look into the strings of pickles that only make data, and were read before."""
         self._allow_strings(source)
-        for at, nbytes, is_text in scanned.carriers:
-            self._carrier(source, at, nbytes, record, nested_at, depth, is_text=is_text)
+        for at, nbytes, is_text in scan.carriers:
+            self._carrier(source, at, nbytes, record, depth, is_text=is_text)
 
     def _one(
         self, source: Source, start: int, record: str, nested_at: int | None, depth: int, *, has_arrays: bool = True
@@ -193,14 +191,11 @@ class Search(Found):
         most = max(_INSIDE_NBYTES, _INSIDE_RATIO * self._unpacking.file_nbytes)
         return self._strings > self._most_strings or self._inside_nbytes > most
 
-    def _carrier(
-        self, source: Source, at: int, nbytes: int, record: str, nested_at: int | None, depth: int, *, is_text: bool
-    ) -> None:
-        where = at if nested_at is None else nested_at
+    def _carrier(self, source: Source, at: int, nbytes: int, record: str, depth: int, *, is_text: bool) -> None:
         if not is_text:
-            self._inside(SliceSource(source, at, nbytes), record, where, depth)
+            self._inside(SliceSource(source, at, nbytes), record, at, depth)
             return
-        self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, where, depth)
+        self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, at, depth)
 
     def _bytes(self, value: Inert, record: str, where: int, depth: int) -> None:
         if isinstance(value, str):
@@ -355,6 +350,11 @@ class Search(Found):
             for offset, module, name in asked:
                 self.name(module, name, record, offset, nested_at)
             return end
+        whole = tree(source, at, record) if nested_at is None and not self._is_wary else None
+        if whole is not None:
+            stream, pickle = whole
+            self.read(stream, (pickle,), scanned(stream, (pickle,)), record, depth)
+            return stream.end
         acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"

@@ -1,0 +1,49 @@
+"""Pickles as trees, where these show all that following the opcodes would: then they need not be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ckptool.checkpoints.parsed import Stream
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.pickles.asked_ids import is_asking
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, holds_none, scan_around
+from ckptool.sources.source import SliceSource, Source
+
+_MOST_NBYTES: Final = 1 << 18
+"""Of opcodes that are read as a tree, which takes many times as much memory; following them takes little."""
+_PROTO: Final = b"\x80"
+_WRAPPER: Final = "NumpyArrayWrapper"
+"""Of joblib, which reads the elements of an array behind each."""
+
+
+def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
+    """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
+    is_usual = pickles and not stream.blocks and not any(one.is_odd for one in pickles)
+    if is_usual and holds_none(stream.source, stream.start, stream.end):
+        return Scan({})
+    return scan_around(stream.source, stream.start, stream.end, stream.blocks)
+
+
+def is_telling(stream: Stream, pickles: Sequence[Pickle], scan: Scan) -> bool:
+    """Say whether the trees of all pickles of a stream are there, and every loader reads the same ones."""
+    is_odd = stream.blocks or scan.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scan.opcodes)
+    return bool(pickles) and not is_odd
+
+
+def tree(source: Source, start: int, record: str) -> tuple[Stream, Pickle] | None:
+    """Return a short pickle that no format has read, if it is whole, and nothing in it depends on its loader."""
+    if source.read(start, 1) != _PROTO:
+        return None
+    try:
+        found = read_pickle(SliceSource(source, 0, min(source.nbytes, start + _MOST_NBYTES)), start)
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return None
+    asks = any(is_asking(one.pid) for one in found.persistent_ids)
+    if asks or any(one.name.endswith(_WRAPPER) for one in found.globals):
+        return None
+    return Stream(record, source, start, found.end, found.globals), found
