@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
+from ckptool.pickles.grades import is_plain
 from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.plain_names import STATELESS
@@ -45,6 +46,18 @@ class Told(NamedTuple):
     """Of the first."""
     verdict: Verdict
     times: int
+
+
+class _Bare:
+    """Calls of one name that are given nothing: what they come to is asked for once."""
+
+    __slots__ = ("offset", "times", "verdicts")
+
+    def __init__(self, offset: int, verdicts: list[Verdict]) -> None:
+        self.offset = offset
+        """Of the first."""
+        self.verdicts = verdicts
+        self.times = 0
 
 
 class Unclear(Exception):
@@ -88,32 +101,42 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
     asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
     if looks is not None and reaching.passed(asked, looks) is not None:
         raise Unclear
-    bare: dict[tuple[int, CallKind, int], int] = {}
-    """How often each call was met that is given nothing; what it comes to is asked for once."""
-    firsts: dict[tuple[int, CallKind, int], tuple[int, list[Verdict]]] = {}
+    calls = list(chain.from_iterable(one.calls for one in pickles))
+    changed = [call for call in calls if call.state is not None or call.items or call.pairs]
+    is_changed = set(map(id, changed))
     states: set[int] = set()
+    for call in changed:
+        _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
+    plain = {id(name) for name in names if is_plain(name.module, name.name)}
+    todo = zip(calls, chain.from_iterable(one.call_offsets for one in pickles), strict=True)
+    if looks is None:
+        todo = [
+            (call, offset)
+            for call, offset in todo
+            if id(call.func) not in done and (call.args != () or call.kwargs is not None or id(call.func) not in plain)
+        ]
+    bare: dict[tuple[int, CallKind, int], _Bare] = {}
     harmless: set[int] = set()
-    """Calls that make data of nothing or of constants."""
-    for call, offset in chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles):
-        is_changed = call.state is not None or call.items or call.pairs
-        if is_changed:
-            _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
-        is_done = id(call.func) in done
-        if is_done and looks is None:
-            continue
+    """Calls that make data of nothing, of constants, or of what other such calls give."""
+    for call, offset in todo:
+        func = id(call.func)
         if call.kwargs is None and call.args in _NOTHING:
-            key = (id(call.func), call.how, len(call.args))
-            if key not in firsts:
-                firsts[key] = offset, [] if is_done else _of_call(call, offset, looks)
-            bare[key] = bare.get(key, 0) + 1
-            if not (is_changed or firsts[key][1]):
+            is_harmless = func in done or (func in plain and not call.args)
+            if not is_harmless:
+                key = (func, call.how, len(call.args))
+                one = bare.get(key)
+                if one is None:
+                    one = bare[key] = _Bare(offset, _of_call(call, offset, looks))
+                one.times += 1
+                is_harmless = not one.verdicts
+            if is_harmless and id(call) not in is_changed:
                 harmless.add(id(call))
-        elif is_done and not is_changed and _is_given_constants(call, harmless):
+        elif func in done and id(call) not in is_changed and _is_given_constants(call, harmless):
             harmless.add(id(call))
         else:
             note(offset, _of_call(call, offset, looks))
-    for key, (offset, verdicts) in firsts.items():
-        note(offset, verdicts, bare[key])
+    for one in bare.values():
+        note(one.offset, one.verdicts, one.times)
     return sorted(found.values(), key=lambda one: one.offset)
 
 

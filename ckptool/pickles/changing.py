@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from ckptool.pickles import dangerous_names as table
@@ -27,8 +28,11 @@ from ckptool.pickles.verdicts import Verdict, cut_text, is_system
 OF_LOADER: Final = "what the loader has for an id"
 KNOWN: Final = table.STDLIB | {"torch", "numpy"}
 """Packages of which all that reaches the system is taken to be known, or unknown."""
-_OF_MODULES: Final = ("_modules", "_parameters", "_buffers")
+_OF_MODULES: Final = frozenset(("_modules", "_parameters", "_buffers"))
 """What modules of torch look their attributes up in."""
+_USING: Final = table.STDLIB - {"argparse"}
+_ASKING: Final = KNOWN - {"typing", "abc"}
+_TEXT: Final = frozenset((str,))
 
 
 def change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -98,29 +102,43 @@ def _uses_made(target: Call, state: Inert, looks: Looks) -> bool:
     name = canonical(made.module, made.name) if made is not None else ""
     if is_object_made(state) or (package_of(name) in KNOWN and name not in plain.KEEPERS and is_state_made(state)):
         return True
-    known = known_bases((made,) if made is not None else bases_of((target.func,)))
-    used = [names for pattern, names in plain.USED_OF_STATES for name in known if re.fullmatch(pattern, name)]
-    values = [value for key, value in _pairs_of(state) if any(key in names for names in used)] if used else []
-    return any(holds_made(value, looks) for value in values)
+    for known in (name,) if made is not None else known_bases(bases_of((target.func,))):
+        if used := _used_of(known):
+            found = (value for key, value in _pairs_of(state) if isinstance(key, str) and key in used)
+            if any(holds_made(value, looks) for value in found):
+                return True
+    return False
+
+
+@lru_cache(maxsize=1 << 12)
+def _used_of(name: str) -> frozenset[str]:
+    """Return the parts of their state that objects of a class do more with than to keep them."""
+    return frozenset().union(*(used for pattern, used in plain.USED_OF_STATES if re.fullmatch(pattern, name)))
 
 
 def _pairs_of(state: Inert) -> Pairs:
     """Return the pairs of a state: of a dict of any class, or of one and slots."""
+    if type(state) is Dict:
+        return state.pairs
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     return [pair for part in parts if isinstance(part, Dict | Call) for pair in part.pairs or ()]
 
 
 def as_method(pairs: Pairs, looks: Looks) -> str | None:
     """Return what an object has got instead of a method that containers and tensors have: who uses it calls that."""
-    inside = (value for key, value in pairs if isinstance(key, str) and key in _OF_MODULES)
-    parts = [pairs, *(value.pairs for value in inside if isinstance(value, Dict | Call) and value.pairs)]
-    given = [
-        value
-        for part in parts
-        for key, value in part
-        if (isinstance(key, str) and key in plain.METHODS) or type(key) is Call  # which may give any name
-    ]
+    given = _as_methods(pairs)
+    for key, value in pairs:
+        if type(key) is str and key in _OF_MODULES and isinstance(value, Dict | Call) and value.pairs:
+            given += _as_methods(value.pairs)
     return passed(tuple(given), looks, is_system) if given else None
+
+
+def _as_methods(pairs: Pairs) -> list[Inert]:
+    """Return the values under names of methods, and under names that a call gives, which may be any."""
+    keys = [key for key, _ in pairs]
+    if _TEXT.issuperset(map(type, keys)) and plain.METHODS.isdisjoint(keys):
+        return []
+    return [value for key, value in pairs if (isinstance(key, str) and key in plain.METHODS) or type(key) is Call]
 
 
 def takes(target: Call, how: How) -> bool:
@@ -136,7 +154,7 @@ def takes(target: Call, how: How) -> bool:
 
 def _takes_items(base: str) -> bool:
     """Say whether subclasses of a class may get items: those of other known ones are asked where to put them."""
-    return package_of(base) not in KNOWN - {"typing", "abc"} or base in plain.CONTAINERS | {"builtins.object"}
+    return package_of(base) not in _ASKING or base in plain.CONTAINERS or base == "builtins.object"
 
 
 def _uses_state(func: Global) -> bool:
@@ -144,7 +162,7 @@ def _uses_state(func: Global) -> bool:
     name = canonical(func.module, func.name)
     if keeps_calls(func):
         return True
-    return package_of(name) in table.STDLIB - {"argparse"} and name not in plain.KEEPERS and name not in plain.PLAIN
+    return package_of(name) in _USING and name not in plain.KEEPERS and name not in plain.PLAIN
 
 
 def keeps_calls(func: Global) -> bool:
