@@ -57,6 +57,7 @@ _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 """What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
+_OF_STRINGS: Final = tuple(sorted(_TEXT | _BYTES))
 _HOLDERS: Final = (
     *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
     *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
@@ -66,22 +67,18 @@ _TEXT_PICKLE: Final = b"c("
 """What a pickle without PROTO begins with, mostly; then there is an end of line in it."""
 _LONGEST_TEXT: Final = 512
 """Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
+_LINE: Final = rb"c[^\0-\x08\x0b\x0c\x0e-\x1f]{0,510}?\n"
+"""The module of a name: none has control characters in it."""
+_BEGINS_WITH_LINE: Final = re.compile(rb"\(|%b" % _LINE, re.DOTALL).match
 _NAME_ALONE: Final = re.compile(rb"c[^\n]*\n[^\n]*\n[^().012BCFGIJKLMNPQRSTUVX\]ab-eghijlopqrstu}?\x80-\xff]").match
 """
 A name, and then a character that is no opcode, at which every unpickler stops: source code that begins with a class.
 A question mark may stand for any character.
 """
-_MARKED: Final = (
-    rb"(?:\x80|\xc2\x80)[\x00-\x05]|PK\x03\x04|\x1f(?:\x8b|\xc2\x8b)\x08|BZh|(?:\xfd|\xc3\xbd)7zX|(?:\x93|\xc2\x93)NUM"
-    rb"|x(?:[\x01\x5e\x9c\xda]|\xc2\x9c|\xc3\x9a)"
-)
-"""What strings begin with that may hold pickles, as bytes and as UTF-8; those of text apart."""
-_BEGINNING: Final = rb"(?:%b|(?P<text%%d>[c(]))" % _MARKED
-_COUNTED_BEGINNING: Final = rb"[XTB\x8cUC\x8d\x8e\x96](?:%b)" % b"|".join(
-    rb"(?<=[%b])(?=(?P<count%d>.{%d})%b)" % (ops, width, width, _BEGINNING % width)
-    for width, ops in ((4, b"XTB"), (1, rb"\x8cUC"), (8, rb"\x8d\x8e\x96"))
-)
-"""An opcode of a string, its size, and such a beginning; or other bytes that look so."""
+_HEADS: Final = rb"(?:[\x80\xc2\xc3\x93\xfdP\x1fBx(]|%b)" % _LINE
+"""What strings begin with that may hold pickles, roughly."""
+_SIZES: Final = {1: rb".", 4: rb"..[\0-\4]\0", 8: rb"..[\0-\4]\0{5}"}
+"""Of strings in a window, by how many bytes say it."""
 _FRAME: Final = 0x95
 _STOP: Final = 0x2E
 _STEPS: Final = [
@@ -140,7 +137,7 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
 
 def _may_be_lines(text: bytes | bytearray) -> bool:
     """Say whether text that begins as a pickle without PROTO may be one."""
-    return b"\n" in text and _NAME_ALONE(text) is None
+    return b"\n" in text and _BEGINS_WITH_LINE(text) is not None and _NAME_ALONE(text) is None
 
 
 def holds_none(source: Source, start: int, end: int) -> bool:
@@ -152,19 +149,21 @@ def holds_none(source: Source, start: int, end: int) -> bool:
     if end - start > _WINDOW:
         return False
     data = source.read(start, end - start)
-    for found in _beginnings()(data):
-        width = next(width for width in (4, 1, 8) if found[f"count{width}"] is not None)
-        if found[f"text{width}"] is None:
-            return False
-        begin, count = found.start() + 1 + width, int.from_bytes(found[f"count{width}"], "little")
-        if _may_be_lines(data[begin : begin + min(count, _LONGEST_TEXT)]):
-            return False
+    for op in _OF_STRINGS:
+        width = _COUNTED[op]
+        for found in _beginnings(op)(data) if op in data else ():
+            begin = found.start() + 1 + width
+            count = int.from_bytes(data[found.start() + 1 : begin], "little")
+            # Where it is longer than what is left, these are other bytes than those of a string.
+            if begin + count <= len(data) and _may_carry(source, start, data, begin, count, is_text=op in _TEXT):
+                return False
     return True
 
 
 @cache
-def _beginnings() -> Callable[[bytes], Iterator[re.Match[bytes]]]:
-    return re.compile(_COUNTED_BEGINNING, re.DOTALL).finditer  # when it is needed, which takes a millisecond
+def _beginnings(op: int) -> Callable[[bytes], Iterator[re.Match[bytes]]]:
+    """Compile, when it is needed, what finds an opcode before a size and such a beginning, or other bytes like it."""
+    return re.compile(rb"%b(?=%b%b)" % (re.escape(bytes((op,))), _SIZES[_COUNTED[op]], _HEADS), re.DOTALL).finditer
 
 
 def storage_pickle(source: Source, start: int) -> tuple[int, list[tuple[int, str, str]]] | None:
