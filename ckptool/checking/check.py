@@ -19,7 +19,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
-from ckptool.formats import member_in, open_checkpoint
+from ckptool.formats import member_in, open_checkpoint, open_keeping
+from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
@@ -186,15 +187,16 @@ def check(
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
+    trees: Trees = {}
     try:
-        with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
+        with about(shown), open_keeping(origin, trees, limits) as checkpoint:
             beside = _beside(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except (Cancelled, MissingPackage):
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits)
+            return refused(shown, depth, origin, error, limits, trees=trees)
 
 
 def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
@@ -365,11 +367,22 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
 
 
 def refused(
-    path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits, *, is_salvaged: bool = True
+    path: str,
+    depth: Depth,
+    origin: Origin,
+    error: CkptoolError,
+    limits: Limits,
+    *,
+    trees: Trees | None = None,
+    is_salvaged: bool = True,
 ) -> CheckReport:
-    """Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole."""
+    """
+    Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
+
+    ``trees`` are pickles that were read until then.
+    """
     let_go(error)
-    survey = safety.survey_origin(origin, limits)
+    survey = safety.survey_origin(origin, limits, trees)
     beside = _beside(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.

@@ -13,6 +13,7 @@ from itertools import chain, repeat
 from ckptool.checking.usual_names import has_settings, is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.formats.runnable.trees import scanned
@@ -101,8 +102,12 @@ def quick(checkpoint: Checkpoint) -> Survey:
     return search.survey()
 
 
-def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
-    """Look at every pickle that can be found in a file that cannot be opened as a checkpoint."""
+def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:
+    """
+    Look at every pickle that can be found in a file that cannot be opened as a checkpoint.
+
+    ``trees`` are those that were read when that was tried.
+    """
     member = ""
     if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
         origin, _, member = os.fspath(origin).partition("::")
@@ -110,7 +115,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
         source, _ = open_source(origin, limits.cancellation)
     except CkptoolError:
         return Survey()  # no file: its error says so
-    search = Search(limits)
+    search = Search(limits, trees)
     try:
         with gc_paused():
             search.ending(source)

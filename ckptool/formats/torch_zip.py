@@ -18,10 +18,10 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.formats.probe import Probe
+from ckptool.formats.probe import Probe, Trees
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.source import Source
+from ckptool.sources.source import SliceSource, Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage, make_typed_storage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef, make_storage_ref
@@ -30,6 +30,8 @@ NAME = "torch_zip"
 TRAITS = Traits(has_tree=True, edited_by="member")
 
 
+_LONGEST_KEPT = 1 << 18
+"""Of a pickle in bytes, whose tree takes far more."""
 _HEAD_NBYTES = 256
 """Where the name of the first member is."""
 NEWEST_VERSION = 10
@@ -45,7 +47,7 @@ def sniff(probe: Probe) -> bool:
         if root is not None:
             probe.zip.prefetch((f"{root}data.pkl", f"{root}version", f"{root}byteorder"))
     except TruncatedFile as error:
-        raise truncated(probe.source, error) from error
+        raise truncated(probe, error) from error
     except UnsupportedFeature as error:
         raise _several(probe, error) from error
     return root is not None
@@ -190,9 +192,10 @@ class ZipStorages:
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, crc32 or 0)
 
 
-def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:
+def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
     """Return the error for a zip without its end, with what its first record tells of how much should be there."""
-    announced = _announced_nbytes(source)
+    source = probe.source
+    announced = _announced_nbytes(source, probe.trees)
     if announced is None or announced <= source.nbytes:
         return error
     return TruncatedFile(
@@ -205,15 +208,18 @@ def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:
     )
 
 
-def _announced_nbytes(source: Source) -> int | None:
+def _announced_nbytes(source: Source, trees: Trees) -> int | None:
     header = source.read(0, min(30, source.nbytes))
     if not header.startswith(LOCAL_MAGIC) or len(header) < 30:
         return None
     payload = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     try:
-        pickled = read_pickle(source, payload)
+        pickled = read_pickle(SliceSource(source, payload, max(0, source.nbytes - payload)))
         named = (storage_id(node.pid) for node in pickled.persistent_ids)
         sizes = {storage.key: storage.nbytes for storage in named if storage is not None}
     except (MalformedFile, TruncatedFile):
         return None
+    at = source.file_offset(payload)
+    if at is not None and pickled.end <= _LONGEST_KEPT:
+        trees[at] = pickled
     return sum(sizes.values()) or None

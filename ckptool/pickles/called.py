@@ -9,7 +9,7 @@ moment, and maybe more that came later; so what is not found in it is not found 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -108,36 +108,43 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
     for call in changed:
         _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
     plain = {id(name) for name in names if is_plain(name.module, name.name)}
-    todo = zip(calls, chain.from_iterable(one.call_offsets for one in pickles), strict=True)
+    offsets = chain.from_iterable(one.call_offsets for one in pickles)
     if looks is None:
-        todo = [
+        todo: Iterable[tuple[Call, int]] = [
             (call, offset)
-            for call, offset in todo
+            for call, offset in zip(calls, offsets, strict=True)
             if id(call.func) not in done and (call.args != () or call.kwargs is not None or id(call.func) not in plain)
         ]
+    else:
+        todo = _but_harmless(zip(calls, offsets, strict=True), done, plain, is_changed)
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
-    harmless: set[int] = set()
-    """Calls that make data of nothing, of constants, or of what other such calls give."""
     for call, offset in todo:
+        if call.kwargs is not None or call.args not in _NOTHING:
+            note(offset, _of_call(call, offset, looks))
+            continue
+        key = (id(call.func), call.how, len(call.args))
+        if key not in bare:
+            bare[key] = _Bare(offset, _of_call(call, offset, looks))
+        bare[key].times += 1
+    for one in bare.values():
+        note(one.offset, one.verdicts, one.times)
+    return sorted(found.values(), key=lambda one: one.offset)
+
+
+def _but_harmless(
+    calls: Iterable[tuple[Call, int]], done: Container[int], plain: Container[int], is_changed: Container[int]
+) -> Iterator[tuple[Call, int]]:
+    """Leave out calls that make data of nothing, of constants, or of what other such calls give that stay as made."""
+    harmless: set[int] = set()
+    for call, offset in calls:
         func = id(call.func)
-        if call.kwargs is None and call.args in _NOTHING:
-            is_harmless = func in done or (func in plain and not call.args)
-            if not is_harmless:
-                key = (func, call.how, len(call.args))
-                one = bare.get(key)
-                if one is None:
-                    one = bare[key] = _Bare(offset, _of_call(call, offset, looks))
-                one.times += 1
-                is_harmless = not one.verdicts
-            if is_harmless and id(call) not in is_changed:
+        if call.args == () and call.kwargs is None and func in plain:
+            if id(call) not in is_changed:
                 harmless.add(id(call))
         elif func in done and id(call) not in is_changed and _is_given_constants(call, harmless):
             harmless.add(id(call))
         else:
-            note(offset, _of_call(call, offset, looks))
-    for one in bare.values():
-        note(one.offset, one.verdicts, one.times)
-    return sorted(found.values(), key=lambda one: one.offset)
+            yield call, offset
 
 
 @lru_cache(maxsize=1 << 12)

@@ -10,7 +10,9 @@ import pytest
 from ckptool import CkptoolError, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnknownFormat, open_checkpoint
 from ckptool.archives.archive import Record
 from ckptool.formats import pt2, torch_zip
+from ckptool.formats.probe import Probe
 from ckptool.formats.torchscript import ScriptModules
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.pickles.nodes import Dict
 from tests import build
 from tests.bounds.sources import Asked
@@ -84,8 +86,10 @@ def test_what_a_zip_without_its_end_announces_is_read_from_what_is_there(length:
     source = Asked((whole[: whole.index(b"PK\1\2")] + bytes(1 << 18))[: length if length < 200 else None])
 
     error = TruncatedFile("cut", kind="truncated-zip")
-    assert (torch_zip.truncated(source, error) is error) == (length < 200)
+    probe = Probe(source, DEFAULT_LIMITS, lambda one: one.read())
+    assert (torch_zip.truncated(probe, error) is error) == (length < 200)
     assert sum(source.sizes) < 1 << 17
+    assert len(probe.trees) == (length == 200)
 
 
 # Pickles

@@ -10,6 +10,7 @@ import pickletools
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 from ckptool import check
 from ckptool.errors import MalformedFile
+from ckptool.formats.runnable import trees
 from ckptool.pickles import weights_only
 from ckptool.pickles.called import Unclear
 from ckptool.pickles.scanner import scan
@@ -228,3 +230,16 @@ def test_a_function_that_is_kept_and_not_called_is_none(kept: tuple[str, str]) -
 def test_a_function_with_some_arguments_is_followed_to_whom_it_is_given(given: tuple[str, str]) -> None:
     made = call(named("functools", "partial"), named("torch", "no_known_function"))
     assert "system" in {act.grade for act in check(b"\x80\4" + call(named(*given), made) + b".").acts}
+
+
+def test_the_pickle_of_a_cut_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "whole.pth").write_bytes(saved(Own()))
+    (tmp_path / "cut.pth").write_bytes(saved(Own())[:-300])
+    whole = check(tmp_path / "whole.pth")
+    with monkeypatch.context() as patch:
+        patch.setattr(trees, "read_pickle", None)
+        report = check(tmp_path / "cut.pth")
+
+    assert report.error is not None
+    assert report.error.kind == "truncated-zip"
+    assert [(one.name, one.offset) for one in report.acts] == [(one.name, one.offset) for one in whole.acts] != []

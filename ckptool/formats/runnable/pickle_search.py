@@ -16,6 +16,7 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.probe import Trees
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
@@ -69,9 +70,10 @@ _TEXT_OPCODES: Final = frozenset(
 class Search(Found):
     """Looks into sources, and keeps what it finds."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, trees: Trees | None = None) -> None:
         super().__init__()
         self.limits = limits
+        self._trees = trees or {}
         self._members = 0
         self._strings = 0
         self._most_strings = _MOST_STRINGS
@@ -350,7 +352,7 @@ class Search(Found):
             for offset, module, name in asked:
                 self.name(module, name, record, offset, nested_at)
             return end
-        whole = tree(source, at, record) if nested_at is None and not self._is_wary else None
+        whole = tree(source, at, record, self._trees) if nested_at is None and not self._is_wary else None
         if whole is not None:
             stream, pickle = whole
             self.read(stream, (pickle,), scanned(stream, (pickle,)), record, depth)

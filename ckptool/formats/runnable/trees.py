@@ -7,6 +7,7 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.probe import Trees
 from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, holds_none, scan_around
@@ -33,16 +34,23 @@ def is_telling(stream: Stream, pickles: Sequence[Pickle], scan: Scan) -> bool:
     return bool(pickles) and not is_odd
 
 
-def tree(source: Source, start: int, record: str) -> tuple[Stream, Pickle] | None:
-    """Return a short pickle that no format has read, if it is whole, and nothing in it depends on its loader."""
+def tree(source: Source, start: int, record: str, known: Trees) -> tuple[Stream, Pickle] | None:
+    """
+    Return a short pickle of a file that was refused, if it is whole, and nothing in it depends on its loader.
+
+    ``known`` are those that have been read.
+    """
     if source.read(start, 1) != _PROTO:
         return None
-    try:
-        found = read_pickle(SliceSource(source, 0, min(source.nbytes, start + _MOST_NBYTES)), start)
-    except Cancelled:
-        raise
-    except CkptoolError:
-        return None
+    at = source.file_offset(start)
+    found = known.get(at) if at is not None else None
+    if found is None or found.start != start:
+        try:
+            found = read_pickle(SliceSource(source, 0, min(source.nbytes, start + _MOST_NBYTES)), start)
+        except Cancelled:
+            raise
+        except CkptoolError:
+            return None
     asks = any(is_asking(one.pid) for one in found.persistent_ids)
     if asks or any(one.name.endswith(_WRAPPER) for one in found.globals):
         return None
