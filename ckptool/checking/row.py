@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import prod
+from operator import attrgetter
 from typing import Final
 
 from ckptool.checking import safety
@@ -29,6 +31,7 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.stamps import stamp_of, stamp_of_version
 from ckptool.tensors.reading import LazyTensor
 
+_SHAPE: Final = attrgetter("info.shape")
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""
 
@@ -113,7 +116,7 @@ def _first(counts: dict[str, int]) -> dict[str, int]:
 
 def _nbytes(tensors: Collection[LazyTensor], summary: Summary) -> int:
     """Return the bytes that tensors have in the file, each byte once."""
-    return summary.nbytes if len(tensors) == summary.tensors else storage_nbytes(tensors)
+    return summary.nbytes if len(tensors) == summary.tensors else storage_nbytes(tensors, apart=summary.is_apart)
 
 
 def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: int | None) -> dict[str, dict[str, int]]:
@@ -133,10 +136,15 @@ def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: int | None) -> 
 
 def _come_to(dicts: Sequence[StateDict], summary: Summary, nbytes: int | None) -> dict[str, int]:
     tensors = [tensor for one in dicts for tensor in one.values()]
-    is_all = len(dicts) == 1 and len(tensors) == summary.tensors
+    if len(dicts) == 1 and len(tensors) == summary.tensors:
+        numel = summary.numel
+    elif summary.is_apart:
+        numel = sum(map(prod, map(_SHAPE, tensors)))
+    else:
+        numel = sum(one.numel for one in dicts)
     return {
         "tensors": len(tensors),
-        "parameters": summary.numel if is_all else sum(one.numel for one in dicts),
+        "parameters": numel,
         "nbytes": _nbytes(tensors, summary) if nbytes is None else nbytes,
     }
 

@@ -8,6 +8,7 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ckptool.checking import usual_names
@@ -19,6 +20,7 @@ from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.sources.source import far_under
+from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import ARRAY
 
 
@@ -202,7 +204,11 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
     """CK303: tensors are small views of storages that were saved whole."""
     if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
         return
-    covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
+    tensors = checkpoint.tensors.values()
+    least = min((one.itemsize / one.packed for one in map(BY_NAME.get, summary.dtypes) if one is not None), default=0)
+    if 2 * summary.numel * least >= summary.nbytes and all(map(_STORAGE, tensors)):
+        return  # they cover half of it, even if each element takes as little as the smallest
+    covered = sum(tensor.info.total_nbytes for tensor in tensors)
     why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
         fact = f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them"
@@ -319,6 +325,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
+_STORAGE = attrgetter("info.storage")
 _MOST_EMBEDDED = 8
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from functools import cached_property
+from math import prod
+from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.modules import StateDictWalk
@@ -20,6 +22,9 @@ from ckptool.tensors.tensor import distinct
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
+
+
+_SHAPE: Final = attrgetter("shape")
 
 
 class ByName(dict[str, LazyTensor]):
@@ -57,7 +62,7 @@ class StateDict(Mapping[str, LazyTensor]):
     @property
     def numel(self) -> int:
         """Elements of all its tensors; tied ones count once."""
-        return sum(info.numel for info in distinct([tensor.info for tensor in self._tensors.values()]))
+        return sum(map(prod, map(_SHAPE, distinct([tensor.info for tensor in self._tensors.values()]))))
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]

@@ -7,6 +7,7 @@ skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from ckptool.archives.zip_layout import LOCAL_MAGIC
@@ -53,7 +54,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if data is not None and what is not None:
                 found.setdefault((f"{path}.{key}" if path else str(key)) or "content", Embedded(what, data))
                 break
-            if _is_plain_call(node):
+            if _is_plain_call(node) or _holds_plain(node):
                 continue
             if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
                 name = f"{path}.{key}" if path else str(key)
@@ -98,7 +99,16 @@ def _is_plain_call(node: Inert) -> bool:
     return True
 
 
+def _holds_plain(node: Inert) -> bool:
+    """Say whether a list or a dict holds no more than plain values: long ones mostly do."""
+    kind = type(node)
+    if kind is Dict:
+        return _PLAIN.issuperset(map(type, map(_VALUE, node.pairs)))
+    return (kind is list or kind is tuple) and _PLAIN.issuperset(map(type, node))
+
+
 _FEW: Final = 8
+_VALUE: Final = itemgetter(1)
 _PLAIN: Final = frozenset((int, float, bool, str, type(None), nodes.Global))
 _CONTENT: Final = frozenset((bytes, bytearray, Call))
 """Types of values that may be files."""

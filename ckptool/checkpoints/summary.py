@@ -20,6 +20,10 @@ _SHAPE: Final = attrgetter("shape")
 _DTYPE: Final = attrgetter("dtype.name")
 _INFO: Final = attrgetter("info")
 _PARTS: Final = attrgetter("parts")
+_STORAGE: Final = attrgetter("storage")
+_SOURCE: Final = attrgetter("source")
+_OFFSET: Final = attrgetter("offset")
+_NBYTES: Final = attrgetter("nbytes")
 
 
 class Summary(NamedTuple):
@@ -38,6 +42,8 @@ class Summary(NamedTuple):
     dtypes: dict[str, int]
     prefixes: tuple[str, ...]
     """Leading components, with their dots, that every name of the weights has; outermost first."""
+    is_apart: bool
+    """Whether no two tensors share any bytes of storage, and each has some storage of its own."""
 
 
 class Counts(NamedTuple):
@@ -54,15 +60,13 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
     cancellation = checkpoint.source.cancellation
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    apart = not checkpoint.traits.keeps_ties
-    counts = count(infos, cancellation=cancellation, apart=apart)
-    nbytes = (
-        sum(info.storage.nbytes for info in infos if info.storage is not None)
-        if apart
-        else storage_nbytes(each(checkpoint.tensors.values(), cancellation))
-    )
+    storages = _all_storages(infos)
+    whole = sum(map(_NBYTES, storages))
+    nbytes = _covered(each(storages, cancellation)) if checkpoint.traits.keeps_ties else whole
+    is_apart = nbytes == whole and len(storages) == len(infos)
+    counts = count(infos, cancellation=cancellation, apart=is_apart or not checkpoint.traits.keeps_ties)
     tensors, tied, numel, devices, dtypes = counts
-    return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
+    return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()), is_apart)
 
 
 def candidates(checkpoint: Checkpoint) -> list[StateDict]:
@@ -96,23 +100,31 @@ def count(
     )
 
 
-def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:
-    """Return the bytes of all storages that tensors and their parts refer to, each byte once."""
-    infos = list(map(_INFO, tensors))
-    if any(map(_PARTS, infos)):
-        return _total(_merged(_storages(infos)))
-    storages = [storage for info in infos if (storage := info.storage) is not None]
-    spans = sorted({(storage.offset, storage.nbytes, id(storage.source)) for storage in storages if storage.nbytes})
-    begins = [begin for begin, _, _ in spans]
-    sizes = [nbytes for _, nbytes, _ in spans]
-    # Where all come one after the other, which is how writers lay them out, there is nothing to merge.
-    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):
+def storage_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> int:
+    """
+    Return the bytes of all storages that tensors and their parts refer to, each byte once.
+
+    ``apart`` says that it is known that no two of them share any.
+    """
+    storages = _all_storages(list(map(_INFO, tensors)))
+    return sum(map(_NBYTES, storages)) if apart else _covered(storages)
+
+
+def _covered(storages: Iterable[StorageRef]) -> int:
+    """Return how many bytes storages cover."""
+    known = storages if isinstance(storages, list) else list(storages)
+    if len(set(map(id, map(_SOURCE, known)))) > 1:
+        return sum(end - begin for _, begin, end in _merged(known))
+    begins, sizes = list(map(_OFFSET, known)), list(map(_NBYTES, known))
+    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):  # most lie one after the other
         return sum(sizes)
-    return _total(_merged(storages))
-
-
-def _total(spans: Iterable[tuple[int, int, int]]) -> int:
-    return sum(end - begin for _, begin, end in spans)
+    covered = last = 0
+    for begin, nbytes in sorted(zip(begins, sizes, strict=True)):
+        end = begin + nbytes
+        if end > last:
+            covered += end - max(begin, last)
+            last = end
+    return covered
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
@@ -129,6 +141,11 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
         span = bisect_right(begins[source], storage.offset)
         groups.setdefault((source, span), []).append(tensor.name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def _all_storages(infos: Sequence[TensorInfo]) -> list[StorageRef]:
+    """Return the storages of tensors and their parts, each as often as it is referred to."""
+    return list(_storages(infos) if any(map(_PARTS, infos)) else filter(None, map(_STORAGE, infos)))
 
 
 def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:

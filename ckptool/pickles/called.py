@@ -20,7 +20,7 @@ from ckptool.pickles.effects import Effect
 from ckptool.pickles.grades import is_plain
 from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
-from ckptool.pickles.plain_names import STATELESS
+from ckptool.pickles.plain_names import CONTAINERS, STATELESS
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import may_hold_pickles
 from ckptool.pickles.verdicts import Verdict
@@ -104,9 +104,13 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
     calls = list(chain.from_iterable(one.calls for one in pickles))
     changed = [call for call in calls if call.state is not None or call.items or call.pairs]
     is_changed = set(map(id, changed))
+    containers = {id(name) for name in names if reaching.canonical(name.module, name.name) in CONTAINERS}
     states: set[int] = set()
     for call in changed:
-        _look_at_changes(call, states, looks, is_any_stateless=is_any_stateless)
+        if (call.items or call.pairs) and id(call.func) not in containers and not changing.takes(call, "adds"):
+            raise Unclear
+        if call.state is not None:
+            _look_at_state(call, states, looks, is_any_stateless=is_any_stateless)
     plain = {id(name) for name in names if is_plain(name.module, name.name)}
     offsets = chain.from_iterable(one.call_offsets for one in pickles)
     if looks is None:
@@ -215,17 +219,13 @@ def _effect(call: Call, offset: int) -> Effect:
     return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, offset, call.kwargs)
 
 
-def _look_at_changes(call: Call, known: set[int], looks: Looks | None, *, is_any_stateless: bool) -> None:
+def _look_at_state(call: Call, known: set[int], looks: Looks | None, *, is_any_stateless: bool) -> None:
     """
-    Look whether a state sets attributes whose names are text and mean nothing to Python, and items are of a container.
+    Look whether a state sets attributes whose names are text and mean nothing to Python.
 
     ``known`` gets the states that were looked at.
     """
-    if (call.items or call.pairs) and not changing.takes(call, "adds"):
-        raise Unclear
     state = call.state
-    if state is None:
-        return
     if is_any_stateless and not changing.takes(call, "sets"):
         raise Unclear
     if id(state) not in known:

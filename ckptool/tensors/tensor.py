@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, compress, islice
 from math import prod
-from operator import eq, mul
+from operator import attrgetter, eq, mul
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, each
@@ -134,6 +134,11 @@ _Fields: TypeAlias = (
 make_tensor_info: Callable[[_Fields], TensorInfo] = partial(tuple.__new__, TensorInfo)  # as make_storage_ref
 
 
+_STORAGE: Final = attrgetter("storage")
+_SOURCE: Final = attrgetter("source")
+_OFFSET: Final = attrgetter("offset")
+
+
 def is_size(value: object) -> bool:
     """Say whether a value from a file can be a size, a stride or an offset of torch's."""
     return type(value) is int and 0 <= value < MAX_SIZE
@@ -190,27 +195,29 @@ def identity(info: TensorInfo) -> tuple[object, ...]:
 
 def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> Sequence[TensorInfo]:
     """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
-    begins: dict[int, list[int]] = {}
-    for info in infos:
-        if info.storage is not None:
-            begins.setdefault(id(info.storage.source), []).append(info.storage.offset)
-    shared: set[tuple[int, int]] = set()
-    for source, offsets in begins.items():
-        offsets.sort()  # a set of all would take ten times the memory
-        shared.update((source, one) for one in compress(offsets, map(eq, offsets, islice(offsets, 1, None))))
-    if not shared and sum(map(len, begins.values())) == len(infos):
+    places = _places(infos)
+    ordered = sorted(place for place in places if place is not None)  # a set of all would take ten times the memory
+    shared = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
+    if not shared and len(ordered) == len(infos):
         return infos
     known: set[tuple[object, ...]] = set()
     found = []
-    for info in each(infos, cancellation):
-        storage = info.storage
-        if storage is None or (id(storage.source), storage.offset) in shared:
+    for info, place in each(zip(infos, places, strict=True), cancellation):
+        if place is None or place in shared:
             key = identity(info)
             if key in known:
                 continue
             known.add(key)
         found.append(info)
     return found
+
+
+def _places(infos: Sequence[TensorInfo]) -> Sequence[tuple[int, int] | int | None]:
+    """Return where the storage of each tensor begins, and in which source if there are several; None without one."""
+    storages = list(map(_STORAGE, infos))
+    if all(storages) and len(set(map(id, map(_SOURCE, storages)))) == 1:
+        return list(map(_OFFSET, storages))
+    return [None if storage is None else (id(storage.source), storage.offset) for storage in storages]
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
