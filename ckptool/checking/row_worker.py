@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ckptool.checking.asked import READY, SAME, Asked, lost_row
 from ckptool.checking.row import row
@@ -123,5 +123,8 @@ class _Work:
         return self.row(address, tell)
 
 
+_TEXT_OF: Final = json.JSONEncoder(allow_nan=False).encode
+
+
 def _line(found: dict[str, object]) -> bytes:
-    return json.dumps(found, allow_nan=False).encode()
+    return _TEXT_OF(found).encode()

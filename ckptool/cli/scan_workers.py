@@ -117,7 +117,7 @@ class Crew:
 
     def _has_room(self, worker: Worker, task: Task) -> bool:
         """Say whether a worker that is at something may be given more; on what was tried before, it may die."""
-        if any(one.target.path in self._tried for one in (task, *worker.tasks.values())):
+        if self._tried and any(one.target.path in self._tried for one in (task, *worker.tasks.values())):
             return False
         most = self._threads if task.is_far else self._ahead
         return len(worker.tasks) < most and len(task.target.path) <= _LONGEST

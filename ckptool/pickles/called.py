@@ -32,6 +32,8 @@ _SPECIAL: Final = INSIDE | grading.LOOKED_UP
 _OF_STATES: Final = _SPECIAL - {"__wrapped__"}
 """Keys of a state that may change what an object does; what it says that it wraps is only shown."""
 _TEXT: Final = frozenset((str,))
+_NO_ARGUMENTS: Final = ()
+"""There is one empty tuple, so that its identity says it all; another one would only be looked at in vain."""
 _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 """Arguments that hold nothing."""
 _CONSTANTS: Final = frozenset((bool, int, float, type(None)))
@@ -117,7 +119,7 @@ def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | Non
         todo: Iterable[tuple[Call, int]] = [
             (call, offset)
             for call, offset in zip(calls, offsets, strict=True)
-            if id(call.func) not in done and (call.args != () or call.kwargs is not None or id(call.func) not in plain)
+            if (call.args is not _NO_ARGUMENTS or id(call.func) not in plain) and id(call.func) not in done
         ]
     else:
         todo = _but_harmless(zip(calls, offsets, strict=True), done, plain, is_changed)
@@ -142,7 +144,7 @@ def _but_harmless(
     harmless: set[int] = set()
     for call, offset in calls:
         func = id(call.func)
-        if call.args == () and call.kwargs is None and func in plain:
+        if call.args is _NO_ARGUMENTS and call.kwargs is None and func in plain:
             if id(call) not in is_changed:
                 harmless.add(id(call))
         elif func in done and id(call) not in is_changed and _is_given_constants(call, harmless):

@@ -79,8 +79,8 @@ class Machine:
         self.blocks: list[range] = []
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
-        self.is_odd = False
-        """Whether there was a frame, or an argument that ends with its line: to find what they hold takes a walk."""
+        self.rare: set[int] = set()
+        """Opcodes that there were besides the frequent ones."""
         self.calls: list[Call] = []
         self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
         """In order, those of what is dropped among them."""
@@ -114,7 +114,6 @@ class Machine:
         return lines
 
     def line(self) -> bytes:
-        self.is_odd = True
         return self.lines(1)[0]
 
     @property

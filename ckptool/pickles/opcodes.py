@@ -47,7 +47,6 @@ def op_frame(machine: Machine) -> None:
     nbytes = _U64(machine.data, machine.pos + 1)[0]
     if nbytes > machine.source.nbytes - machine.base - machine.pos - 9:
         raise machine.truncated(machine.pos + 9 + nbytes)
-    machine.is_odd = True
     machine.pos += 9  # frames only help readers of streams
 
 

@@ -58,8 +58,8 @@ class Pickle(NamedTuple):
     """What it put on the stack once more, without the memo."""
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
-    is_odd: bool = False
-    """Whether it has a frame, or an argument that ends with its line, but for names."""
+    rare: frozenset[int] = frozenset()
+    """Opcodes that it has besides the frequent ones, for which the loop needs no table."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def read_pickle(
         machine.memo,
         machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
-        machine.is_odd,
+        frozenset(machine.rare),
     )
 
 
@@ -134,7 +134,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
-    names = machine.field_names
+    names, used = machine.field_names, machine.rare
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -292,6 +292,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             machine.opcode, machine.pos, machine.stack = pos, pos, stack
             if machine.is_at_window_end():  # they may touch the stack first
                 raise NeedMore(pos + 1)
+            used.add(op)
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
             data, base = machine.data, machine.base  # what is skipped may end behind the window

@@ -8,7 +8,7 @@ before, so every length has been compared with the source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -57,7 +57,11 @@ _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 """What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
-_OF_STRINGS: Final = tuple(sorted(_TEXT | _BYTES))
+_FREQUENT: Final = b"X\x8c"
+"""Opcodes of strings that readers have no table for."""
+_OF_RARE_STRINGS: Final = (_TEXT | _BYTES).difference(_FREQUENT)
+_WALKED: Final = frozenset((0x95, *b"ILFSVPgp"))
+"""Frames, and arguments that end with their line, but for names."""
 _HOLDERS: Final = (
     *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
     *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
@@ -140,16 +144,17 @@ def _may_be_lines(text: bytes | bytearray) -> bool:
     return b"\n" in text and _BEGINS_WITH_LINE(text) is not None and _NAME_ALONE(text) is None
 
 
-def holds_none(source: Source, start: int, end: int) -> bool:
+def holds_none(source: Source, start: int, end: int, rare: Collection[int] = _OF_RARE_STRINGS) -> bool:
     """
     Say whether it is certain, without a walk, that no string in ``source[start:end]`` may hold pickles.
 
-    Strings that end with their line are not looked at, and long pickles are walked instead.
+    ``rare`` are the opcodes that may be there, besides those that a reader has no table for. Where strings end with
+    their line, or opcodes are in frames, that takes a walk, and so do long pickles.
     """
-    if end - start > _WINDOW:
+    if end - start > _WINDOW or not _WALKED.isdisjoint(rare):
         return False
     data = source.read(start, end - start)
-    for op in _OF_STRINGS:
+    for op in (*_FREQUENT, *filter(_OF_RARE_STRINGS.__contains__, rare)):
         width = _COUNTED[op]
         for found in _beginnings(op)(data) if op in data else ():
             begin = found.start() + 1 + width

@@ -22,9 +22,10 @@ _WRAPPER: Final = "NumpyArrayWrapper"
 
 def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
     """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
-    is_usual = pickles and not stream.blocks and not any(one.is_odd for one in pickles)
-    if is_usual and holds_none(stream.source, stream.start, stream.end):
-        return Scan({})
+    if pickles and not stream.blocks:
+        rare = pickles[0].rare.union(*(one.rare for one in pickles[1:]))
+        if holds_none(stream.source, stream.start, stream.end, rare):
+            return Scan({})
     return scan_around(stream.source, stream.start, stream.end, stream.blocks)
 
 
