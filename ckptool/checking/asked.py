@@ -18,7 +18,6 @@ SAME: Final = b"same"
 ENDED: Final = "worker-ended"
 """The kind of the error of a file whose worker process died."""
 _LONGEST: Final = 4096
-_NO_STAMP: Final = Stamp(0, 0, "")
 _FACTS: Final = (
     *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
     *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
@@ -66,7 +65,8 @@ def identity(path: str, asked: Asked) -> Row:
 
 def stamped(stamp: Stamp | None) -> Row:
     """Return the columns that tell a version from others."""
-    return {name: stamp and value for name, value in (stamp or _NO_STAMP)._asdict().items()}
+    nbytes, mtime_ns, version, etag = stamp or (None, None, None, None)
+    return {"nbytes": nbytes, "mtime_ns": mtime_ns, "version": version, "etag": etag}
 
 
 def failure(kind: str, message: str, name: str | None = None) -> Row:

@@ -177,4 +177,4 @@ def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
 
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
-    return {"grade": grade, "findings": dict(Counter(one.code for one in findings)), "worst": worst}
+    return {"grade": grade, "findings": dict(Counter([one.code for one in findings])), "worst": worst}

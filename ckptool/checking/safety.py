@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.usual_names import has_settings, is_expected
+from ckptool.checking.usual_names import has_settings, unexpected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.probe import Trees
@@ -86,6 +86,8 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
 
 def quick(checkpoint: Checkpoint) -> Survey:
     """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
+    if not (checkpoint.inside or checkpoint.traits.program or has_settings(checkpoint) or _unusual(checkpoint)):
+        return Survey()
     search = Search(DEFAULT_LIMITS)
     todo = [checkpoint]
     while todo:
@@ -96,10 +98,14 @@ def quick(checkpoint: Checkpoint) -> Survey:
             for archive in one.archives[-1:]:
                 search.programs(archive, one.member or "" if one is not checkpoint else "")
         for stream, pickles in zip(one.streams, _pickles(one), strict=False):
-            if not all(is_expected(stream, name) for name in stream.globals):
+            if unexpected(stream):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
                 search.read(stream, pickles, scanned(stream, pickles), record)
     return search.survey()
+
+
+def _unusual(checkpoint: Checkpoint) -> bool:
+    return any(unexpected(stream) for stream in checkpoint.streams)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:

@@ -31,7 +31,9 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
     Unless it ``advises``, no migration is looked for that would help.
     """
     known = summary or summarise(checkpoint)
-    found = (one for check in CHECKS for one in check(checkpoint, known))
+    given = vars(checkpoint).get
+    checks = [check for check, needs in CHECKS if not needs or any(map(given, needs))]
+    found = [one for check in checks for one in check(checkpoint, known)]
     return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
 
 
@@ -136,8 +138,8 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     found = [
         str(one)
         for stream in checkpoint.streams
-        for one in stream.globals
-        if not usual_names.is_expected(stream, one) and not (own and usual_names.is_torchscripts(one.module, one.name))
+        for one in usual_names.unexpected(stream)
+        if not (own and usual_names.is_torchscripts(one.module, one.name))
     ]
     names = list(dict.fromkeys(found))
     if names:
@@ -312,7 +314,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
         members += one.inside.values()
     streams = [stream for member in members for stream in member.streams]
     has_program = any(member.traits.program or usual_names.has_settings(member) for member in members)
-    if not has_program and all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
+    if not (has_program or any(map(usual_names.unexpected, streams))):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 
@@ -345,31 +347,32 @@ _CANDIDATES = 6
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding | Advisable]]
 
-CHECKS: tuple[Check, ...] = (
-    damaged_index,
-    index_of_files,
-    container_notes,
-    left_unread,
-    other_members,
-    embedded_files,
-    other_files,
-    clashing_names,
-    empty_stubs,
-    bound_method,
-    wrapper_prefixes,
-    several_weights,
-    mixed_devices,
-    parts_of_ranks,
-    not_plain,
-    arrays,
-    unused_storage,
-    outside_state_dict,
-    program_without_names,
-    distributed_index,
-    model_code,
-    unreadable,
-    foreign_names,
+CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
+    (damaged_index, ("damage",)),
+    (index_of_files, ("remarks", "absent", "unmerged")),
+    (container_notes, ("notes",)),
+    (left_unread, ()),
+    (other_members, ("members",)),
+    (embedded_files, ("extras",)),
+    (other_files, ()),
+    (clashing_names, ("clashes",)),
+    (empty_stubs, ()),
+    (bound_method, ("bound_method",)),
+    (wrapper_prefixes, ()),
+    (several_weights, ()),
+    (mixed_devices, ()),
+    (parts_of_ranks, ()),
+    (not_plain, ()),
+    (arrays, ()),
+    (unused_storage, ()),
+    (outside_state_dict, ("attributes",)),
+    (program_without_names, ()),
+    (distributed_index, ("root",)),
+    (model_code, ("walks",)),
+    (unreadable, ("unreadable",)),
+    (foreign_names, ()),
 )
+"""Each with the attributes of a checkpoint without any of which it finds nothing: most files have none of them."""
 
 
 def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:

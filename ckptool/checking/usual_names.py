@@ -45,9 +45,10 @@ def is_of_index(module: str, name: str) -> bool:
     return re.fullmatch(rf"{INDEX_CLASSES}|{_PATH}", f"{module}.{name}") is not None
 
 
-def is_expected(stream: Stream, one: Global) -> bool:
-    """Say whether a name is usual where a stream asks for it."""
-    return is_usual(one.module, one.name) or (stream.is_index and is_of_index(one.module, one.name))
+def unexpected(stream: Stream) -> list[Global]:
+    """Return the names that are not usual where a stream asks for them."""
+    found = [one for one in stream.globals if not is_usual(one.module, one.name)]
+    return [one for one in found if not is_of_index(one.module, one.name)] if stream.is_index else found
 
 
 @lru_cache(maxsize=512)  # 4 MiB of the longest names

@@ -107,6 +107,8 @@ def is_averaged_pair(names: Collection[str]) -> bool:
 
 def beside_wrapped(names: Collection[str]) -> tuple[str, ...]:
     """Return the names that an averaging wrapper keeps beside those that it has put its component before."""
+    if not any(map(names.__contains__, COMPANIONS)):
+        return ()
     for one in BY_HEAD.values():
         if not any(name in names for name in one.companions):
             continue

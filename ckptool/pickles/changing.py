@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
@@ -60,30 +60,60 @@ def _unfollowed(target: Call, how: How, given: Inert) -> Verdict:
     return Verdict("system", name, how, table.UNFOLLOWED, lambda: f"{name} gets {cut_text(given)}")
 
 
+class _Kind(NamedTuple):
+    """What is known of the objects of a class, or of what a function gives, by its name."""
+
+    name: str
+    takes_state: bool
+    used: frozenset[str]
+    """The parts of their state that they do more with than to keep them."""
+    is_looked_into: bool
+    """Whether what is made by the file matters anywhere in their state."""
+    uses_state: bool
+    """Whether they may use what is in their state, at their end at the latest."""
+
+
+_UNKNOWN: Final = _Kind("", takes_state=True, used=frozenset(), is_looked_into=False, uses_state=False)
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind(module: str, name: str) -> _Kind:
+    full = canonical(module, name)
+    is_keeper = full in plain.KEEPERS
+    return _Kind(
+        full,
+        takes_state=full not in plain.STATELESS,
+        used=frozenset().union(*(used for pattern, used in plain.USED_OF_STATES if re.fullmatch(pattern, full))),
+        is_looked_into=package_of(full) in KNOWN and not is_keeper,
+        uses_state=_is_calling(full) or (package_of(full) in _USING and not is_keeper and full not in plain.PLAIN),
+    )
+
+
 def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Verdict]:
     """Yield what it comes to that an object, which has no state yet, gets one."""
-    if not takes(target, "sets"):
+    made = nodes.class_of(target)
+    kind = _kind(made.module, made.name) if made is not None else _UNKNOWN
+    if not kind.takes_state:
         yield _unfollowed(target, "sets", state)
         return
-    name = nodes.class_name(target)
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], Dict):  # slots are set as attributes
         # Defaults of a function that the file makes are kept, until something calls it.
         kept = ("__defaults__", "__kwdefaults__") if maker_name(target) in plain.MAKE_NEW else ()
         keys = (key for key, _ in state[1].pairs if isinstance(key, str) and key not in kept)
         inside = next((key for key in keys if key in table.INSIDE), None)
         if inside is not None:
+            name = nodes.class_name(target)
             yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
     if looks is None:
         return
-    if SETTER in looks.met and sets_slots(target, state):
-        yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
-        return
-    func = nodes.global_of(target.func)
-    if _uses_made(target, state, looks):
+    if (SETTER in looks.met and sets_slots(target, state)) or _uses_made(target, state, looks, kind):
+        name = nodes.class_name(target)
         yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
         return
     found = as_method(_pairs_of(state), looks)
-    if found is None and func is not None and _uses_state(func):
+    name = nodes.class_name(target) if found is not None else ""
+    func = nodes.global_of(target.func) if found is None else None
+    if func is not None and _kind(func.module, func.name).uses_state:
         name = canonical(func.module, func.name)
         found = passed((state,), looks)
     if found is not None:
@@ -96,24 +126,16 @@ def sets_slots(target: Call, state: Inert) -> bool:
     return is_pair and not (isinstance(state[1], Dict) and not state[1].pairs) and is_object_made(target)
 
 
-def _uses_made(target: Call, state: Inert, looks: Looks) -> bool:
+def _uses_made(target: Call, state: Inert, looks: Looks, kind: _Kind) -> bool:
     """Say whether a class that is known to use parts of its state finds an object there of a class of the file."""
-    made = nodes.class_of(target)
-    name = canonical(made.module, made.name) if made is not None else ""
-    if is_object_made(state) or (package_of(name) in KNOWN and name not in plain.KEEPERS and is_state_made(state)):
+    if is_object_made(state) or (kind.is_looked_into and is_state_made(state)):
         return True
-    for known in (name,) if made is not None else known_bases(bases_of((target.func,))):
-        if used := _used_of(known):
-            found = (value for key, value in _pairs_of(state) if isinstance(key, str) and key in used)
-            if any(holds_made(value, looks) for value in found):
-                return True
-    return False
-
-
-@lru_cache(maxsize=1 << 12)
-def _used_of(name: str) -> frozenset[str]:
-    """Return the parts of their state that objects of a class do more with than to keep them."""
-    return frozenset().union(*(used for pattern, used in plain.USED_OF_STATES if re.fullmatch(pattern, name)))
+    used = kind.used
+    if not kind.name:
+        bases = known_bases(bases_of((target.func,)))
+        used = used.union(*(_kind(base, "").used for base in bases))
+    found = (value for key, value in _pairs_of(state) if isinstance(key, str) and key in used) if used else ()
+    return any(holds_made(value, looks) for value in found)
 
 
 def _pairs_of(state: Inert) -> Pairs:
@@ -157,14 +179,10 @@ def _takes_items(base: str) -> bool:
     return package_of(base) not in _ASKING or base in plain.CONTAINERS or base == "builtins.object"
 
 
-def _uses_state(func: Global) -> bool:
-    """Say whether objects of this class may use what is in their state, at their end at the latest."""
-    name = canonical(func.module, func.name)
-    if keeps_calls(func):
-        return True
-    return package_of(name) in _USING and name not in plain.KEEPERS and name not in plain.PLAIN
-
-
 def keeps_calls(func: Global) -> bool:
     """Say whether the state of an object of this class is what it calls."""
-    return canonical(func.module, func.name).startswith(("functools.", "types.PartialType"))
+    return _is_calling(canonical(func.module, func.name))
+
+
+def _is_calling(name: str) -> bool:
+    return name.startswith(("functools.", "types.PartialType"))

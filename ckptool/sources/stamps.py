@@ -42,7 +42,8 @@ def stamp_of(path: str) -> Stamp | None:
         return _of_folder(path)
     if path.endswith(INDEX):
         return _of_folder(os.path.dirname(path) or ".")  # noqa: PTH120 - a name
-    return _stamp([("", status.st_size, status.st_mtime_ns)])
+    nbytes, mtime_ns = status.st_size, status.st_mtime_ns
+    return Stamp(nbytes, mtime_ns, _version([("", nbytes, mtime_ns)]))
 
 
 def _of_far(path: str) -> Stamp | None:
@@ -74,9 +75,8 @@ def _of_folder(path: str) -> Stamp:
             except OSError:  # it was there a moment ago
                 continue
             found.append((os.path.relpath(os.path.join(place, name), path), one.st_size, one.st_mtime_ns))  # noqa: PTH118
-    return _stamp(found)
+    return Stamp(sum(one[1] for one in found), max((one[2] for one in found), default=0), _version(found))
 
 
-def _stamp(files: list[tuple[str, int, int]]) -> Stamp:
-    version = sha256(repr(files).encode(errors="surrogatepass")).hexdigest()[:16]
-    return Stamp(sum(one[1] for one in files), max((one[2] for one in files), default=0), version)
+def _version(files: list[tuple[str, int, int]]) -> str:
+    return sha256(repr(files).encode(errors="surrogatepass")).hexdigest()[:16]
