@@ -158,6 +158,7 @@ class _Run:
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._totals = Totals("fine")
+        self._printed = click.get_binary_stream("stdout")
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
@@ -236,7 +237,8 @@ class _Run:
         if self._lines is not None:
             self._lines.append(line)
         else:
-            click.echo(line)
+            self._printed.write(b"%b\n" % line)
+            self._printed.flush()
 
     def say_totals(self, paths: Iterable[str]) -> None:
         """
