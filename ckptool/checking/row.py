@@ -160,9 +160,13 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
 
 def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
     """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
-    seen = safety.quick(checkpoint)
-    findings = (*system_calls(seen, lambda: None), *examine(checkpoint, summary, advises=False))
-    return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
+    findings = examine(checkpoint, summary, advises=False)
+    grade: str | None = safety.glance(checkpoint)
+    if grade is None:
+        seen = safety.quick(checkpoint)
+        findings = (*system_calls(seen, lambda: None), *findings)
+        grade = _grade(seen.acts, seen.unseen)
+    return _judged(grade, findings, worst_of(findings))
 
 
 def _checked(report: CheckReport) -> Row:

@@ -16,11 +16,12 @@ from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
-from ckptool.formats.runnable.trees import scanned
+from ckptool.formats.runnable.trees import is_telling, scanned
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grades
+from ckptool.pickles import called, grades
 from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.grades import Grade
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
@@ -84,10 +85,28 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
     return chain((checkpoint.pickles,), repeat(()))
 
 
+def glance(checkpoint: Checkpoint) -> Grade | None:
+    """
+    Return the grade of what ``quick`` finds, where no more than that is to be said of it, and it takes less.
+
+    None where ``quick`` has to look: something may reach the system, or lies elsewhere than in what the format reads.
+    """
+    if checkpoint.inside or checkpoint.traits.program or has_settings(checkpoint):
+        return None
+    reached: set[Grade] = set()
+    for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
+        if not unexpected(stream):
+            continue
+        scan = scanned(stream, pickles)
+        found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
+        if found is None or scan.carriers:
+            return None
+        reached.add(found)
+    return "code" if "code" in reached else "data"
+
+
 def quick(checkpoint: Checkpoint) -> Survey:
     """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
-    if not (checkpoint.inside or checkpoint.traits.program or has_settings(checkpoint) or _unusual(checkpoint)):
-        return Survey()
     search = Search(DEFAULT_LIMITS)
     todo = [checkpoint]
     while todo:
@@ -102,10 +121,6 @@ def quick(checkpoint: Checkpoint) -> Survey:
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
                 search.read(stream, pickles, scanned(stream, pickles), record)
     return search.survey()
-
-
-def _unusual(checkpoint: Checkpoint) -> bool:
-    return any(unexpected(stream) for stream in checkpoint.streams)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:

@@ -158,7 +158,7 @@ class _Run:
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._totals = Totals("fine")
-        self._printed = click.get_binary_stream("stdout")
+        self._printed = sys.stdout.buffer
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:

@@ -9,15 +9,15 @@ moment, and maybe more that came later; so what is not found in it is not found 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
-from ckptool.pickles.effects import Effect
-from ckptool.pickles.grades import is_plain
+from ckptool.pickles.effects import Effect, How
+from ckptool.pickles.grades import Grade, grade_of, is_plain
 from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.plain_names import CONTAINERS, STATELESS
@@ -55,7 +55,7 @@ class _Bare:
 
     __slots__ = ("offset", "times", "verdicts")
 
-    def __init__(self, offset: int, verdicts: list[Verdict]) -> None:
+    def __init__(self, offset: int, verdicts: Sequence[Verdict]) -> None:
         self.offset = offset
         """Of the first."""
         self.verdicts = verdicts
@@ -70,7 +70,39 @@ class _Wary(Exception):
     """A name was met that harmless calls may be given."""
 
 
-def told(names: Iterable[Global], pickles: Sequence[Pickle]) -> tuple[list[Told], bool]:
+class _About(NamedTuple):
+    """What a name alone says about its calls, and about what they give."""
+
+    referred: tuple[Verdict, ...]
+    """What it comes to that a pickle asks for it."""
+    is_done: bool
+    """A call makes data, whatever it is given."""
+    is_plain: bool
+    """A call without arguments makes data."""
+    is_container: bool
+    is_stateless: bool
+    is_of_package: bool
+    """It is that of a class of a package that is not known, whose code a call runs, and nothing else."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _about(module: str, name: str) -> _About:
+    full = reaching.canonical(module, name)
+    referred = tuple(grading.judge(Effect("refers", Global(module, name), None, 0), None))
+    is_class = name.isidentifier() and name.lstrip("_")[:1].isupper()
+    is_own = is_class and reaching.package_of(full) not in changing.KNOWN and not reaching.is_pickler(full)
+    hows: tuple[How, How] = ("calls", "builds")
+    return _About(
+        referred,
+        grading.is_done(module, name),
+        is_plain(module, name),
+        full in CONTAINERS,
+        full in STATELESS,
+        is_own and all(grade_of(full, name, how) == ("code", None) for how in hows),
+    )
+
+
+def told(names: Sequence[Global], pickles: Sequence[Pickle]) -> tuple[list[Told], bool]:
     """
     Return what pickles come to, in order, and whether they ask for a name that harmless calls may be given.
 
@@ -85,56 +117,86 @@ def told(names: Iterable[Global], pickles: Sequence[Pickle]) -> tuple[list[Told]
         return _told(names, pickles, Looks(has_classes=any(map(makes_classes, names)))), True
 
 
-def _told(names: Iterable[Global], pickles: Sequence[Pickle], looks: Looks | None) -> list[Told]:
-    found: dict[tuple[str, str], Told] = {}
+def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
+    """
+    Return how far pickles reach, where that is no further than code of packages; None where it may be further.
 
-    def note(offset: int, verdicts: Iterable[Verdict], times: int = 1) -> None:
+    This is the grade of what ``told`` returns, without which calls they are.
+    """
+    own = {id(name) for name in names if _about(name.module, name.name).is_of_package}
+    try:
+        found = [one for _, verdicts, _ in _verdicts(names, pickles, None, own) for one in verdicts]
+    except (Unclear, _Wary):
+        return None
+    if any(one.grade == "system" for one in found):
+        return None
+    is_own = not own.isdisjoint(id(call.func) for one in pickles for call in one.calls)
+    return "code" if is_own or any(one.how != "refers" for one in found) else "data"
+
+
+def _told(names: Sequence[Global], pickles: Sequence[Pickle], looks: Looks | None) -> list[Told]:
+    found: dict[tuple[str, str], Told] = {}
+    for offset, verdicts, times in _verdicts(names, pickles, looks):
         for one in verdicts:
-            if looks is None and grading.is_wary(one):
-                raise _Wary  # what it is given, and what becomes of the result, decides
             known = found.get((one.how, one.name))
             first = known if known is not None and known.offset <= offset else Told(offset, one, 0)
             found[one.how, one.name] = first._replace(times=times + (known.times if known is not None else 0))
+    return sorted(found.values(), key=lambda one: one.offset)
 
-    done = {id(name) for name in names if grading.is_done(name.module, name.name)}
-    is_any_stateless = any(reaching.canonical(name.module, name.name) in STATELESS for name in names)
-    for name in names:
-        note(name.offset, _referred(name.module, name.name))
-    asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
+
+def _verdicts(
+    names: Sequence[Global], pickles: Sequence[Pickle], looks: Looks | None, skipped: Collection[int] = ()
+) -> Iterator[tuple[int, Sequence[Verdict], int]]:
+    """
+    Yield what names and calls come to: the offset, the verdicts, and how often they are met.
+
+    ``skipped`` are ids of names whose calls are not to be looked at.
+    """
+    known = [(id(name), name.offset, _about(name.module, name.name)) for name in names]
+    for _, offset, one in known:
+        yield offset, _unwary(one.referred, looks), 1
+    asked = tuple(node.pid for one in pickles for node in one.persistent_ids) if looks is not None else ()
     if looks is not None and reaching.passed(asked, looks) is not None:
         raise Unclear
     calls = list(chain.from_iterable(one.calls for one in pickles))
     changed = [call for call in calls if call.state is not None or call.items or call.pairs]
-    is_changed = set(map(id, changed))
-    containers = {id(name) for name in names if reaching.canonical(name.module, name.name) in CONTAINERS}
+    containers = {name for name, _, one in known if one.is_container}
+    is_any_stateless = any(one.is_stateless for _, _, one in known)
     states: set[int] = set()
     for call in changed:
         if (call.items or call.pairs) and id(call.func) not in containers and not changing.takes(call, "adds"):
             raise Unclear
         if call.state is not None:
             _look_at_state(call, states, looks, is_any_stateless=is_any_stateless)
-    plain = {id(name) for name in names if is_plain(name.module, name.name)}
-    offsets = chain.from_iterable(one.call_offsets for one in pickles)
-    if looks is None:
-        todo: Iterable[tuple[Call, int]] = [
+    done = {name for name, _, one in known if one.is_done}
+    plain = {name for name, _, one in known if one.is_plain}
+    places = zip(calls, chain.from_iterable(one.call_offsets for one in pickles), strict=True)
+    if looks is not None:
+        todo: Iterable[tuple[Call, int]] = _but_harmless(places, done, plain, set(map(id, changed)))
+    else:
+        done.update(skipped)
+        todo = [
             (call, offset)
-            for call, offset in zip(calls, offsets, strict=True)
+            for call, offset in places
             if (call.args is not _NO_ARGUMENTS or id(call.func) not in plain) and id(call.func) not in done
         ]
-    else:
-        todo = _but_harmless(zip(calls, offsets, strict=True), done, plain, is_changed)
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
     for call, offset in todo:
         if call.kwargs is not None or call.args not in _NOTHING:
-            note(offset, _of_call(call, offset, looks))
+            yield offset, _unwary(_of_call(call, offset, looks), looks), 1
             continue
         key = (id(call.func), call.how, len(call.args))
         if key not in bare:
-            bare[key] = _Bare(offset, _of_call(call, offset, looks))
+            bare[key] = _Bare(offset, _unwary(_of_call(call, offset, looks), looks))
         bare[key].times += 1
-    for one in bare.values():
-        note(one.offset, one.verdicts, one.times)
-    return sorted(found.values(), key=lambda one: one.offset)
+    yield from ((one.offset, one.verdicts, one.times) for one in bare.values())
+
+
+def _unwary(verdicts: Sequence[Verdict], looks: Looks | None) -> Sequence[Verdict]:
+    """Return verdicts, unless what calls are given, and what becomes of their results, decides from now on."""
+    if looks is None and any(map(grading.is_wary, verdicts)):
+        raise _Wary
+    return verdicts
 
 
 def _but_harmless(
@@ -151,11 +213,6 @@ def _but_harmless(
             harmless.add(id(call))
         else:
             yield call, offset
-
-
-@lru_cache(maxsize=1 << 12)
-def _referred(module: str, name: str) -> tuple[Verdict, ...]:
-    return tuple(grading.judge(Effect("refers", Global(module, name), None, 0), None))
 
 
 def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
