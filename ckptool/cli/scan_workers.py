@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import selectors
 from collections.abc import Callable, Iterable, Iterator
+from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,6 +13,7 @@ from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
 from ckptool.cli.worker_process import WorkerProcess, refuse_starts
 from ckptool.sources.naming import is_far
+from ckptool.sources.paths import file_nbytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,6 +23,14 @@ _LONGEST: Final = 4096
 """Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
+_MANY: Final = 16
+"""Small files that one worker has waiting, so that their rows are taken several at a time."""
+_SMALL_NBYTES: Final = 8 << 20
+_SHORT: Final = 256
+"""Of their paths: a pipe has room for so many of them."""
+_ENOUGH: Final = 4
+"""Of files that each worker has left, so that answers need not be taken at once, but after so many seconds."""
+_PAUSE: Final = 0.01
 
 
 class Task(NamedTuple):
@@ -33,6 +43,13 @@ class Task(NamedTuple):
     @property
     def is_far(self) -> bool:
         return is_far(self.target.path)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is a file here that is looked at in a moment."""
+        path = self.target.path
+        nbytes = file_nbytes(path) if len(path) <= _SHORT else None
+        return nbytes is not None and nbytes <= _SMALL_NBYTES
 
 
 class Worker(WorkerProcess):
@@ -73,7 +90,9 @@ class Crew:
         self._threads = -(-connections // jobs)
         """Of each worker, for files far away."""
         # What takes long is given one by one, so that none waits behind it while another worker is free.
-        self._ahead = 1 if asked.deep or asked.digest else 2
+        reads_all = asked.deep or asked.digest
+        self._ahead = 1 if reads_all else 2
+        self._ahead_of_small = self._ahead if reads_all else _MANY
         self._workers: list[Worker] = []
         self._again: list[Task] = []
         """What was waiting behind a file on which a worker died, and this file, once."""
@@ -119,11 +138,15 @@ class Crew:
         """Say whether a worker that is at something may be given more; on what was tried before, it may die."""
         if self._tried and any(one.target.path in self._tried for one in (task, *worker.tasks.values())):
             return False
-        most = self._threads if task.is_far else self._ahead
-        return len(worker.tasks) < most and len(task.target.path) <= _LONGEST
+        count = len(worker.tasks)
+        if count < self._ahead or task.is_far:
+            return count < (self._threads if task.is_far else self._ahead) and len(task.target.path) <= _LONGEST
+        return count < self._ahead_of_small and task.is_small
 
     def _answers(self) -> Iterator[tuple[Task, bytes]]:
         """Wait for answers, and yield them."""
+        if len(self._workers) == self._jobs and all(len(one.tasks) > _ENOUGH for one in self._workers):
+            sleep(_PAUSE)  # each time that this process wakes up takes longer than to take an answer
         for key, _ in self._selector.select():
             worker: Worker = key.data
             lines = worker.receive()
