@@ -67,7 +67,8 @@ def of_file(source: Source, record: str) -> Iterator[Act]:
 
 
 def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
-    told = {end for name in archive for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
+    lowered = [f"/{name}".lower() for name in archive]
+    told = {end for end in (_PACKAGE, _EXPORTED) if any(one.endswith(end) for one in lowered)}
     if _PACKAGE in told:
         yield from _sources(archive, record)
     if _EXPORTED in told:

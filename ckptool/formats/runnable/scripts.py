@@ -28,8 +28,8 @@ _OPERATORS: Final = _words(
 _VERBS: Final = ("read", "write", "load", "save", "open", "exec", "eval", "system", "download", "file", "files")
 _TELLING: Final = re.compile(rf"(?:^|_)(?:{'|'.join(_VERBS)})(?:_|$)").search
 """What operators of other libraries are called that open files."""
-_WORDS_OF_OPERATORS: Final = (*_VERBS, "rpc_")
-"""One of them is in the name of every operator that opens files."""
+_WORDS_OF_OPERATORS: Final = ("read", "write", "load", "save", "open", "exec", "eval", "system", "file", "rpc_")
+"""One of them is in the name of every operator that opens files: "load" in "download"."""
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
 """Torch's own, of which all that open files are known."""
 
@@ -44,8 +44,11 @@ _ENDS: Final = {
 """What ends strings and comments, as torch's lexer takes them, or what two characters of them are passed over."""
 _GAP: Final = r"(?:\s|\\\n)*"
 _DOT: Final = rf"{_GAP}\.{_GAP}"
-_ALIAS: Final = re.compile(r"(?<![\w.])(?:torch\b(?!\.\w)|ops\b(?!\.\w+\.\w))")
-"""Another way to write them than that of ``torch.jit.save``."""
+_ALIASES: Final = (
+    re.compile(r"torch(?<![\w.]torch)\b(?!\.\w)").search,
+    re.compile(r"ops(?<![\w.]ops)\b(?!\.\w+\.\w)").search,
+)
+"""Another way to write them than that of ``torch.jit.save``: texts are searched fast for what begins with a word."""
 _CALL: Final = re.compile(
     rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)"
     rf"|(?<![\w.])(?P<alias>torch|ops)\b(?!{_GAP}(?::|=(?!=)))"
@@ -96,7 +99,9 @@ def opens_files(library: str, operator: str) -> bool:
 
 def of_script(text: str, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
-    if not any(word in text for word in _WORDS_OF_OPERATORS) and ("getattr" not in text or not _ALIAS.search(text)):
+    if not any(map(text.__contains__, _WORDS_OF_OPERATORS)) and (
+        "getattr" not in text or not any(search(text) for search in _ALIASES)
+    ):
         return  # nor does anything else: only getattr() takes a name from a string, in which it may be in parts
     code = _without_strings(text)
     for found in _CALL.finditer(code):
