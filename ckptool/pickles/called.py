@@ -36,6 +36,8 @@ _NO_ARGUMENTS: Final = ()
 """There is one empty tuple, so that its identity says it all; another one would only be looked at in vain."""
 _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 """Arguments that hold nothing."""
+_GIVE_CALLS_OF_PACKAGES: Final = frozenset(("functools.partial",))
+"""Names of which it matters what harmless calls are given, though alone they call nothing that reaches the system."""
 _CONSTANTS: Final = frozenset((bool, int, float, type(None)))
 _NEVER_CALLED: Final = _CONSTANTS | {str}
 """Types of values that do nothing as a method of what has them."""
@@ -123,9 +125,16 @@ def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
 
     This is the grade of what ``told`` returns, without which calls they are.
     """
-    own = {id(name) for name in names if _about(name.module, name.name).is_of_package}
+    known = [(name, _about(name.module, name.name)) for name in names]
+    own = {id(name) for name, one in known if one.is_of_package}
+    own.update(id(node) for one in pickles for node in one.persistent_ids if id(nodes.global_of(node)) in own)
+    wary = {one.name for _, about in known for one in about.referred if grading.is_wary(one)}
+    if not wary <= _GIVE_CALLS_OF_PACKAGES:
+        return None
+    # Then no name reaches the system, and what code of packages is given cannot either.
+    looks = Looks(has_classes=any(map(makes_classes, names))) if wary else None
     try:
-        found = [one for _, verdicts, _ in _verdicts(names, pickles, None, own) for one in verdicts]
+        found = [one for _, verdicts, _ in _verdicts(names, pickles, looks, own) for one in verdicts]
     except (Unclear, _Wary):
         return None
     if any(one.grade == "system" for one in found):
@@ -172,7 +181,10 @@ def _verdicts(
     plain = {name for name, _, one in known if one.is_plain}
     places = zip(calls, chain.from_iterable(one.call_offsets for one in pickles), strict=True)
     if looks is not None:
-        todo: Iterable[tuple[Call, int]] = _but_harmless(places, done, plain, set(map(id, changed)))
+        rest = _but_harmless(places, done, plain, set(map(id, changed)))
+        todo: Iterable[tuple[Call, int]] = (
+            (call, offset) for call, offset in rest if id(call.func) not in skipped or call.kwargs is not None
+        )
     else:
         done.update(skipped)
         todo = [

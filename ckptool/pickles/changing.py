@@ -106,7 +106,9 @@ def state_given(target: Call, state: Inert, looks: Looks | None) -> Iterator[Ver
             yield Verdict("system", name, "sets", table.THROUGH, lambda: f"{name} gets {inside}")
     if looks is None:
         return
-    if (SETTER in looks.met and sets_slots(target, state)) or _uses_made(target, state, looks, kind):
+    if looks.has_classes and (
+        (SETTER in looks.met and sets_slots(target, state)) or _uses_made(target, state, looks, kind)
+    ):
         name = nodes.class_name(target)
         yield Verdict("system", name, "sets", BYTE_CODE, lambda: f"{name} gets {cut_text(state)}")
         return
