@@ -31,8 +31,16 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
     Unless it ``advises``, no migration is looked for that would help.
     """
     known = summary or summarise(checkpoint)
-    given = vars(checkpoint).get
-    checks = [check for check, needs in CHECKS if not needs or any(map(given, needs))]
+    given = {
+        **vars(checkpoint),
+        "is announced": checkpoint.announced_nbytes is not None,
+        "is program": checkpoint.traits.program,
+        "prefixes": known.prefixes,
+        "several devices": len(known.devices) > 1,
+        "several dicts": len(checkpoint.state_dicts) > 1,
+        "unplain": not known.is_plain,
+    }
+    checks = [check for check, needs in CHECKS if not needs or any(map(given.get, needs))]
     found = [one for check in checks for one in check(checkpoint, known)]
     return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
 
@@ -354,25 +362,25 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (left_unread, ()),
     (other_members, ("members",)),
     (embedded_files, ("extras",)),
-    (other_files, ()),
+    (other_files, ("unopened", "is announced", "part_of", "beside")),
     (clashing_names, ("clashes",)),
-    (empty_stubs, ()),
+    (empty_stubs, ("unplain",)),
     (bound_method, ("bound_method",)),
-    (wrapper_prefixes, ()),
-    (several_weights, ()),
-    (mixed_devices, ()),
-    (parts_of_ranks, ()),
-    (not_plain, ()),
-    (arrays, ()),
+    (wrapper_prefixes, ("prefixes",)),
+    (several_weights, ("several dicts",)),
+    (mixed_devices, ("several devices",)),
+    (parts_of_ranks, ("unplain",)),
+    (not_plain, ("unplain",)),
+    (arrays, ("unplain",)),
     (unused_storage, ()),
     (outside_state_dict, ("attributes",)),
-    (program_without_names, ()),
+    (program_without_names, ("is program",)),
     (distributed_index, ("root",)),
     (model_code, ("walks",)),
     (unreadable, ("unreadable",)),
     (foreign_names, ()),
 )
-"""Each with the attributes of a checkpoint without any of which it finds nothing: most files have none of them."""
+"""Each with the attributes of a checkpoint, and facts, without any of which it finds nothing: most files have none."""
 
 
 def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:

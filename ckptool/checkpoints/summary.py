@@ -20,6 +20,8 @@ _SHAPE: Final = attrgetter("shape")
 _DTYPE: Final = attrgetter("dtype.name")
 _INFO: Final = attrgetter("info")
 _PARTS: Final = attrgetter("parts")
+_SUBCLASS: Final = attrgetter("subclass")
+_LAYOUT: Final = attrgetter("layout")
 _STORAGE: Final = attrgetter("storage")
 _SOURCE: Final = attrgetter("source")
 _OFFSET: Final = attrgetter("offset")
@@ -44,6 +46,8 @@ class Summary(NamedTuple):
     """Leading components, with their dots, that every name of the weights has; outermost first."""
     is_apart: bool
     """Whether no two tensors share any bytes of storage, and each has some storage of its own."""
+    is_plain: bool
+    """Whether all tensors have elements, in strided memory, and are of no class of their own."""
 
 
 class Counts(NamedTuple):
@@ -64,9 +68,13 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     whole = sum(map(_NBYTES, storages))
     nbytes = _covered(each(storages, cancellation)) if checkpoint.traits.keeps_ties else whole
     is_apart = nbytes == whole and len(storages) == len(infos)
+    is_plain = not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos))
+    is_plain = is_plain and all(map(all, map(_SHAPE, infos)))
     counts = count(infos, cancellation=cancellation, apart=is_apart or not checkpoint.traits.keeps_ties)
     tensors, tied, numel, devices, dtypes = counts
-    return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()), is_apart)
+    return Summary(
+        tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()), is_apart, is_plain
+    )
 
 
 def candidates(checkpoint: Checkpoint) -> list[StateDict]:
