@@ -181,4 +181,5 @@ def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
 
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
-    return {"grade": grade, "findings": dict(Counter([one.code for one in findings])), "worst": worst}
+    codes = [one.code for one in findings]
+    return {"grade": grade, "findings": dict(Counter(codes)) if codes else {}, "worst": worst}

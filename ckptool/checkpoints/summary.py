@@ -103,9 +103,16 @@ def count(
         tensors=len(infos),
         tied=len(infos) - len(own),
         numel=sum(map(prod, map(_SHAPE, each(own, cancellation)))),
-        devices=dict(Counter(tags)),
-        dtypes=dict(Counter(map(_DTYPE, infos))),
+        devices=_counted(tags),
+        dtypes=_counted(list(map(_DTYPE, infos))),
     )
+
+
+def _counted(values: Sequence[str]) -> dict[str, int]:
+    """Return how often each value is there, in order of first use: mostly, all are the same."""
+    if values and values.count(values[0]) == len(values):
+        return {values[0]: len(values)}
+    return dict(Counter(values))
 
 
 def storage_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> int:

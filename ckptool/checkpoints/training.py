@@ -186,7 +186,7 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
     left = _MOST_ENTRIES
     tensor = checkpoint.rebuilder.tensor if checkpoint.rebuilder else lambda _: None
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_DEEPEST + 1 if level else 0):
         below: list[tuple[str, Inert]] = []
         for path, node in level:
             pairs = _pairs(node)
