@@ -40,7 +40,8 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
         "several dicts": len(checkpoint.state_dicts) > 1,
         "unplain": not known.is_plain,
     }
-    checks = [check for check, needs in CHECKS if not needs or any(map(given.get, needs))]
+    there = set(filter(given.get, _NEEDED))
+    checks = [check for check, needs in CHECKS if not needs or not there.isdisjoint(needs)]
     found = [one for check in checks for one in check(checkpoint, known)]
     return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
 
@@ -381,6 +382,9 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (foreign_names, ()),
 )
 """Each with the attributes of a checkpoint, and facts, without any of which it finds nothing: most files have none."""
+
+
+_NEEDED = frozenset(one for _, needs in CHECKS for one in needs)
 
 
 def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:
