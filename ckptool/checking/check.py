@@ -320,7 +320,7 @@ def _structure(
     summary = summarise(checkpoint)
     check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
-    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock)]
+    found = [*known.examine(checkpoint, summary), *torch_load.findings(checkpoint, stock)]
     check_cancelled(checkpoint.source.cancellation)
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
@@ -342,28 +342,6 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
-
-
-def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
-    """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
-    if not stock.refusals or checkpoint.traits.is_plain:
-        return []
-    first, *rest = stock.refusals
-    names = some([refusal.what for refusal in rest])
-    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
-    if first.kind == "loader":
-        found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
-        if rest:
-            found.append(
-                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *mend)
-            )
-        return found
-    if first.kind == "container":
-        fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
-    else:
-        what = some([refusal.what for refusal in stock.refusals])
-        fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
-    return [Finding("CK202", "warning", fact, *mend)]
 
 
 def refused(

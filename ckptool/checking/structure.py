@@ -32,7 +32,7 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
     """
     known = summary or summarise(checkpoint)
     given = {
-        **vars(checkpoint),
+        **checkpoint.__dict__,
         "is announced": checkpoint.announced_nbytes is not None,
         "is program": checkpoint.traits.program,
         "prefixes": known.prefixes,

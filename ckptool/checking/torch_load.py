@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
-from ckptool.checking import usual_names
-from ckptool.checking.finding import place
+from ckptool.checking import advice, usual_names
+from ckptool.checking.finding import Finding, place
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.messages import some
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.scanner import Scan, scan_around
 from ckptool.pickles.weights_only import OPCODES, is_allowed
@@ -129,3 +130,25 @@ def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
             what = f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip()
             found.append(Refusal("opcode", f"{what} ({place(stream.record, offset)})"))
     return found
+
+
+def findings(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
+    """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
+    if not stock.refusals or checkpoint.traits.is_plain:
+        return []
+    first, *rest = stock.refusals
+    names = some([refusal.what for refusal in rest])
+    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
+    if first.kind == "loader":
+        found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
+        if rest:
+            found.append(
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *mend)
+            )
+        return found
+    if first.kind == "container":
+        fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
+    else:
+        what = some([refusal.what for refusal in stock.refusals])
+        fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
+    return [Finding("CK202", "warning", fact, *mend)]
