@@ -67,7 +67,7 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     storages = _all_storages(infos)
     whole = sum(map(_NBYTES, storages))
     nbytes = _covered(each(storages, cancellation)) if checkpoint.traits.keeps_ties else whole
-    is_apart = nbytes == whole and len(storages) == len(infos)
+    is_apart = nbytes == whole and len(storages) == len(infos) and all(map(_NBYTES, storages))
     is_plain = not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos))
     is_plain = is_plain and all(map(all, map(_SHAPE, infos)))
     counts = count(infos, cancellation=cancellation, apart=is_apart or not checkpoint.traits.keeps_ties)

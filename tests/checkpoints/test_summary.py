@@ -1,0 +1,58 @@
+"""What tensors come to, whatever they share: as torch has it, and as the same tensors in other files come to."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from ckptool import open_checkpoint
+from ckptool.checkpoints.summary import Summary, summarise
+
+BASE = torch.arange(64, dtype=torch.float32)
+
+
+def summary(tensors: dict[str, Any]) -> Summary:
+    stream = io.BytesIO()
+    torch.save(tensors, stream)
+    with open_checkpoint(stream.getvalue()) as checkpoint:
+        return summarise(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tied", "numel", "nbytes", "is_apart"),
+    [
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, 0, 10, 40, True),
+        ({"a": BASE, "b": BASE, "c": torch.ones(4)}, 1, 68, 272, False),
+        ({"a": BASE[:8], "b": BASE[8:]}, 0, 64, 256, False),
+        ({"a": BASE[:8], "b": BASE}, 0, 72, 256, False),
+        ({"a": (empty := torch.zeros(0, 3)), "b": empty}, 1, 0, 0, False),
+        ({"a": torch.zeros(0), "b": torch.ones(4)}, 0, 4, 16, False),
+        ({"a": torch.zeros(3, device="meta"), "b": torch.ones(4)}, 0, 7, 16, False),
+        ({"a": torch.eye(3).to_sparse(), "b": torch.ones(4)}, 0, 13, 76, False),
+    ],
+    ids=["apart", "tied", "views", "view-and-whole", "empty-tied", "empty", "meta", "sparse"],
+)
+def test_shared_bytes_and_tied_elements_count_once(
+    tensors: dict[str, Any], tied: int, numel: int, nbytes: int, is_apart: bool
+) -> None:
+    found = summary(tensors)
+
+    assert (found.tensors, found.tied, found.numel, found.nbytes) == (len(tensors), tied, numel, nbytes)
+    assert found.is_apart == is_apart
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_plain"),
+    [
+        (torch.ones(2), True),
+        (torch.tensor(1.0), True),
+        (torch.nn.Parameter(torch.ones(2)), True),
+        (torch.ones(2, 0), False),
+        (torch.eye(2).to_sparse(), False),
+    ],
+)
+def test_what_is_plain_has_elements_in_strided_memory(tensor: Any, is_plain: bool) -> None:
+    assert summary({"w": tensor, "b": torch.ones(1)}).is_plain == is_plain
