@@ -80,7 +80,9 @@ class Machine:
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
         self.rare: set[int] = set()
-        """Opcodes that there were besides the frequent ones."""
+        """Opcodes of frames, and of strings and long numbers of rare kinds, that there were."""
+        self.has_lines = False
+        """Whether an argument ended with its line."""
         self.calls: list[Call] = []
         self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
         """In order, those of what is dropped among them."""
@@ -96,6 +98,7 @@ class Machine:
         end = begin + nbytes
         if end > len(self.data):
             raise NeedMore(end)
+        self.rare.add(self.data[self.pos])
         self.pos = end
         return self.data[begin:end]
 
@@ -114,6 +117,7 @@ class Machine:
         return lines
 
     def line(self) -> bytes:
+        self.has_lines = True
         return self.lines(1)[0]
 
     @property

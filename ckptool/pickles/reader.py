@@ -59,7 +59,9 @@ class Pickle(NamedTuple):
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
     rare: frozenset[int] = frozenset()
-    """Opcodes that it has besides the frequent ones, for which the loop needs no table."""
+    """Of the opcodes that it has: those of frames, and of strings and long numbers of rare kinds."""
+    has_lines: bool = False
+    """Whether an argument of it ends with its line, but for names."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,6 +121,7 @@ def read_pickle(
         machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
         frozenset(machine.rare),
+        machine.has_lines,
     )
 
 
@@ -134,7 +137,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
-    names, used = machine.field_names, machine.rare
+    names = machine.field_names
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -292,7 +295,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             machine.opcode, machine.pos, machine.stack = pos, pos, stack
             if machine.is_at_window_end():  # they may touch the stack first
                 raise NeedMore(pos + 1)
-            used.add(op)
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
             data, base = machine.data, machine.base  # what is skipped may end behind the window

@@ -60,8 +60,6 @@ FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 _FREQUENT: Final = b"X\x8c"
 """Opcodes of strings that readers have no table for."""
 _OF_RARE_STRINGS: Final = (_TEXT | _BYTES).difference(_FREQUENT)
-_WALKED: Final = frozenset((0x95, *b"ILFSVPgp"))
-"""Frames, and arguments that end with their line, but for names."""
 _HOLDERS: Final = (
     *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
     *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
@@ -148,10 +146,10 @@ def holds_none(source: Source, start: int, end: int, rare: Collection[int] = _OF
     """
     Say whether it is certain, without a walk, that no string in ``source[start:end]`` may hold pickles.
 
-    ``rare`` are the opcodes that may be there, besides those that a reader has no table for. Where strings end with
-    their line, or opcodes are in frames, that takes a walk, and so do long pickles.
+    ``rare`` are the opcodes of other strings than the usual ones that may be there. Those that end with their line are
+    not looked at, and where opcodes are in frames, that takes a walk. So do long pickles.
     """
-    if end - start > _WINDOW or not _WALKED.isdisjoint(rare):
+    if end - start > _WINDOW or _FRAME in rare:
         return False
     data = source.read(start, end - start)
     for op in (*_FREQUENT, *filter(_OF_RARE_STRINGS.__contains__, rare)):

@@ -13,16 +13,19 @@ from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, holds_none, scan_around
 from ckptool.sources.source import SliceSource, Source
 
-_MOST_NBYTES: Final = 1 << 18
+_MOST_NBYTES: Final = 1 << 16
 """Of opcodes that are read as a tree, which takes many times as much memory; following them takes little."""
 _PROTO: Final = b"\x80"
+_NAMES: Final = (b"c", b"\x93")
+_HEAD_NBYTES: Final = 1 << 12
+"""In which the first name is asked for, by either of these opcodes."""
 _WRAPPER: Final = "NumpyArrayWrapper"
 """Of joblib, which reads the elements of an array behind each."""
 
 
 def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
     """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
-    if pickles and not stream.blocks:
+    if pickles and not stream.blocks and not any(one.has_lines for one in pickles):
         rare = pickles[0].rare.union(*(one.rare for one in pickles[1:]))
         if holds_none(stream.source, stream.start, stream.end, rare):
             return Scan({})
@@ -41,8 +44,9 @@ def tree(source: Source, start: int, record: str, known: Trees) -> tuple[Stream,
 
     ``known`` are those that have been read.
     """
-    if source.read(start, 1) != _PROTO:
-        return None
+    head = source.read(start, min(_HEAD_NBYTES, source.nbytes - start))
+    if not head.startswith(_PROTO) or not any(map(head.__contains__, _NAMES)):
+        return None  # without names, to follow it takes little
     at = source.file_offset(start)
     found = known.get(at) if at is not None else None
     if found is None or found.start != start:
