@@ -72,6 +72,13 @@ class Archive(Mapping[str, Record]):
             return SliceSource(self.source, record.offset, record.nbytes)
         return InflatedSource(self.source, record, self.limits)
 
+    def head(self, name: str, nbytes: int) -> bytes:
+        """Return the first bytes of a member, to see what it is: no more of it is inflated than that takes."""
+        record = self.records[name]
+        if record.compression == "stored":
+            return self.source.read(record.offset, min(nbytes, record.nbytes))
+        return next(_inflated(self.source, record, self.limits), b"")[:nbytes]
+
     def open(self, name: str) -> Source:
         """
         Return a member's content for reading from end to end: inflated once, where it is compressed at all.
@@ -155,14 +162,14 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     """
     import zlib
 
-    output = bytearray()
+    chunks = []
     found = 0
     for chunk in _inflated(source, record, limits):
         found = zlib.crc32(chunk, found)
-        output += chunk
+        chunks.append(chunk)
     if record.crc32 and found != record.crc32:
         raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
-    return bytes(output)
+    return b"".join(chunks)
 
 
 def inflated_crc32(source: Source, record: Record, limits: Limits) -> int:

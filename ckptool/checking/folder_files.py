@@ -118,8 +118,9 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     unread: tuple[str, ...] = ()
     try:
         with closing(folder.detached(name)) as source:
-            search.ending(source)
-            search.anything(source, "", None, 0)
+            if source.nbytes:
+                search.ending(source)
+                search.anything(source, "", None, 0)
     except Cancelled:
         raise
     except CkptoolError as error:

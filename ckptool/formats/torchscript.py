@@ -44,9 +44,8 @@ def sniff(probe: Probe) -> bool:
     if not torch_zip.sniff(probe) or probe.zip is None:
         return False
     root = torch_zip.root_folder(probe.zip)
-    content = probe.zip.content(f"{root}data.pkl")
     # Its root is an object of such a class: the first opcode after the protocol's two bytes.
-    return content.read(0, min(12, content.nbytes))[2:] == b"c__torch__" or f"{root}constants.pkl" in probe.zip
+    return probe.zip.head(f"{root}data.pkl", 12)[2:] == b"c__torch__" or f"{root}constants.pkl" in probe.zip
 
 
 def read(probe: Probe) -> Parsed:

@@ -118,7 +118,12 @@ class Machine:
 
     def line(self) -> bytes:
         self.has_lines = True
-        return self.lines(1)[0]
+        begin = self.pos + 1
+        end = self.data.find(b"\n", begin)
+        if end < 0:
+            return self.lines(1)[0]
+        self.pos = end + 1
+        return self.data[begin:end]
 
     @property
     def position(self) -> int:

@@ -227,6 +227,11 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         stack[-1].update(own)
                         pos += 1
                         continue
+                    if op == 0x73 and type(stack[-3]) is Dict:  # SETITEM
+                        value, key = stack.pop(), stack.pop()
+                        stack[-1].update(((key, value),))
+                        pos += 1
+                        continue
             elif op == 0x4B:  # BININT1
                 stack.append(data[pos + 1])
                 pos += 2
@@ -284,6 +289,15 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             elif op == 0x5D:  # EMPTY_LIST
                 machine.empty += 1
                 stack.append([])
+                pos += 1
+                continue
+            elif op == 0x56 and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
+                machine.has_lines = True
+                stack.append(str(data[pos + 1 : end], "raw-unicode-escape"))
+                pos = end + 1
+                continue
+            elif op == 0x30 and stack:  # POP
+                stack.pop()
                 pos += 1
                 continue
             elif op == 0x2E:  # STOP

@@ -18,7 +18,7 @@ from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import INVALID, Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
-from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
@@ -144,12 +144,26 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
             elif op == 0x58 and (text := _dull_text(data, pos)) is not None:  # BINUNICODE
                 stack.append(text)
                 pos += 5 + len(text)
+            elif op == 0x7D:  # EMPTY_DICT
+                tracer.empty += 1
+                stack.append(Dict())
+                pos += 1
             elif op == 0x29:  # EMPTY_TUPLE
                 stack.append(())
                 pos += 1
             elif op == 0x6A:  # LONG_BINGET
                 stack.append(memo[_U32(data, pos + 1)[0]])
                 pos += 5
+            elif op == 0x73 and type(stack[-3]) is Dict:  # SETITEM
+                value, key = stack.pop(), stack.pop()
+                stack[-1].update([(key, value)])
+                pos += 1
+            elif op == 0x56 and (line := _dull_line(data, pos)) is not None:  # UNICODE
+                stack.append(line)
+                pos += 2 + len(line)
+            elif op == 0x30 and stack:  # POP
+                stack.pop()
+                pos += 1
             else:
                 tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
                 if op == _STOP:
@@ -175,3 +189,9 @@ def _dull_text(data: bytes, pos: int) -> str | None:
     count = int.from_bytes(data[pos + 1 : begin], "little")
     text = data[begin : begin + count]
     return str(text, "ascii") if len(text) == count and text.isascii() and text[:1] not in FIRST else None
+
+
+def _dull_line(data: bytes, pos: int) -> str | None:
+    """Return the text of the line at ``pos`` if it has no escapes, and may hold no pickles; None of any other."""
+    text = data[pos + 1 : max(pos, data.find(b"\n", pos))]
+    return str(text, "latin-1") if text[:1] not in FIRST and b"\\" not in text else None

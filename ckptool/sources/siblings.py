@@ -102,11 +102,12 @@ def open_folder_below(folder: int, name: str) -> int:
         FileUnavailable: It is missing, no directory, or a link (``shard-link``).
     """
     try:
-        return os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
+        found = _open_or_target(name, _FOLDER, folder)
     except OSError as error:
-        if _link(name, folder) is not None:
-            raise _refused_link() from error
         raise unavailable(error) from error
+    if isinstance(found, str):
+        raise _refused_link()
+    return found
 
 
 def open_below(folder: int, name: str) -> int:
@@ -121,7 +122,9 @@ def open_below(folder: int, name: str) -> int:
     with ExitStack() as stack:
 
         def opened(component: str, flags: int, inside: int) -> int:
-            fd = os.open(component, flags, dir_fd=inside)
+            fd = _open_or_target(component, flags, inside)
+            if isinstance(fd, str):
+                raise _refused_link()
             stack.callback(os.close, fd)
             return fd
 
@@ -133,21 +136,19 @@ def open_below(folder: int, name: str) -> int:
                 below, root = root, opened("..", _FOLDER, root)
             if match is None or _place_under("snapshots", root, follow=False) != _place(os.fstat(below)):
                 return None
-            return os.open(match[2], _FILE | _NO_LINK, dir_fd=opened("blobs", _FOLDER | _NO_LINK, root))
+            return os.open(match[2], _FILE | _NO_LINK, dir_fd=opened("blobs", _FOLDER, root))
 
         try:
             for component in folders:
-                if _link(component, folder) is not None:
-                    raise _refused_link()
-                folder = opened(component, _FOLDER | _NO_LINK, folder)
-            link = _link(file, folder)
-            fd = os.open(file, _FILE | _NO_LINK, dir_fd=folder) if link is None else blob(link)
+                folder = opened(component, _FOLDER, folder)
+            found = _open_or_target(file, _FILE, folder)
+            fd = blob(found) if isinstance(found, str) else found
             if fd is None:
                 raise _refused_link()
         except OSError as error:
             raise unavailable(error) from error
         try:
-            text = _text(fd) if link is None else ""
+            text = _text(fd) if fd == found else ""
             copied = blob(text) if text else None
         except OSError as error:
             os.close(fd)
@@ -171,6 +172,17 @@ def is_link(folder: int, name: str) -> bool:
     return _link(name, folder) is not None
 
 
+def _open_or_target(name: str, flags: int, folder: int) -> int | str:
+    """Return a descriptor of what has a name in an open folder; of a link, which is not followed, what it says."""
+    try:
+        return os.open(name, flags | _NO_LINK, dir_fd=folder)
+    except OSError:  # asked only now: most names are no links
+        target = _link(name, folder)
+        if target is None:
+            raise
+        return target
+
+
 def _place(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
@@ -186,7 +198,7 @@ def _link(name: str, folder: int) -> str | None:
 def _text(fd: int) -> str:
     """Return the content of a file that is as short as what a link to a blob says; else an empty text."""
     status = os.fstat(fd)
-    is_short = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_LINK
+    is_short = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _LONGEST_LINK
     return os.pread(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""
 
 

@@ -810,7 +810,7 @@ NO_BLOBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "another folder": (_move_link(f"../../blob/{DIGEST}"), "shard-link"),
     "a whole path": (_move_link(f"/blobs/{DIGEST}"), "shard-link"),
     "a blob that is a link": (_link_blob, "shard-link"),
-    "blobs that are a link": (_link_blobs, "unavailable"),
+    "blobs that are a link": (_link_blobs, "shard-link"),
     "snapshots that are a link": (_link_snapshots, "shard-link"),
     "a blob that is a pipe": (_replace_by(lambda blob: os.mkfifo(blob)), "not-a-file"),
     "a blob that is a folder": (_replace_by(lambda blob: blob.mkdir()), "not-a-file"),
@@ -875,7 +875,7 @@ def test_a_folder_that_becomes_a_link_in_time_is_not_followed(tmp_path: Path, mo
     swapping(monkeypatch, "x", swap)
     with pytest.raises(FileUnavailable) as caught:
         open_checkpoint(path)
-    assert caught.value.kind == "unavailable"
+    assert caught.value.kind == "shard-link"
 
 
 def test_a_folder_that_is_swapped_after_it_was_opened_changes_nothing(

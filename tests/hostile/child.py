@@ -268,12 +268,17 @@ def state_of(path: str) -> list[int]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job; what seems slow is timed once more without the watch, which is asked for each object."""
+    """
+    Do a job; what seems slow is timed again without the watch, which is asked for each object.
+
+    Twice, if need be: a neighbour on the machine makes a process slower, and nothing makes it faster than it is.
+    """
     found = forked(job)
     for name, one in found.get("verbs", {}).items():
-        if one["seconds"] > job["patience"]:
-            again = forked({**job, "verbs": [name]}, watched=False)
-            one["seconds"] = again.get("verbs", {}).get(name, one)["seconds"]
+        for _ in range(2):
+            if one["seconds"] > job["patience"]:
+                again = forked({**job, "verbs": [name]}, watched=False)
+                one["seconds"] = again.get("verbs", {}).get(name, one)["seconds"]
     return found
 
 
