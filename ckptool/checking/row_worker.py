@@ -1,5 +1,7 @@
 """
-What a worker process of ``scan`` does: it reads a task from each line, and answers with its number and a row.
+What a worker process of ``scan`` does: it reads a task from each line, and answers with the line's number and a row.
+
+The task of a file here is its path, that of a file far away is a dict, which says how it is reached.
 
 Files here are looked at one after the other, those far away in threads, which mostly wait. Workers that others start
 call ``answer_all`` with a list of tasks.
@@ -33,13 +35,14 @@ def main(lines: BinaryIO, written: BinaryIO) -> None:
     pool: ThreadPoolExecutor | None = None
     try:
         answers.write(READY)
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             task = json.loads(line)
-            if task["far"] is None:
-                answers.give(task, work.row(task["path"], partial(answers.give, task)))
+            give = partial(answers.give, number)
+            if isinstance(task, str):
+                give(work.row(task, give))
             else:
                 pool = pool or _threads(begun["threads"])
-                pool.submit(_do, work, task, partial(answers.give, task))
+                pool.submit(_do, work, task, give)
         if pool is not None:
             pool.shutdown()
     except (BrokenPipeError, KeyboardInterrupt):
@@ -90,8 +93,8 @@ class _Answers:
             self._written.write(line + b"\n")
             self._written.flush()
 
-    def give(self, task: dict[str, Any], answer: bytes) -> None:
-        self.write(b"%d %b" % (task["number"], answer))
+    def give(self, number: int, answer: bytes) -> None:
+        self.write(b"%d %b" % (number, answer))
 
 
 class _Work:

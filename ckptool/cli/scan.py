@@ -37,7 +37,8 @@ _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
-
+_ROW: Final = json.JSONDecoder().raw_decode
+"""Reads a row that a worker has just written."""
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 
@@ -205,7 +206,9 @@ class _Run:
             is_here = not is_far(target.path)
             if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
-            stamp = stamp_of(target.path) if self._known else None
+            if not self._known:
+                return Task(target)
+            stamp = stamp_of(target.path)
             identity = hash((target.shown, stamp and stamp.version))
             if identity in self._known:
                 self._skip(self._known[identity])
@@ -219,7 +222,7 @@ class _Run:
         self._listing.add(known.beside)
 
     def _take(self, line: bytes, *, is_meant: bool) -> None:
-        row = json.loads(line)
+        row, _ = _ROW(line.decode())
         error = row["error"]
         self._listing.add(row["beside"] or ())
         is_other = error and means_other(error["type"], error["kind"]) and not is_meant and row["grade"] == "unknown"

@@ -23,14 +23,14 @@ _LONGEST: Final = 4096
 """Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
-_MANY: Final = 16
-"""Small files that one worker has waiting, so that their rows are taken several at a time."""
+_MANY: Final = 32
+"""Small files that one worker has waiting, so that their rows are taken several at a time; of one alone, any files."""
 _SMALL_NBYTES: Final = 8 << 20
 _SHORT: Final = 256
 """Of their paths: a pipe has room for so many of them."""
-_ENOUGH: Final = 4
+_ENOUGH: Final = 16
 """Of files that each worker has left, so that answers need not be taken at once, but after so many seconds."""
-_PAUSE: Final = 0.01
+_PAUSE: Final = 0.02
 
 
 class Task(NamedTuple):
@@ -47,8 +47,7 @@ class Task(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether it is a file here that is looked at in a moment."""
-        path = self.target.path
-        nbytes = file_nbytes(path) if len(path) <= _SHORT else None
+        nbytes = file_nbytes(self.target.path)
         return nbytes is not None and nbytes <= _SMALL_NBYTES
 
 
@@ -64,7 +63,7 @@ class Worker(WorkerProcess):
         """Give it a task: it waits for one, or the pipe has room for it."""
         self._given += 1
         self.tasks[self._given] = task
-        self.send(message_of(task, self._given))
+        self.send(message_of(task, self._given) if task.is_far else str(task.target.path))
 
     def suspects(self) -> list[Task]:
         """Return the tasks at one of which it may have died: the first, and all that threads were at."""
@@ -91,6 +90,7 @@ class Crew:
         """Of each worker, for files far away."""
         # What takes long is given one by one, so that none waits behind it while another worker is free.
         reads_all = asked.deep or asked.digest
+        self._is_alone = jobs == 1
         self._ahead = 1 if reads_all else 2
         self._ahead_of_small = self._ahead if reads_all else _MANY
         self._workers: list[Worker] = []
@@ -141,7 +141,9 @@ class Crew:
         count = len(worker.tasks)
         if count < self._ahead or task.is_far:
             return count < (self._threads if task.is_far else self._ahead) and len(task.target.path) <= _LONGEST
-        return count < self._ahead_of_small and task.is_small
+        if count >= self._ahead_of_small or len(task.target.path) > _SHORT:
+            return False
+        return self._is_alone or task.is_small
 
     def _answers(self) -> Iterator[tuple[Task, bytes]]:
         """Wait for answers, and yield them."""
