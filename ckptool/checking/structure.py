@@ -107,7 +107,7 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK131: bytes inside the file are a file of their own."""
-    if not checkpoint.extras:
+    if checkpoint.pickles and not any(one.may_hold_bytes for one in checkpoint.pickles):
         return
     from ckptool.checkpoints.embedded import find_embedded
 

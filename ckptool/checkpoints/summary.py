@@ -69,7 +69,7 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     nbytes = _covered(each(storages, cancellation)) if checkpoint.traits.keeps_ties else whole
     is_apart = nbytes == whole and len(storages) == len(infos) and all(map(_NBYTES, storages))
     is_plain = not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos))
-    is_plain = is_plain and all(map(all, map(_SHAPE, infos)))
+    is_plain = is_plain and all(map(prod, map(_SHAPE, infos)))
     counts = count(infos, cancellation=cancellation, apart=is_apart or not checkpoint.traits.keeps_ties)
     tensors, tied, numel, devices, dtypes = counts
     return Summary(
@@ -128,11 +128,17 @@ def storage_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> int
 def _covered(storages: Iterable[StorageRef]) -> int:
     """Return how many bytes storages cover."""
     known = storages if isinstance(storages, list) else list(storages)
-    if len(set(map(id, map(_SOURCE, known)))) > 1:
+    sources = list(map(_SOURCE, known))
+    if sources and sources.count(sources[0]) < len(sources):
         return sum(end - begin for _, begin, end in _merged(known))
     begins, sizes = list(map(_OFFSET, known)), list(map(_NBYTES, known))
     if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):  # most lie one after the other
         return sum(sizes)
+    by_begin = dict(zip(begins, sizes, strict=True))
+    if len(by_begin) == len(begins) or list(map(by_begin.__getitem__, begins)) == sizes:
+        ends = sorted(map(add, by_begin, by_begin.values()))
+        if all(map(le, ends, islice(sorted(by_begin), 1, None))):  # in some order, too: no two share a byte
+            return sum(by_begin.values())
     covered = last = 0
     for begin, nbytes in sorted(zip(begins, sizes, strict=True)):
         end = begin + nbytes

@@ -186,8 +186,9 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
     left = _MOST_ENTRIES
     tensor = checkpoint.rebuilder.tensor if checkpoint.rebuilder else lambda _: None
-    for _ in range(_DEEPEST + 1 if level else 0):
+    for depth in range(_DEEPEST + 1 if level else 0):
         below: list[tuple[str, Inert]] = []
+        is_deepest = depth == _DEEPEST
         for path, node in level:
             pairs = _pairs(node)
             left -= len(pairs)
@@ -199,8 +200,8 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
                 return
             if role is not None:
                 yield path, node, pairs, role
-            for key, child in pairs if len(seen) < _MOST_VISITED else ():
-                if not isinstance(key, str | int) or not nodes.is_container(child) or nodes.is_leaf(child):
+            for key, child in pairs if len(seen) < _MOST_VISITED and not is_deepest else ():
+                if type(child) not in nodes.CONTAINERS or not isinstance(key, str | int) or nodes.is_leaf(child):
                     continue
                 inner = role is not None and key in ("state", "param_groups")
                 if inner or id(child) in seen:

@@ -33,6 +33,8 @@ _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
+_OF_BYTES = frozenset(b"TUBC\x8e\x96")
+"""Opcodes of bytes, and of what Python 2 calls strings."""
 
 
 class Pickle(NamedTuple):
@@ -62,6 +64,12 @@ class Pickle(NamedTuple):
     """Of the opcodes that it has: those of frames, and of strings and long numbers of rare kinds."""
     has_lines: bool = False
     """Whether an argument of it ends with its line, but for names."""
+
+    @property
+    def may_hold_bytes(self) -> bool:
+        """Whether there may be bytes in it, or text that a call makes bytes of."""
+        has_some = self.has_lines or not _OF_BYTES.isdisjoint(self.rare)
+        return has_some or any(one.name == "encode" for one in self.globals)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from hashlib import sha256
 from typing import Final, NamedTuple
 
 from ckptool.sources.naming import is_far
@@ -43,7 +42,7 @@ def stamp_of(path: str) -> Stamp | None:
     if path.endswith(INDEX):
         return _of_folder(os.path.dirname(path) or ".")  # noqa: PTH120 - a name
     nbytes, mtime_ns = status.st_size, status.st_mtime_ns
-    return Stamp(nbytes, mtime_ns, _version([("", nbytes, mtime_ns)]))
+    return Stamp(nbytes, mtime_ns, f"{mtime_ns:x}-{nbytes:x}")
 
 
 def _of_far(path: str) -> Stamp | None:
@@ -59,8 +58,7 @@ def stamp_of_version(version: tuple[object, ...]) -> Stamp | None:
     nbytes, tag = (*version[:2], None, None)[:2]
     if not isinstance(nbytes, int):
         return None
-    text = repr(version).encode(errors="surrogatepass")
-    return Stamp(nbytes, None, sha256(text).hexdigest()[:16], tag if isinstance(tag, str) else None)
+    return Stamp(nbytes, None, _hashed(version), tag if isinstance(tag, str) else None)
 
 
 def _of_folder(path: str) -> Stamp:
@@ -75,8 +73,10 @@ def _of_folder(path: str) -> Stamp:
             except OSError:  # it was there a moment ago
                 continue
             found.append((os.path.relpath(os.path.join(place, name), path), one.st_size, one.st_mtime_ns))  # noqa: PTH118
-    return Stamp(sum(one[1] for one in found), max((one[2] for one in found), default=0), _version(found))
+    return Stamp(sum(one[1] for one in found), max((one[2] for one in found), default=0), _hashed(found))
 
 
-def _version(files: list[tuple[str, int, int]]) -> str:
-    return sha256(repr(files).encode(errors="surrogatepass")).hexdigest()[:16]
+def _hashed(facts: object) -> str:
+    from hashlib import sha256  # it takes a while, and one file here needs none
+
+    return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]

@@ -215,8 +215,10 @@ def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = No
 def _places(infos: Sequence[TensorInfo]) -> Sequence[tuple[int, int] | int | None]:
     """Return where the storage of each tensor begins, and in which source if there are several; None without one."""
     storages = list(map(_STORAGE, infos))
-    if all(storages) and len(set(map(id, map(_SOURCE, storages)))) == 1:
-        return list(map(_OFFSET, storages))
+    if all(storages):
+        sources = list(map(_SOURCE, storages))
+        if sources and sources.count(sources[0]) == len(sources):
+            return list(map(_OFFSET, storages))
     return [None if storage is None else (id(storage.source), storage.offset) for storage in storages]
 
 
