@@ -77,7 +77,12 @@ class Archive(Mapping[str, Record]):
         record = self.records[name]
         if record.compression == "stored":
             return self.source.read(record.offset, min(nbytes, record.nbytes))
-        return next(_inflated(self.source, record, self.limits), b"")[:nbytes]
+        found = b""
+        for chunk in _inflated(self.source, record, self.limits):  # some packed bytes may be none
+            found += chunk
+            if len(found) >= nbytes:
+                break
+        return found[:nbytes]
 
     def open(self, name: str) -> Source:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import selectors
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -64,6 +65,11 @@ class Worker(WorkerProcess):
         self._given += 1
         self.tasks[self._given] = task
         self.send(message_of(task, self._given) if task.is_far else str(task.target.path))
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it has work for a while; files far away are many at once, and each that is done leaves a thread."""
+        return len(self.tasks) > _ENOUGH and not any(one.is_far for one in islice(self.tasks.values(), 1))
 
     def suspects(self) -> list[Task]:
         """Return the tasks at one of which it may have died: the first, and all that threads were at."""
@@ -147,7 +153,7 @@ class Crew:
 
     def _answers(self) -> Iterator[tuple[Task, bytes]]:
         """Wait for answers, and yield them."""
-        if len(self._workers) == self._jobs and all(len(one.tasks) > _ENOUGH for one in self._workers):
+        if len(self._workers) == self._jobs and all(one.has_enough for one in self._workers):
             sleep(_PAUSE)  # each time that this process wakes up takes longer than to take an answer
         for key, _ in self._selector.select():
             worker: Worker = key.data

@@ -6,6 +6,7 @@ import io
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 import pytest
@@ -280,3 +281,14 @@ def test_members_are_read_from_any_source(tmp_path: Path) -> None:
         source, _ = open_source(origin)
         assert list(read_zip(source, DEFAULT_LIMITS)) == list(read(data))
         source.close()
+
+
+@pytest.mark.parametrize("count", [0, 1 << 18], ids=["as packed", "behind blocks of nothing"])
+def test_the_head_of_a_packed_member_is_how_its_content_begins(count: int) -> None:
+    content = bytes(range(256)) * (1 << 14)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = b"\0\0\0\xff\xff" * count + packer.compress(content) + packer.flush()
+    packed_member = replace(stored("d", content), payload=packed, method=8)
+    archive = read(whole([stored("s", content), packed_member]))
+    assert [archive.head(name, 300) for name in "sd"] == [content[:300]] * 2
+    assert [archive.head(name, 1 << 23) for name in "sd"] == [content] * 2
