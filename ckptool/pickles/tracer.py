@@ -18,7 +18,7 @@ from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import INVALID, Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
-from ckptool.pickles.nodes import Call, Dict, Inert
+from ckptool.pickles.nodes import Call, Inert
 from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
@@ -144,20 +144,12 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
             elif op == 0x58 and (text := _dull_text(data, pos)) is not None:  # BINUNICODE
                 stack.append(text)
                 pos += 5 + len(text)
-            elif op == 0x7D:  # EMPTY_DICT
-                tracer.empty += 1
-                stack.append(Dict())
-                pos += 1
             elif op == 0x29:  # EMPTY_TUPLE
                 stack.append(())
                 pos += 1
             elif op == 0x6A:  # LONG_BINGET
                 stack.append(memo[_U32(data, pos + 1)[0]])
                 pos += 5
-            elif op == 0x73 and type(stack[-3]) is Dict:  # SETITEM
-                value, key = stack.pop(), stack.pop()
-                stack[-1].update([(key, value)])
-                pos += 1
             elif op == 0x56 and (line := _dull_line(data, pos)) is not None:  # UNICODE
                 stack.append(line)
                 pos += 2 + len(line)
@@ -167,11 +159,7 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
             else:
                 tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
                 if op == _STOP:
-                    if not stack:
-                        raise IndexError
-                    tracer.pos += 1
-                    tracer.check_stop()
-                    return
+                    return _stop(tracer)
                 STEPS[op](tracer)
                 pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
                 if tracer.data is not data:  # what was skipped ends behind the window
@@ -181,6 +169,13 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
     except INVALID:
         tracer.opcode = pos  # most opcodes of this loop do not say where they are
         raise
+
+
+def _stop(tracer: Tracer) -> None:
+    if not tracer.stack:
+        raise IndexError
+    tracer.pos += 1
+    tracer.check_stop()
 
 
 def _dull_text(data: bytes, pos: int) -> str | None:

@@ -88,9 +88,6 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("formats/torch_zip", "_announced_nbytes", "len(header) < 30", "len(header) < 29"): (
         "no pickle stands behind 29 bytes"
     ),
-    ("formats/torchscript", "sniff", "min(12, content.nbytes)", "min(12, 12)"): (
-        "what stands behind a shorter record begins with PK, which no name of a class has in it"
-    ),
     (
         "pickles/machine",
         "put",
