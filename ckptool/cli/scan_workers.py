@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import selectors
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -69,7 +68,7 @@ class Worker(WorkerProcess):
     @property
     def has_enough(self) -> bool:
         """Whether it has work for a while; files far away are many at once, and each that is done leaves a thread."""
-        return len(self.tasks) > _ENOUGH and not any(one.is_far for one in islice(self.tasks.values(), 1))
+        return len(self.tasks) > _ENOUGH and not next(iter(self.tasks.values())).is_far
 
     def suspects(self) -> list[Task]:
         """Return the tasks at one of which it may have died: the first, and all that threads were at."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import random
 from typing import Any
 
 import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.summary import Summary, _covered, summarise
+from ckptool.sources.source import BytesSource
+from ckptool.tensors.tensor import StorageRef
 
 BASE = torch.arange(64, dtype=torch.float32)
 
@@ -56,3 +59,13 @@ def test_shared_bytes_and_tied_elements_count_once(
 )
 def test_what_is_plain_has_elements_in_strided_memory(tensor: Any, is_plain: bool) -> None:
     assert summary({"w": tensor, "b": torch.ones(1)}).is_plain == is_plain
+
+
+def test_each_byte_of_storages_counts_once_whatever_their_order() -> None:
+    source, chance = BytesSource(bytes(20)), random.Random(5)
+    for _ in range(5_000):
+        places = [(chance.randint(0, 12), chance.randint(0, 5)) for _ in range(chance.randint(0, 6))]
+        places += chance.sample(places, min(len(places), chance.randint(0, 2)))
+        storages = [StorageRef("0", "cpu", nbytes, source, offset) for offset, nbytes in places]
+        bytes_of_all = {byte for begin, nbytes in places for byte in range(begin, begin + nbytes)}
+        assert _covered(storages) == len(bytes_of_all), places
