@@ -47,8 +47,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
-    for archive in checkpoint.archives[-1:]:
-        search.programs(archive)
+    _programs(search, checkpoint)
     _settings(search, checkpoint)
     if checkpoint.archives:
         _beside(search, checkpoint)
@@ -56,6 +55,11 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
+
+
+def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:
+    for archive in checkpoint.archives[-1:]:
+        search.programs(archive, record)
 
 
 def _settings(search: Search, checkpoint: Checkpoint) -> None:
@@ -91,8 +95,13 @@ def glance(checkpoint: Checkpoint) -> Grade | None:
 
     None where ``quick`` has to look: something may reach the system, or lies elsewhere than in what the format reads.
     """
-    if checkpoint.inside or checkpoint.traits.program or has_settings(checkpoint):
+    if checkpoint.inside or has_settings(checkpoint):
         return None
+    if checkpoint.traits.program:
+        search = Search(DEFAULT_LIMITS)
+        _programs(search, checkpoint)
+        if search.acts or search.unseen:
+            return None
     reached: set[Grade] = set()
     for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
         if not unexpected(stream):
@@ -114,8 +123,7 @@ def quick(checkpoint: Checkpoint) -> Survey:
         todo += reversed(one.inside.values())
         _settings(search, one)
         if one.traits.program:
-            for archive in one.archives[-1:]:
-                search.programs(archive, one.member or "" if one is not checkpoint else "")
+            _programs(search, one, one.member or "" if one is not checkpoint else "")
         for stream, pickles in zip(one.streams, _pickles(one), strict=False):
             if unexpected(stream):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))

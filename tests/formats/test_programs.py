@@ -437,6 +437,8 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
 
 def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
     assert all(any(word in name for word in scripts._WORDS_OF_OPERATORS) for name in scripts._OPERATORS)
+    of_torch = [name for name in scripts._OPERATORS if name.startswith("aten.")]
+    assert all(any(word in name for word in scripts._WORDS_OF_TORCH) for name in of_torch)
     quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
     assert all(list(scripts.of_script(text, "")) for text in quick)
     assert list(scripts.of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []

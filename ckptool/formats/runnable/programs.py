@@ -68,7 +68,7 @@ def of_file(source: Source, record: str) -> Iterator[Act]:
 
 def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     lowered = [f"/{name}".lower() for name in archive]
-    told = {end for end in (_PACKAGE, _EXPORTED) if any(one.endswith(end) for one in lowered)}
+    told = {_PACKAGE if one.endswith(_PACKAGE) else _EXPORTED for one in lowered if one.endswith((_PACKAGE, _EXPORTED))}
     if _PACKAGE in told:
         yield from _sources(archive, record)
     if _EXPORTED in told:

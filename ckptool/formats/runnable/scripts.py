@@ -30,6 +30,8 @@ _TELLING: Final = re.compile(rf"(?:^|_)(?:{'|'.join(_VERBS)})(?:_|$)").search
 """What operators of other libraries are called that open files."""
 _WORDS_OF_OPERATORS: Final = ("read", "write", "load", "save", "open", "exec", "eval", "system", "file", "rpc_")
 """One of them is in the name of every operator that opens files: "load" in "download"."""
+_WORDS_OF_TORCH: Final = ("save", "from_file", "rpc_")
+"""The same of those that ``torch`` has; others are called as what ``ops`` has."""
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
 """Torch's own, of which all that open files are known."""
 
@@ -99,7 +101,8 @@ def opens_files(library: str, operator: str) -> bool:
 
 def of_script(text: str, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
-    if not any(map(text.__contains__, _WORDS_OF_OPERATORS)) and (
+    words = _WORDS_OF_OPERATORS if "ops" in text else _WORDS_OF_TORCH
+    if not any(map(text.__contains__, words)) and (
         "getattr" not in text or not any(search(text) for search in _ALIASES)
     ):
         return  # nor does anything else: only getattr() takes a name from a string, in which it may be in parts
