@@ -191,14 +191,17 @@ class _Run:
     def scan(self, paths: Iterable[str], crew: Crew | Fleet) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        for task, line in crew.rows(self._next):
-            if line.startswith(HEAD_OF_TENSOR):
-                assert self._tensors is not None  # noqa: S101 - else nobody asks for them
-                self._tensors.append(line)
-            elif line == SAME:
-                self._skip(self._known[hash((task.target.shown, task.known))])
-            else:
-                self._take(line, is_meant=task.target.is_meant)
+        for answers in crew.rows(self._next):
+            rows: list[bytes] = []
+            of_tensors: list[bytes] = []
+            for task, line in answers:
+                if line.startswith(HEAD_OF_TENSOR):
+                    of_tensors.append(line)
+                elif line == SAME:
+                    self._skip(self._known[hash((task.target.shown, task.known))])
+                elif self._is_counted(line, is_meant=task.target.is_meant):
+                    rows.append(line)
+            self._write(rows, of_tensors)
 
     def _next(self) -> Task | None:
         """Return the next checkpoint that is not known yet; None if there is none now."""
@@ -221,7 +224,18 @@ class _Run:
         self._skipped_failed += known.has_error
         self._listing.add(known.beside)
 
-    def _take(self, line: bytes, *, is_meant: bool) -> None:
+    def _write(self, rows: Sequence[bytes], of_tensors: Sequence[bytes]) -> None:
+        """Write what is there: a checkpoint that has its row has those of its tensors."""
+        if of_tensors and self._tensors is not None:
+            self._tensors.append(of_tensors)
+        if rows and self._lines is not None:
+            self._lines.append(rows)
+        elif rows:
+            self._printed.write(b"".join(b"%b\n" % row for row in rows))
+            self._printed.flush()
+
+    def _is_counted(self, line: bytes, *, is_meant: bool) -> bool:
+        """Count a row, unless it is of a file that is no checkpoint."""
         row, _ = _ROW(line.decode())
         error = row["error"]
         self._listing.add(row["beside"] or ())
@@ -229,7 +243,7 @@ class _Run:
         if is_other and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])
-            return
+            return False
         self._rows += 1
         self._totals.graded(row["grade"])
         if error:
@@ -237,11 +251,7 @@ class _Run:
             self._totals.not_opened()
         else:
             self._totals.opened(row["worst"], row["format"], row["nbytes"])
-        if self._lines is not None:
-            self._lines.append(line)
-        else:
-            self._printed.write(b"%b\n" % line)
-            self._printed.flush()
+        return True
 
     def say_totals(self, paths: Iterable[str]) -> None:
         """

@@ -24,9 +24,9 @@ class Fleet:
         self._ray = ray
         self._connections = connections
 
-    def rows(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, bytes]]:
+    def rows(self, next_task: Callable[[], Task | None]) -> Iterator[list[tuple[Task, bytes]]]:
         """
-        Yield each task with its row, as ``Crew`` does.
+        Yield tasks with their rows, as ``Crew`` does.
 
         Raises:
             CkptoolError: Workers cannot run this package.
@@ -54,7 +54,7 @@ class Fleet:
         ):
             task = given.pop(message["number"])
             lines = [self._lost(task, found)] if isinstance(found, Lost) else found
-            yield from ((task, line) for line in lines)
+            yield [(task, line) for line in lines]
 
     def _lost(self, task: Task, why: Lost) -> bytes:
         return json.dumps(lost_row(task.target.path, self._asked, why.kind, why.message)).encode()

@@ -7,7 +7,7 @@ import selectors
 from collections.abc import Callable, Iterable, Iterator
 from time import sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
@@ -23,14 +23,18 @@ _LONGEST: Final = 4096
 """Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
-_MANY: Final = 32
+_MANY: Final = 64
 """Small files that one worker has waiting, so that their rows are taken several at a time; of one alone, any files."""
 _SMALL_NBYTES: Final = 8 << 20
 _SHORT: Final = 256
 """Of their paths: a pipe has room for so many of them."""
-_ENOUGH: Final = 16
-"""Of files that each worker has left, so that answers need not be taken at once, but after so many seconds."""
-_PAUSE: Final = 0.02
+_AT_ONCE: Final = 8
+"""Tasks that a worker is told of together: it has others meanwhile, even if it takes long to find the next."""
+_ENOUGH: Final = 32
+"""Of files that each worker has left, so that answers need not be taken at once,"""
+_PAUSE: Final = 0.05
+"""but after so many seconds, or fewer where workers have few left by then."""
+_FEW: Final = 16
 
 
 class Task(NamedTuple):
@@ -51,6 +55,10 @@ class Task(NamedTuple):
         return nbytes is not None and nbytes <= _SMALL_NBYTES
 
 
+Answer: TypeAlias = tuple[Task, bytes]
+"""A task, and a line about it."""
+
+
 class Worker(WorkerProcess):
     """One process, and the tasks that it was given: of files here, it is at the first of them."""
 
@@ -58,12 +66,22 @@ class Worker(WorkerProcess):
         super().__init__("rows", {"asked": asked._asdict(), "threads": threads})
         self.tasks: dict[int, Task] = {}
         self._given = 0
+        self._untold: list[object] = []
 
     def give(self, task: Task) -> None:
-        """Give it a task: it waits for one, or the pipe has room for it."""
+        """Give it a task: it waits for one, or the pipe has room for it. It is told of several together."""
+        is_idle = not self.tasks
         self._given += 1
         self.tasks[self._given] = task
-        self.send(message_of(task, self._given) if task.is_far else str(task.target.path))
+        self._untold.append(message_of(task, self._given) if task.is_far else str(task.target.path))
+        if is_idle or task.is_far or len(self._untold) >= _AT_ONCE:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell it all that it was given."""
+        if self._untold:
+            self.send(*self._untold)
+            self._untold = []
 
     @property
     def has_enough(self) -> bool:
@@ -75,14 +93,16 @@ class Worker(WorkerProcess):
         tasks = list(self.tasks.values())
         return tasks[:1] + [one for one in tasks[1:] if one.is_far]
 
-    def answers(self, lines: Iterable[bytes]) -> Iterator[tuple[Task, bytes]]:
-        """Yield answers, each with its task: the rows of tensors, and last the one with which the task is done."""
+    def answers(self, lines: Iterable[bytes]) -> list[Answer]:
+        """Return answers, each with its task: the rows of tensors, and last the one with which the task is done."""
+        found: list[Answer] = []
         for line in lines:
             number, _, answer = line.partition(b" ")
             task = self.tasks[int(number)]
             if not answer.startswith(HEAD_OF_TENSOR):
                 del self.tasks[int(number)]
-            yield task, answer
+            found.append((task, answer))
+        return found
 
 
 class Crew:
@@ -103,13 +123,14 @@ class Crew:
         """What was waiting behind a file on which a worker died, and this file, once."""
         self._tried: set[str] = set()
         self._failed_starts = 0
+        self._pause = _PAUSE
         self._selector = selectors.DefaultSelector()
 
-    def rows(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, bytes]]:
+    def rows(self, next_task: Callable[[], Task | None]) -> Iterator[list[Answer]]:
         """
-        Yield each task with its row, as a line, in the order in which they are done; before, the rows of its tensors.
+        Yield tasks with their rows, as lines, in the order in which they are done; before, the rows of their tensors.
 
-        A task is asked for when there is room for it; if there is none, once more when a row has been taken.
+        A task is asked for when there is room for it; if there is none, once more when rows have been taken.
 
         Raises:
             CkptoolError: Workers cannot start.
@@ -150,21 +171,25 @@ class Crew:
             return False
         return self._is_alone or task.is_small
 
-    def _answers(self) -> Iterator[tuple[Task, bytes]]:
+    def _answers(self) -> Iterator[list[Answer]]:
         """Wait for answers, and yield them."""
+        for one in self._workers:
+            one.tell()
         if len(self._workers) == self._jobs and all(one.has_enough for one in self._workers):
-            sleep(_PAUSE)  # each time that this process wakes up takes longer than to take an answer
+            sleep(self._pause)  # each time that this process wakes up takes longer than to take an answer
         for key, _ in self._selector.select():
             worker: Worker = key.data
             lines = worker.receive()
             if lines is None:
-                yield from self._lost(worker)
+                yield self._lost(worker)
                 continue
             self._failed_starts = 0 if lines else self._failed_starts
-            yield from worker.answers(lines)
+            found = worker.answers(lines)
+            self._pause = min(_PAUSE, self._pause * (0.5 if len(worker.tasks) < _FEW else 1.5))
+            yield found
 
-    def _lost(self, worker: Worker) -> Iterator[tuple[Task, bytes]]:
-        """Try what a worker died at once more, alone, as something else may have killed it; then yield its row."""
+    def _lost(self, worker: Worker) -> list[Answer]:
+        """Try what a worker died at once more, alone, as something else may have killed it; then return its row."""
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
         how = worker.end()
@@ -172,7 +197,8 @@ class Crew:
             self._again += worker.tasks.values()
             self._failed_starts += 1
             refuse_starts(self._failed_starts, how, ENDED)
-            return
+            return []
+        found: list[Answer] = []
         suspects = worker.suspects()
         self._again += (one for one in worker.tasks.values() if one not in suspects)
         for one in suspects:
@@ -182,7 +208,8 @@ class Crew:
                 self._again.append(one)
             else:
                 row = lost_row(path, self._asked, ENDED, f"the process that looked at it {how}")
-                yield one, json.dumps(row).encode()
+                found.append((one, json.dumps(row).encode()))
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -62,12 +62,12 @@ class WorkerProcess:
         """Whether it has said anything."""
         self.send(common)
 
-    def send(self, what: object) -> None:
-        """Tell it something: it waits for that, or the pipe has room."""
-        line = memoryview(json.dumps(what).encode() + b"\n")
+    def send(self, *what: object) -> None:
+        """Tell it something, each a line: it waits for that, or the pipe has room."""
+        lines = memoryview("".join(f"{json.dumps(one)}\n" for one in what).encode())
         with suppress(BrokenPipeError):  # it has ended: its output says so next
-            while line:
-                line = line[self._input.write(line) or 0 :]
+            while lines:
+                lines = lines[self._input.write(lines) or 0 :]
 
     def receive(self) -> list[bytes] | None:
         """Return the lines that it has written, without what it says first; None if it has ended."""

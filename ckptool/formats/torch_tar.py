@@ -88,6 +88,7 @@ def read(probe: Probe) -> Parsed:
             Stream("pickle", content, 0, tree.end, tree.globals),
             *(map(tables.stream, _TABLES)),
         ),
+        pickles=(tree,),
         archives=(archive,),
         class_sources=torch_legacy.class_sources(tree),
     )

@@ -18,6 +18,7 @@ from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grades import Grade, grade_of, is_plain
+from ckptool.pickles.judging import SHORT, Repeats, looks_at_given
 from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.plain_names import CONTAINERS, STATELESS
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
 _OF_STATES: Final = _SPECIAL - {"__wrapped__"}
 """Keys of a state that may change what an object does; what it says that it wraps is only shown."""
+_MOST_REPEATED: Final = 1 << 16
+"""Elements of what is given again; with more, the pickle has to be followed."""
 _TEXT: Final = frozenset((str,))
 _NO_ARGUMENTS: Final = ()
 """There is one empty tuple, so that its identity says it all; another one would only be looked at in vain."""
@@ -77,6 +80,8 @@ class _About(NamedTuple):
 
     referred: tuple[Verdict, ...]
     """What it comes to that a pickle asks for it."""
+    may_reach: bool
+    """It may reach the system when it is called."""
     is_done: bool
     """A call makes data, whatever it is given."""
     is_plain: bool
@@ -96,6 +101,7 @@ def _about(module: str, name: str) -> _About:
     hows: tuple[How, How] = ("calls", "builds")
     return _About(
         referred,
+        bool(name) and reaching.reaching(full, name) is not None,
         grading.is_done(module, name),
         is_plain(module, name),
         full in CONTAINERS,
@@ -164,18 +170,22 @@ def _verdicts(
     known = [(id(name), name.offset, _about(name.module, name.name)) for name in names]
     for _, offset, one in known:
         yield offset, _unwary(one.referred, looks), 1
-    asked = tuple(node.pid for one in pickles for node in one.persistent_ids) if looks is not None else ()
-    if looks is not None and reaching.passed(asked, looks) is not None:
-        raise Unclear
+    if looks is not None and any(one.may_reach for _, _, one in known):  # else no id holds what does
+        asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
+        if reaching.passed(asked, looks) is not None:
+            raise Unclear
     calls = list(chain.from_iterable(one.calls for one in pickles))
     changed = [call for call in calls if call.state is not None or call.items or call.pairs]
     containers = {name for name, _, one in known if one.is_container}
     is_any_stateless = any(one.is_stateless for _, _, one in known)
     states: set[int] = set()
+    repeats = Repeats(_MOST_REPEATED)
     for call in changed:
         if (call.items or call.pairs) and id(call.func) not in containers and not changing.takes(call, "adds"):
             raise Unclear
         if call.state is not None:
+            if looks is not None and repeats.is_too_much(call.state):
+                raise Unclear
             _look_at_state(call, states, looks, is_any_stateless=is_any_stateless)
     done = {name for name, _, one in known if one.is_done}
     plain = {name for name, _, one in known if one.is_plain}
@@ -195,11 +205,11 @@ def _verdicts(
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
     for call, offset in todo:
         if call.kwargs is not None or call.args not in _NOTHING:
-            yield offset, _unwary(_of_call(call, offset, looks), looks), 1
+            yield offset, _unwary(_of_call(call, offset, looks, repeats), looks), 1
             continue
         key = (id(call.func), call.how, len(call.args))
         if key not in bare:
-            bare[key] = _Bare(offset, _unwary(_of_call(call, offset, looks), looks))
+            bare[key] = _Bare(offset, _unwary(_of_call(call, offset, looks, repeats), looks))
         bare[key].times += 1
     yield from ((one.offset, one.verdicts, one.times) for one in bare.values())
 
@@ -227,12 +237,16 @@ def _but_harmless(
             yield call, offset
 
 
-def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
+def _of_call(call: Call, offset: int, looks: Looks | None, repeats: Repeats) -> list[Verdict]:
     """Return what a call comes to, if what it gives need not be followed, nor is called."""
     func = nodes.global_of(call.func)
     if func is None:
         raise Unclear
+    if looks is None and _is_filled(call, func):
+        return []
     effect = _effect(call, offset)
+    if (looks is not None or looks_at_given(effect)) and repeats.is_too_much(call.args):
+        raise Unclear
     if looks is not None and looks.methods and type(call.args) is tuple:
         effect = effect._replace(arguments=tuple(looks.methods.get(id(one), one) for one in call.args))
     known = results.result(effect)
@@ -259,6 +273,13 @@ def _of_call(call: Call, offset: int, looks: Looks | None) -> list[Verdict]:
     return found
 
 
+def _is_filled(call: Call, func: Global) -> bool:
+    """Say whether a call makes a container of one other, or two, that are no objects with methods of their own."""
+    if call.how != "reduce" or call.kwargs is not None or not _about(func.module, func.name).is_container:
+        return False
+    return type(call.args) is tuple and len(call.args) <= 2 and Call not in map(type, call.args)
+
+
 def _is_dull_method(effect: Effect, known: Inert) -> bool:
     """Say whether what a call gives is a method of an object of the file, of torch's or an unknown class."""
     holder = effect.arguments[0]
@@ -274,7 +295,7 @@ def _is_dull_method(effect: Effect, known: Inert) -> bool:
 
 def _is_given_constants(call: Call, harmless: Container[int]) -> bool:
     """Say whether a call is given nothing but constants, ids, and what harmless calls give."""
-    if call.kwargs is not None or type(call.args) is not tuple:
+    if call.kwargs is not None or type(call.args) is not tuple or len(call.args) > SHORT:
         return False
     for one in call.args:
         kind = type(one)

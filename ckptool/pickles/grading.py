@@ -37,7 +37,7 @@ _WITH_MAKERS: Final = {
 _CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
 """Calls that call one of their arguments, once or later: which, and how many they have then at least."""
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
-_GIVEN_MORE: Final = frozenset((*_WITH_MAKERS, *_CALL_ONE, *_MAKE_OBJECTS, *plain.ITERATING, "_codecs.encode"))
+GIVEN_MORE: Final = frozenset((*_WITH_MAKERS, *_CALL_ONE, *_MAKE_OBJECTS, *plain.ITERATING, "_codecs.encode"))
 """Calls that make data and are given a name that they call, or give what others are to follow."""
 _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
@@ -51,7 +51,7 @@ LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 @lru_cache(maxsize=1 << 12)
 def is_done(module: str, name: str) -> bool:
     """Say whether a call of this name makes data, calls nothing that it is given, and gives nothing to follow."""
-    return is_plain(module, name) and canonical(module, name) not in _GIVEN_MORE
+    return is_plain(module, name) and canonical(module, name) not in GIVEN_MORE
 
 
 def plain_key(effect: Effect) -> tuple[object, ...] | None:

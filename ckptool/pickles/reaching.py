@@ -22,7 +22,7 @@ _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
 _IMPORTERS: Final = ("torch", "numpy", "joblib")
 _PASSING: Final = ("builtins", "operator", "itertools", "functools", "collections")
 """Modules with functions that give what they were given: ``next``, ``getitem``, ``dict.get``."""
-_TOO_MUCH: Final = "more than can be looked at"
+TOO_MUCH: Final = "more than can be looked at"
 _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 """Modules under other names: in C; as ``torch.load`` finds them in zips."""
 
@@ -122,7 +122,7 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
     items counts: a call of their methods may call it.
     """
     if looks.left <= 0:
-        return _TOO_MUCH
+        return TOO_MUCH
     todo: list[Inert] = list(values)
     seen: set[int] = set()
     for met in todo:  # which grows: what is called mostly stands first, and not deep
@@ -150,7 +150,7 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
             held = _held(one)
             if len(held) > looks.left:
                 looks.left = 0
-                return _TOO_MUCH
+                return TOO_MUCH
             todo.extend(held)
     return None
 

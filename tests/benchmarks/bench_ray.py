@@ -96,7 +96,7 @@ def rows_of(place: Path, workers: Crew | Fleet) -> int:
         target = listing.next()
         return None if target is None else Task(target)
 
-    return sum(json.loads(line)["path"] is not None for _, line in workers.rows(next_task))
+    return sum(json.loads(line)["path"] is not None for answers in workers.rows(next_task) for _, line in answers)
 
 
 if __name__ == "__main__":

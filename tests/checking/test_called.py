@@ -179,6 +179,32 @@ def test_what_many_calls_share_is_looked_at_for_so_long(asked: bytes) -> None:
     assert ("system" in {act.grade for act in told.values()}) == bool(asked)
 
 
+SHARED = {
+    "a container": (named("collections", "OrderedDict"), b"h\0h\1R0"),
+    "its class": (named("copyreg", "_reconstructor"), b"h\0h\1R0"),
+    "what a call gives": (named("pkg", "f") + b")R", b"h\0h\1R0"),
+    "a function by dill": (named("dill._dill", "_create_function"), b"h\0h\1R0"),
+    "a class by cloudpickle": (named("cloudpickle.cloudpickle", "_make_skeleton_class"), b"h\0h\1R0"),
+    "a state": (named("builtins", "setattr"), b"h\0)Rh\1b0"),
+    "a state in a pair": (named("builtins", "setattr"), b"h\0)RNh\1\x86b0"),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize("asked", [b"", named("os", "system") + b"0"])
+def test_long_arguments_that_calls_share_are_looked_at_for_so_long(what: str, asked: bytes) -> None:
+    target, again = SHARED[what]
+    shared = named("pkg", "g") + b")Rq\2" + b"0" + target + b"q\0(" + b"h\2" * 9000 + b"tq\1"
+    data = b"\x80\2" + asked + shared + again * 4000 + b"."
+    begin = process_time()
+    report = check(data)
+    assert process_time() - begin < 3.0
+    assert report.grade in ("code", "system")
+    few = check(b"\x80\2" + asked + shared + again * 3 + b".")
+    whole = {(act.how, act.name) for act in few.acts}
+    assert whole <= {(act.how, act.name) for act in report.acts}
+
+
 ABORT = named("os", "abort")
 
 

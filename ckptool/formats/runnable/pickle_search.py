@@ -6,8 +6,8 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -27,13 +27,12 @@ from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
 from ckptool.pickles.grades import is_known
+from ckptool.pickles.judging import Judge
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.reaching import Looks
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
-from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
@@ -48,8 +47,6 @@ _MOST_MEMBERS: Final = 100_000
 _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
-_MOST_KEPT: Final = 1000
-"""Judgements of what is given constants alone."""
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
@@ -82,10 +79,7 @@ class Search(Found):
         self._nothing_called = 0
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
-        self._looks = Looks()
-        self._plain: dict[tuple[object, ...], list[Verdict]] = {}
-        self._is_wary = False
-        """Whether a name was met that harmless calls may be given."""
+        self._judge = Judge()
 
     def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
         """Follow consecutive pickles."""
@@ -102,9 +96,9 @@ class Search(Found):
         self._allow_strings(stream.source)
         has_too_many = self._strings + len(scan.carriers) > self._most_strings
         try:
-            if has_too_many or self._is_wary or not is_telling(stream, pickles, scan):
+            if has_too_many or self._judge.is_wary or not is_telling(stream, pickles, scan):
                 raise called.Unclear
-            found, self._is_wary = called.told(stream.globals, pickles)
+            found, self._judge.is_wary = called.told(stream.globals, pickles)
         except called.Unclear:
             self.stream(stream, record, depth)
             return
@@ -135,7 +129,7 @@ class Search(Found):
             if (
                 effect.how == "calls"
                 and type(target) is Global
-                and not self._is_wary
+                and not self._judge.is_wary
                 and grading.is_done(target.module, target.name)
             ):
                 return None
@@ -149,13 +143,13 @@ class Search(Found):
                 self._nothing_called += 1
                 if self._nothing_called > _MOST_UNFOLLOWED:
                     raise LimitExceeded(f"more than {_MOST_UNFOLLOWED:,} calls of nothing", kind="pickle-bomb")
-            for verdict in self._judged(effect):
-                self._is_wary = self._is_wary or grading.is_wary(verdict)
+            for verdict in self._judge.verdicts(effect):
+                self._judge.is_wary = self._judge.is_wary or grading.is_wary(verdict)
                 self.note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect):
                 self._loaded(effect, record, nested_at, depth)
             known = results.result(effect)
-            self._is_wary = self._is_wary or isinstance(known, Global)
+            self._judge.is_wary = self._judge.is_wary or isinstance(known, Global)
             return known
 
         found = (trace_with_arrays if has_arrays else trace)(source, start, listen)
@@ -168,17 +162,6 @@ class Search(Found):
     def _allow_strings(self, source: Source) -> None:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
         self._unpacking.of_file(source)
-
-    def _judged(self, effect: Effect) -> Iterable[Verdict]:
-        """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
-        key = grading.plain_key(effect)
-        known = self._plain.get(key) if key is not None else None
-        if known is None:
-            found = grading.judge(effect, self._looks if self._is_wary else None)
-            if key is None or len(self._plain) >= _MOST_KEPT:
-                return found
-            known = self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
-        return known
 
     def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
         """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
@@ -302,7 +285,7 @@ class Search(Found):
 
         def listen(effect: Effect) -> Inert:
             if effect.offset >= first:
-                verdicts = list(grading.judge(effect, self._looks))
+                verdicts = list(self._judge.wary(effect))
                 if grading.loads_bytes(effect):
                     verdicts.append(grading.unfollowed(effect))
                 for verdict in verdicts:
@@ -351,7 +334,7 @@ class Search(Found):
             for offset, module, name in asked:
                 self.name(module, name, record, offset, nested_at)
             return end
-        whole = tree(source, at, record, self._trees) if nested_at is None and not self._is_wary else None
+        whole = tree(source, at, record, self._trees) if nested_at is None and not self._judge.is_wary else None
         if whole is not None:
             stream, pickle = whole
             self.read(stream, (pickle,), scanned(stream, (pickle,)), record, depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -80,14 +80,14 @@ class Lines:
         fact = f"line {number:,} is none of those that would be appended"
         return OutputFailed(fact, kind="foreign-lines", path=self._path, hint="Choose another file.")
 
-    def append(self, line: bytes) -> None:
+    def append(self, lines: Iterable[bytes]) -> None:
         """
-        Hand a line to the system, in one piece.
+        Hand lines to the system, in one piece.
 
         Raises:
             OutputFailed: The disk is full, or cannot be written to.
         """
-        view = memoryview(line + b"\n")
+        view = memoryview(b"".join(b"%b\n" % line for line in lines))
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
