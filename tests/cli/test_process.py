@@ -87,9 +87,9 @@ def test_an_output_that_nobody_reads_ends_it_as_other_tools_end(arguments: list[
 def test_a_worker_that_ends_before_it_is_given_work_costs_nothing(verb: str, tmp_path: Path) -> None:
     dies = (
         "from ckptool.cli import worker_process as w; send, died = w.WorkerProcess.send, []\n"
-        "def after(self, what):\n"
+        "def after(self, *what):\n"
         " if self.is_ready and not died: self._process.kill(); died.append(self._process.wait())\n"
-        " send(self, what)\n"
+        " send(self, *what)\n"
         "w.WorkerProcess.send = after"
     )
     scan = ["scan", str(Path(FIXTURE).parent), "-o", str(tmp_path / "rows.jsonl"), "--jobs", "1"]
