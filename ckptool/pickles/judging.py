@@ -21,37 +21,17 @@ _MOST_KEPT: Final = 1000
 """Judgements of what is given constants alone."""
 
 
-class Repeats:
-    """What calls and states have been given: the same list for many takes no more bytes of the file."""
-
-    __slots__ = ("_known", "_left")
-
-    def __init__(self, most: int = _MOST_REPEATED) -> None:
-        self._known: dict[int, Inert] = {}
-        """Long containers by their ids, which are their own as long as they are kept."""
-        self._left = most
-
-    def is_too_much(self, given: Inert) -> bool:
-        """Take what a call or a state is given; say whether it is long, came before, and too much did already."""
-        again = 0
-        for one in (given, *given) if type(given) is tuple and len(given) <= SHORT else (given,):
-            held = one.pairs if type(one) is Dict else one if type(one) is tuple or type(one) is list else ()
-            if len(held) > SHORT:
-                again += len(held) if id(one) in self._known else 0
-                self._known[id(one)] = one
-        self._left -= again
-        return again > 0 and self._left < 0
-
-
 class Judge:
     """Judges effects: what they are given matters from the first name on that harmless calls might be given to call."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_repeated: int = _MOST_REPEATED) -> None:
         self.is_wary = False
         """Whether such a name was met."""
         self._looks = Looks()
-        self._repeats = Repeats()
         self._plain: dict[tuple[object, ...], list[Verdict]] = {}
+        self._given: dict[int, Inert] = {}
+        """Long containers by their ids, which are their own as long as they are kept."""
+        self._left = most_repeated
 
     def wary(self, effect: Effect) -> Iterable[Verdict]:
         """Return what an effect comes to, going by all that it is given."""
@@ -69,10 +49,22 @@ class Judge:
         return known
 
     def _judged(self, effect: Effect, looks: Looks | None) -> Iterable[Verdict]:
-        is_looked_at = looks is not None or looks_at_given(effect)
-        if is_looked_at and self._repeats.is_too_much(effect.arguments):
-            return (_unseen(effect),)
-        return grading.judge(effect, looks)
+        if not ((looks is not None or looks_at_given(effect)) and self.is_too_much(effect.arguments)):
+            return grading.judge(effect, looks)
+        named = nodes.global_of(effect.target)
+        name = cut_text(effect.target) if named is None else canonical(named.module, named.name)
+        return (Verdict("system", name, effect.how, f"{table.PASSED}: {TOO_MUCH}", partial(str, name)),)
+
+    def is_too_much(self, given: Inert) -> bool:
+        """Take what a call or a state is given; say whether it is long, came before, and too much did already."""
+        again = 0
+        for one in (given, *given) if type(given) is tuple and len(given) <= SHORT else (given,):
+            held = one.pairs if type(one) is Dict else one if type(one) is tuple or type(one) is list else ()
+            if len(held) > SHORT:
+                again += len(held) if id(one) in self._given else 0
+                self._given[id(one)] = one
+        self._left -= again
+        return again > 0 and self._left < 0
 
 
 def looks_at_given(effect: Effect) -> bool:
@@ -80,10 +72,3 @@ def looks_at_given(effect: Effect) -> bool:
     named = effect.target
     name = canonical(named.module, named.name) if isinstance(named, Global) else ""
     return not name or name in grading.GIVEN_MORE or is_pickler(name)
-
-
-def _unseen(effect: Effect) -> Verdict:
-    """Return what an effect comes to of which it is not looked at what it is given."""
-    named = nodes.global_of(effect.target)
-    name = cut_text(effect.target) if named is None else canonical(named.module, named.name)
-    return Verdict("system", name, effect.how, f"{table.PASSED}: {TOO_MUCH}", partial(str, name))

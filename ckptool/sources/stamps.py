@@ -7,7 +7,7 @@ import stat
 from typing import Final, NamedTuple
 
 from ckptool.sources.naming import is_far
-from ckptool.sources.paths import INDEX
+from ckptool.sources.paths import INDEX, file_identity
 
 _DEEPEST: Final = 4
 _MOST_FILES: Final = 100_000
@@ -82,3 +82,20 @@ def _hashed(facts: object) -> str:
     from hashlib import sha256  # it takes a while, and one file here needs none
 
     return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def version_under(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
+    """
+    Return a key that changes when what is under a path or an address is replaced or written to; None if nothing is.
+
+    Of a path it is ``file_identity``; of an address, what its server says of the version, which takes a request.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        from ckptool.sources.remote.address import is_address
+
+        if is_address(text):
+            from ckptool.sources.remote.opening import remote_version  # few files are far away
+
+            return remote_version(text)
+    return file_identity(path)

@@ -17,7 +17,7 @@ from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.probe import Trees
-from ckptool.formats.runnable import may_be_program
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.trees import is_telling, scanned, tree
@@ -50,6 +50,10 @@ _NBYTES_OF_STRING: Final = 128
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
+"""How names of members end where there may be programs;"""
+_FOLDERS: Final = ("/models/", "/aotinductor/")
+"""what is in the names of others that are some, in what remains of an exported one."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -240,8 +244,10 @@ class Search(Found):
 
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
-        names = found if isinstance(found, Archive) else (found.name,) if isinstance(found, Remnant) else None
-        if names is not None and not any(map(may_be_program, names)):
+        if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
+            return
+        lowered = found.name.lower() if isinstance(found, Remnant) else ""
+        if lowered and not lowered.endswith(_OF_PROGRAMS) and not any(one in lowered for one in _FOLDERS):
             return
         from ckptool.formats.runnable.programs import of_file, programs  # few hold some
 

@@ -22,56 +22,56 @@ document.documentElement.dataset.ready = "true";
 performance.mark("ready");
 
 function showTensors(rows) {
-  byId("map").hidden = byId("tensors").hidden = false;
-  const nodes = grownTree(rows);
-  const found = schemes(rows, nodes);
-  const treemap = new Treemap(nodes[0]);
-  treemap.scheme = found[0];
-  showChoices(treemap, found, rows, nodes);
-  treemap.draw();
-  treemap.showCrumbs();
-  new Table(rows, nodes, columnsFor(rows, found[0]));
-  new Panel(rows, treemap);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    showLegend(treemap.scheme);
-    tell("inked");
-  });
+	byId("map").hidden = byId("tensors").hidden = false;
+	const nodes = grownTree(rows);
+	const found = schemes(rows, nodes);
+	const treemap = new Treemap(nodes[0]);
+	treemap.scheme = found[0];
+	showChoices(treemap, found, rows, nodes);
+	treemap.draw();
+	treemap.showCrumbs();
+	new Table(rows, nodes, columnsFor(rows, found[0]));
+	new Panel(rows, treemap);
+	matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+		showLegend(treemap.scheme);
+		tell("inked");
+	});
 }
 
 /** Show what can be chosen of the treemap: the colours, and whether equal layers are one box. */
 function showChoices(treemap, found, rows, nodes) {
-  const choice = byId("scheme");
-  choice.append(...found.map((scheme) => element("option", { value: scheme.id }, scheme.title)));
-  choice.addEventListener("change", () => {
-    treemap.scheme = found.find((scheme) => scheme.id === choice.value);
-    showLegend(treemap.scheme);
-    treemap.redraw();
-  });
-  const fold = byId("fold");
-  byId("fold-label").hidden = !nodes.some((node) => hasEqualLayers(node));
-  fold.checked = !rows.isComparison && nodes.some((node) => hasEqualLayers(node, MANY_LAYERS));
-  treemap.setFold(fold.checked);
-  fold.addEventListener("change", () => {
-    treemap.setFold(fold.checked);
-    treemap.enter(treemap.stack);
-  });
-  showLegend(treemap.scheme);
+	const choice = byId("scheme");
+	choice.append(...found.map((scheme) => element("option", { value: scheme.id }, scheme.title)));
+	choice.addEventListener("change", () => {
+		treemap.scheme = found.find((scheme) => scheme.id === choice.value);
+		showLegend(treemap.scheme);
+		treemap.redraw();
+	});
+	const fold = byId("fold");
+	byId("fold-label").hidden = !nodes.some((node) => hasEqualLayers(node));
+	fold.checked = !rows.isComparison && nodes.some((node) => hasEqualLayers(node, MANY_LAYERS));
+	treemap.setFold(fold.checked);
+	fold.addEventListener("change", () => {
+		treemap.setFold(fold.checked);
+		treemap.enter(treemap.stack);
+	});
+	showLegend(treemap.scheme);
 }
 
 function hasEqualLayers(node, atLeast = 2) {
-  const counts = new Map();
-  for (const child of node.children) {
-    if (!child.isTensor && /^\d+$/.test(child.name)) counts.set(child.likeness, (counts.get(child.likeness) ?? 0) + 1);
-  }
-  return Math.max(0, ...counts.values()) >= atLeast;
+	const counts = new Map();
+	for (const child of node.children) {
+		if (!child.isTensor && /^\d+$/.test(child.name)) counts.set(child.likeness, (counts.get(child.likeness) ?? 0) + 1);
+	}
+	return Math.max(0, ...counts.values()) >= atLeast;
 }
 
 function showLegend(scheme) {
-  const theme = isDark() ? "dark" : "light";
-  const entries = scheme.entries.map(({ label, colour }) => {
-    const swatch = element("i");
-    swatch.style.backgroundColor = colour(theme).fill;
-    return element("li", {}, swatch, cutMiddle(label || "(empty)", LONGEST_LABEL));
-  });
-  byId("legend").replaceChildren(...entries);
+	const theme = isDark() ? "dark" : "light";
+	const entries = scheme.entries.map(({ label, colour }) => {
+		const swatch = element("i");
+		swatch.style.backgroundColor = colour(theme).fill;
+		return element("li", {}, swatch, cutMiddle(label || "(empty)", LONGEST_LABEL));
+	});
+	byId("legend").replaceChildren(...entries);
 }

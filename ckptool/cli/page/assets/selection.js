@@ -4,9 +4,9 @@ const listeners = { selected: [], pointed: [], searched: [], inked: [] };
 
 /** Call a function whenever something happens: a group is selected or pointed at, names are searched, colours change. */
 export function on(what, listener) {
-  listeners[what].push(listener);
+	listeners[what].push(listener);
 }
 
 export function tell(what, value, sender = null) {
-  for (const listener of listeners[what]) listener(value, sender);
+	for (const listener of listeners[what]) listener(value, sender);
 }
