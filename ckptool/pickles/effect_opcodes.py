@@ -269,7 +269,11 @@ def _setitem(tracer: Tracer) -> None:
     tracer.pos += 1
     value = tracer.stack.pop()
     key = tracer.stack.pop()
-    _update(tracer, [key, value])
+    target = tracer.stack[-1]
+    if type(target) is Dict:
+        target.update([(key, value)])
+    else:
+        _update(tracer, [key, value])
 
 
 def _setitems(tracer: Tracer) -> None:
