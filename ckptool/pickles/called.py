@@ -34,7 +34,6 @@ _OF_STATES: Final = _SPECIAL - {"__wrapped__"}
 """Keys of a state that may change what an object does; what it says that it wraps is only shown."""
 _MOST_REPEATED: Final = 1 << 16
 """Elements of what is given again; with more, the pickle has to be followed."""
-_TEXT: Final = frozenset((str,))
 _NO_ARGUMENTS: Final = ()
 """There is one empty tuple, so that its identity says it all; another one would only be looked at in vain."""
 _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
@@ -80,6 +79,8 @@ class _About(NamedTuple):
 
     referred: tuple[Verdict, ...]
     """What it comes to that a pickle asks for it."""
+    wary: tuple[str, ...]
+    """Those of these names that harmless calls may be given."""
     may_reach: bool
     """It may reach the system when it is called."""
     is_done: bool
@@ -101,6 +102,7 @@ def _about(module: str, name: str) -> _About:
     hows: tuple[How, How] = ("calls", "builds")
     return _About(
         referred,
+        tuple(one.name for one in referred if grading.is_wary(one)),
         bool(name) and reaching.reaching(full, name) is not None,
         grading.is_done(module, name),
         is_plain(module, name),
@@ -133,9 +135,10 @@ def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
     """
     known = [(name, _about(name.module, name.name)) for name in names]
     own = {id(name) for name, one in known if one.is_of_package}
-    own.update(id(node) for one in pickles for node in one.persistent_ids if id(nodes.global_of(node)) in own)
-    wary = {one.name for _, about in known for one in about.referred if grading.is_wary(one)}
-    if not wary <= _GIVE_CALLS_OF_PACKAGES:
+    ids = (node for one in pickles for node in one.persistent_ids if type(node.pid) is not tuple or len(node.pid) < 5)
+    own.update(id(node) for node in ids if id(nodes.global_of(node)) in own)  # a storage's has five parts
+    wary = [one for _, about in known if about.wary for one in about.wary]
+    if not _GIVE_CALLS_OF_PACKAGES.issuperset(wary):
         return None
     # Then no name reaches the system, and what code of packages is given cannot either.
     looks = Looks(has_classes=any(map(makes_classes, names))) if wary else None
@@ -169,7 +172,10 @@ def _verdicts(
     """
     known = [(id(name), name.offset, _about(name.module, name.name)) for name in names]
     for _, offset, one in known:
-        yield offset, _unwary(one.referred, looks), 1
+        if one.wary and looks is None:
+            raise _Wary
+        if one.referred:
+            yield offset, one.referred, 1
     if looks is not None and any(one.may_reach for _, _, one in known):  # else no id holds what does
         asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
         if reaching.passed(asked, looks) is not None:
@@ -326,11 +332,9 @@ def _look_at_state(call: Call, known: set[int], looks: Looks | None, *, is_any_s
 
 
 def _is_dull(pairs: Pairs, special: frozenset[str]) -> bool:
-    keys = [key for key, _ in pairs]
-    if not _TEXT.issuperset(map(type, keys)):
-        return False
-    if special.isdisjoint(keys):
-        return True
-    return all(
-        key not in special or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED) for key, value in pairs
-    )
+    for key, value in pairs:
+        if type(key) is not str:
+            return False
+        if key in special and (key not in grading.LOOKED_UP or type(value) not in _NEVER_CALLED):
+            return False
+    return True

@@ -32,7 +32,6 @@ _OF_MODULES: Final = frozenset(("_modules", "_parameters", "_buffers"))
 """What modules of torch look their attributes up in."""
 _USING: Final = table.STDLIB - {"argparse"}
 _ASKING: Final = KNOWN - {"typing", "abc"}
-_TEXT: Final = frozenset((str,))
 
 
 def change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -159,10 +158,8 @@ def as_method(pairs: Pairs, looks: Looks) -> str | None:
 
 def _as_methods(pairs: Pairs) -> list[Inert]:
     """Return the values under names of methods, and under names that a call gives, which may be any."""
-    keys = [key for key, _ in pairs]
-    if _TEXT.issuperset(map(type, keys)) and plain.METHODS.isdisjoint(keys):
-        return []
-    return [value for key, value in pairs if (isinstance(key, str) and key in plain.METHODS) or type(key) is Call]
+    methods = plain.METHODS
+    return [value for key, value in pairs if (key in methods if type(key) is str else type(key) is Call)]
 
 
 def takes(target: Call, how: How) -> bool:
