@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from math import prod
-from operator import attrgetter
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from ckptool.checking import safety
 from ckptool.checking.asked import NOTHING, Asked, Row, failure, identity, stamped
@@ -16,7 +13,7 @@ from ckptool.checking.structure import examine
 from ckptool.checking.tensor_rows import tensor_rows
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.summary import Summary, storage_nbytes, summarise
+from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, CkptoolError, let_go
@@ -29,11 +26,17 @@ from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
 from ckptool.sources.naming import is_far
 from ckptool.sources.stamps import stamp_of, stamp_of_version
-from ckptool.tensors.reading import LazyTensor
 
-_SHAPE: Final = attrgetter("info.shape")
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""
+
+
+class Sizes(NamedTuple):
+    """What the state dicts of a role come to."""
+
+    tensors: int
+    parameters: int
+    nbytes: int
 
 
 def row(
@@ -76,7 +79,8 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             if tell is not None:
                 for one in tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
-            return {**facts, **judged, "error": None}
+            facts.update(judged, error=None)
+            return facts
     except Cancelled:
         raise
     except CkptoolError as error:
@@ -88,7 +92,8 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     writer = writer_of(checkpoint)
     weights = checkpoint.weights
-    nbytes = None if weights is None else _nbytes(weights.values(), summary)
+    of_weights = _sizes([] if weights is None else [weights], summary)
+    nbytes = None if weights is None else of_weights.nbytes
     return {
         "member": checkpoint.member,
         "format": checkpoint.format,
@@ -103,7 +108,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "dtypes": _first(summary.dtypes),
         "devices": _first(summary.devices),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
-        "roles": _roles(checkpoint, summary, nbytes),
+        "roles": _roles(checkpoint, summary, of_weights),
         "shards": len(checkpoint.shards),
         "members": len(checkpoint.members),
         "beside": beside(checkpoint),
@@ -114,39 +119,27 @@ def _first(counts: dict[str, int]) -> dict[str, int]:
     return dict(list(counts.items())[:_MOST])
 
 
-def _nbytes(tensors: Collection[LazyTensor], summary: Summary) -> int:
-    """Return the bytes that tensors have in the file, each byte once."""
-    return summary.nbytes if len(tensors) == summary.tensors else storage_nbytes(tensors, apart=summary.is_apart)
-
-
-def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: int | None) -> dict[str, dict[str, int]]:
-    """
-    Return what the state dicts of each role come to; a state of a training may hold no tensors at all.
-
-    ``of_weights`` is the size of the weights in bytes.
-    """
+def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: Sizes) -> dict[str, dict[str, int]]:
+    """Return what the state dicts of each role come to; a state of a training may hold no tensors at all."""
     found: dict[str, list[StateDict]] = {}
     for one in checkpoint.state_dicts:
         found.setdefault(one.role, []).append(one)
     for _, _, _, role in states(checkpoint):
         found.setdefault(role, [])
-    whose = next((role for role, dicts in found.items() if len(dicts) == 1 and dicts[0] is checkpoint.weights), None)
-    return {role: _come_to(dicts, summary, of_weights if role == whose else None) for role, dicts in found.items()}
+    weights = checkpoint.weights
+    return {
+        role: (of_weights if len(dicts) == 1 and dicts[0] is weights else _sizes(dicts, summary))._asdict()
+        for role, dicts in found.items()
+    }
 
 
-def _come_to(dicts: Sequence[StateDict], summary: Summary, nbytes: int | None) -> dict[str, int]:
+def _sizes(dicts: Sequence[StateDict], summary: Summary) -> Sizes:
+    """Return what state dicts come to: tied elements of each count once, and so do bytes that any of them share."""
     tensors = [tensor for one in dicts for tensor in one.values()]
     if len(dicts) == 1 and len(tensors) == summary.tensors:
-        numel = summary.numel
-    elif summary.is_apart:
-        numel = sum(map(prod, map(_SHAPE, tensors)))
-    else:
-        numel = sum(one.numel for one in dicts)
-    return {
-        "tensors": len(tensors),
-        "parameters": numel,
-        "nbytes": _nbytes(tensors, summary) if nbytes is None else nbytes,
-    }
+        return Sizes(len(tensors), summary.numel, summary.nbytes)
+    numel, nbytes = numel_and_nbytes(tensors, apart=summary.is_apart)
+    return Sizes(len(tensors), sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
 
 
 def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
@@ -182,4 +175,4 @@ def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
     codes = [one.code for one in findings]
-    return {"grade": grade, "findings": dict(Counter(codes)) if codes else {}, "worst": worst}
+    return {"grade": grade, "findings": {code: codes.count(code) for code in dict.fromkeys(codes)}, "worst": worst}

@@ -141,23 +141,18 @@ def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding("CK121", "warning", fact, "If training was partitioned, the values are in other files.")
 
 
-def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
-    found = [
+    names = dict.fromkeys(
         str(one)
         for stream in checkpoint.streams
         for one in usual_names.unexpected(stream)
         if not (own and usual_names.is_torchscripts(one.module, one.name))
-    ]
-    names = list(dict.fromkeys(found))
+    )
     if names:
-        yield Finding(
-            "CK201",
-            "info",
-            f"unpickling would import {some(names)} (not imported here)",
-            *run(checkpoint, "inspect", globals=True),
-        )
+        found = Finding("CK201", "info", f"unpickling would import {some(list(names))} (not imported here)")
+        yield Advisable(found, lambda: run(checkpoint, "inspect", globals=True))
 
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import prod
-from operator import add, attrgetter, le
-from typing import Final, NamedTuple
+from operator import add, attrgetter, eq, le
+from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -18,13 +18,9 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 _LOCATION: Final = attrgetter("location")
 _SHAPE: Final = attrgetter("shape")
 _DTYPE: Final = attrgetter("dtype.name")
-_INFO: Final = attrgetter("info")
+_NAME: Final = attrgetter("name")
 _PARTS: Final = attrgetter("parts")
-_SUBCLASS: Final = attrgetter("subclass")
-_LAYOUT: Final = attrgetter("layout")
 _STORAGE: Final = attrgetter("storage")
-_SOURCE: Final = attrgetter("source")
-_OFFSET: Final = attrgetter("offset")
 _NBYTES: Final = attrgetter("nbytes")
 
 
@@ -62,18 +58,27 @@ class Counts(NamedTuple):
 
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
-    cancellation = checkpoint.source.cancellation
+    cancellation, keeps_ties = checkpoint.source.cancellation, checkpoint.traits.keeps_ties
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    storages = _all_storages(infos)
-    whole = sum(map(_NBYTES, storages))
-    nbytes = _covered(each(storages, cancellation)) if checkpoint.traits.keeps_ties else whole
-    is_apart = nbytes == whole and len(storages) == len(infos) and all(map(_NBYTES, storages))
-    is_plain = not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos))
-    is_plain = is_plain and all(map(prod, map(_SHAPE, infos)))
-    counts = count(infos, cancellation=cancellation, apart=is_apart or not checkpoint.traits.keeps_ties)
-    tensors, tied, numel, devices, dtypes = counts
+    prefixes = prefixes_of(checkpoint.weights or ())
+    if not infos:
+        return Summary(0, 0, 0, 0, {}, {}, prefixes, is_apart=True, is_plain=True)
+    fields = _fields_of(infos)
+    numels = list(map(prod, each(fields.shape, cancellation)))
+    storages = _all_storages(infos, fields.parts, fields.storage)
+    nbytes, is_apart = _extent(storages, apart=not keeps_ties)
+    is_apart = is_apart and len(storages) == len(infos)
+    own = distinct(infos, cancellation) if keeps_ties and not is_apart else infos
     return Summary(
-        tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()), is_apart, is_plain
+        tensors=len(infos),
+        tied=len(infos) - len(own),
+        numel=sum(numels) if own is infos else sum(map(prod, map(_SHAPE, own))),
+        nbytes=nbytes,
+        devices=_counted(fields.location),
+        dtypes=_counted(list(map(_NAME, fields.dtype))),
+        prefixes=prefixes,
+        is_apart=is_apart,
+        is_plain=not any(fields.subclass) and fields.layout.count("strided") == len(infos) and all(numels),
     )
 
 
@@ -90,15 +95,11 @@ def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
 
 
 def count(
-    infos: Sequence[TensorInfo],
-    tags: Sequence[str] | None = None,
-    cancellation: Cancellation | None = None,
-    *,
-    apart: bool = False,
+    infos: Sequence[TensorInfo], tags: Sequence[str] | None = None, cancellation: Cancellation | None = None
 ) -> Counts:
-    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices; ``apart``: none tied."""
+    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices."""
     tags = list(map(_LOCATION, infos)) if tags is None else tags
-    own = infos if apart else distinct(infos, cancellation)
+    own = distinct(infos, cancellation)
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(own),
@@ -115,37 +116,49 @@ def _counted(values: Sequence[str]) -> dict[str, int]:
     return dict(Counter(values))
 
 
-def storage_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> int:
+def numel_and_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> tuple[int, int]:
     """
-    Return the bytes of all storages that tensors and their parts refer to, each byte once.
+    Return the elements of tensors, each as often as it is there, and the bytes of all storages that they and their
+    parts refer to, each byte once.
 
     ``apart`` says that it is known that no two of them share any.
     """
-    storages = _all_storages(list(map(_INFO, tensors)))
-    return sum(map(_NBYTES, storages)) if apart else _covered(storages)
+    infos = [tensor.info for tensor in tensors]
+    storages = _all_storages(infos, map(_PARTS, infos), map(_STORAGE, infos))
+    nbytes = sum(map(_NBYTES, storages)) if apart else _extent(storages)[0]
+    return sum(map(prod, map(_SHAPE, infos))), nbytes
 
 
-def _covered(storages: Iterable[StorageRef]) -> int:
-    """Return how many bytes storages cover."""
-    known = storages if isinstance(storages, list) else list(storages)
-    sources = list(map(_SOURCE, known))
-    if sources and sources.count(sources[0]) < len(sources):
-        return sum(end - begin for _, begin, end in _merged(known))
-    begins, sizes = list(map(_OFFSET, known)), list(map(_NBYTES, known))
-    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):  # most lie one after the other
-        return sum(sizes)
-    by_begin = dict(zip(begins, sizes, strict=True))
-    if len(by_begin) == len(begins) or list(map(by_begin.__getitem__, begins)) == sizes:
-        ends = sorted(map(add, by_begin, by_begin.values()))
-        if all(map(le, ends, islice(sorted(by_begin), 1, None))):  # in some order, too: no two share a byte
-            return sum(by_begin.values())
-    covered = last = 0
-    for begin, nbytes in sorted(zip(begins, sizes, strict=True)):
-        end = begin + nbytes
-        if end > last:
-            covered += end - max(begin, last)
-            last = end
-    return covered
+def _fields_of(some: Sequence[NamedTuple]) -> Any:
+    """Return one of the same class, of which each field has that of all: that is twice as fast as to ask each."""
+    return type(some[0])._make(zip(*some, strict=True))
+
+
+def _extent(storages: Sequence[StorageRef], *, apart: bool = False) -> tuple[int, bool]:
+    """Return how many bytes storages cover, and whether each has some, of which no other has any."""
+    if not storages:
+        return 0, True
+    fields = _fields_of(storages)
+    whole = sum(fields.nbytes)
+    nbytes = whole if apart else _covered(fields)
+    if nbytes is None:
+        nbytes = sum(end - begin for _, begin, end in _merged(storages))
+    return nbytes, nbytes == whole and all(fields.nbytes)
+
+
+def _covered(storages: Any) -> int | None:
+    """Return how many bytes storages of one source cover; None if that has to be found out one by one."""
+    begins, sizes, sources = storages.offset, storages.nbytes, storages.source
+    if sources.count(sources[0]) < len(sources):
+        return None
+    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):  # many lie one after the other
+        return int(sum(sizes))
+    by_begin: dict[int, int] = dict(zip(begins, sizes, strict=True))
+    if len(by_begin) < len(begins) and not all(map(eq, map(by_begin.__getitem__, begins), sizes)):
+        return None
+    order = sorted(by_begin)
+    ends = map(add, order, map(by_begin.__getitem__, order))
+    return sum(by_begin.values()) if all(map(le, ends, islice(order, 1, None))) else None
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
@@ -164,9 +177,11 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _all_storages(infos: Sequence[TensorInfo]) -> list[StorageRef]:
-    """Return the storages of tensors and their parts, each as often as it is referred to."""
-    return list(_storages(infos) if any(map(_PARTS, infos)) else filter(None, map(_STORAGE, infos)))
+def _all_storages(
+    infos: Sequence[TensorInfo], parts: Iterable[object], own: Iterable[StorageRef | None]
+) -> list[StorageRef]:
+    """Return the storages of tensors and of their parts, each as often as it is referred to."""
+    return list(_storages(infos) if any(parts) else filter(None, own))
 
 
 def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:

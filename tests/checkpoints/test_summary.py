@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.checkpoints.summary import Summary, _covered, summarise
+from ckptool.checkpoints.summary import Summary, _extent, summarise
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.tensor import StorageRef
 
@@ -68,4 +68,4 @@ def test_each_byte_of_storages_counts_once_whatever_their_order() -> None:
         places += chance.sample(places, min(len(places), chance.randint(0, 2)))
         storages = [StorageRef("0", "cpu", nbytes, source, offset) for offset, nbytes in places]
         bytes_of_all = {byte for begin, nbytes in places for byte in range(begin, begin + nbytes)}
-        assert _covered(storages) == len(bytes_of_all), places
+        assert _extent(storages)[0] == len(bytes_of_all), places

@@ -12,7 +12,7 @@ from ckptool.checking.explain.entry import Explanation
 from ckptool.checking.explain.keys import KeyLists, key_lists
 from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.summary import count, storage_nbytes, summarise
+from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
@@ -258,8 +258,10 @@ def _memory(checkpoint: Checkpoint, _: str) -> Cause | None:
     weights = checkpoint.weights
     if weights is None:
         return None
-    own, whole = storage_nbytes(weights.values()), summarise(checkpoint).nbytes
-    devices = [tag for tag in summarise(checkpoint).devices if tag not in ("cpu", "meta")]
+    summary = summarise(checkpoint)
+    whole = summary.nbytes
+    own = numel_and_nbytes(weights.values(), apart=summary.is_apart)[1]
+    devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
     placed = f", all of it put on {some(devices)} by torch.load()" if devices else ", all of it put into host memory"
     fact = f"its tensors take {show_nbytes(whole)}, of which the weights are {show_nbytes(own)}{placed}"
     hint = "Load the weights alone, with map_location='cpu' or ckptool.load_into(model, FILE)."
