@@ -18,7 +18,7 @@ from ckptool.pickles import changing, grading, nodes, reaching, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grades import Grade, grade_of, is_plain
-from ckptool.pickles.judging import SHORT, Judge, looks_at_given
+from ckptool.pickles.judging import SHORT, Repeats, looks_at_given
 from ckptool.pickles.made_objects import makes_classes
 from ckptool.pickles.nodes import Call, CallKind, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.plain_names import CONTAINERS, STATELESS
@@ -185,12 +185,12 @@ def _verdicts(
     containers = {name for name, _, one in known if one.is_container}
     is_any_stateless = any(one.is_stateless for _, _, one in known)
     states: set[int] = set()
-    judge = Judge(_MOST_REPEATED)
+    repeats = Repeats(_MOST_REPEATED)
     for call in changed:
         if (call.items or call.pairs) and id(call.func) not in containers and not changing.takes(call, "adds"):
             raise Unclear
         if call.state is not None:
-            if looks is not None and judge.is_too_much(call.state):
+            if looks is not None and repeats.are_too_many(call.state):
                 raise Unclear
             _look_at_state(call, states, looks, is_any_stateless=is_any_stateless)
     done = {name for name, _, one in known if one.is_done}
@@ -211,11 +211,11 @@ def _verdicts(
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
     for call, offset in todo:
         if call.kwargs is not None or call.args not in _NOTHING:
-            yield offset, _unwary(_of_call(call, offset, looks, judge), looks), 1
+            yield offset, _unwary(_of_call(call, offset, looks, repeats), looks), 1
             continue
         key = (id(call.func), call.how, len(call.args))
         if key not in bare:
-            bare[key] = _Bare(offset, _unwary(_of_call(call, offset, looks, judge), looks))
+            bare[key] = _Bare(offset, _unwary(_of_call(call, offset, looks, repeats), looks))
         bare[key].times += 1
     yield from ((one.offset, one.verdicts, one.times) for one in bare.values())
 
@@ -243,13 +243,13 @@ def _but_harmless(
             yield call, offset
 
 
-def _of_call(call: Call, offset: int, looks: Looks | None, judge: Judge) -> list[Verdict]:
+def _of_call(call: Call, offset: int, looks: Looks | None, repeats: Repeats) -> list[Verdict]:
     """Return what a call comes to, if what it gives need not be followed, nor is called."""
     func = nodes.global_of(call.func)
     if func is None:
         raise Unclear
     effect = _effect(call, offset)
-    if (looks is not None or looks_at_given(effect)) and judge.is_too_much(call.args):
+    if (looks is not None or looks_at_given(effect)) and repeats.are_too_many(call.args):
         raise Unclear
     if looks is not None and looks.methods and type(call.args) is tuple:
         effect = effect._replace(arguments=tuple(looks.methods.get(id(one), one) for one in call.args))

@@ -21,17 +21,35 @@ _MOST_KEPT: Final = 1000
 """Judgements of what is given constants alone."""
 
 
+class Repeats:
+    """Counts the elements of what is long and given again, over all pickles of a file."""
+
+    def __init__(self, most: int) -> None:
+        self._given: dict[int, Inert] = {}
+        """Long containers by their ids, which are their own as long as they are kept."""
+        self._left = most
+
+    def are_too_many(self, given: Inert) -> bool:
+        """Take what a call or a state is given; say whether it is long, came before, and too much did already."""
+        again = 0
+        for one in (given, *given) if type(given) is tuple and len(given) <= SHORT else (given,):
+            held = one.pairs if type(one) is Dict else one if type(one) is tuple or type(one) is list else ()
+            if len(held) > SHORT:
+                again += len(held) if id(one) in self._given else 0
+                self._given[id(one)] = one
+        self._left -= again
+        return again > 0 and self._left < 0
+
+
 class Judge:
     """Judges effects: what they are given matters from the first name on that harmless calls might be given to call."""
 
-    def __init__(self, most_repeated: int = _MOST_REPEATED) -> None:
+    def __init__(self) -> None:
         self.is_wary = False
         """Whether such a name was met."""
         self._looks = Looks()
         self._plain: dict[tuple[object, ...], list[Verdict]] = {}
-        self._given: dict[int, Inert] = {}
-        """Long containers by their ids, which are their own as long as they are kept."""
-        self._left = most_repeated
+        self._repeats = Repeats(_MOST_REPEATED)
 
     def wary(self, effect: Effect) -> Iterable[Verdict]:
         """Return what an effect comes to, going by all that it is given."""
@@ -49,22 +67,11 @@ class Judge:
         return known
 
     def _judged(self, effect: Effect, looks: Looks | None) -> Iterable[Verdict]:
-        if not ((looks is not None or looks_at_given(effect)) and self.is_too_much(effect.arguments)):
+        if not ((looks is not None or looks_at_given(effect)) and self._repeats.are_too_many(effect.arguments)):
             return grading.judge(effect, looks)
         named = nodes.global_of(effect.target)
         name = cut_text(effect.target) if named is None else canonical(named.module, named.name)
         return (Verdict("system", name, effect.how, f"{table.PASSED}: {TOO_MUCH}", partial(str, name)),)
-
-    def is_too_much(self, given: Inert) -> bool:
-        """Take what a call or a state is given; say whether it is long, came before, and too much did already."""
-        again = 0
-        for one in (given, *given) if type(given) is tuple and len(given) <= SHORT else (given,):
-            held = one.pairs if type(one) is Dict else one if type(one) is tuple or type(one) is list else ()
-            if len(held) > SHORT:
-                again += len(held) if id(one) in self._given else 0
-                self._given[id(one)] = one
-        self._left -= again
-        return again > 0 and self._left < 0
 
 
 def looks_at_given(effect: Effect) -> bool:
