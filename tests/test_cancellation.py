@@ -397,7 +397,7 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
         ),
         "check": (
             lambda limits: ckptool.check(a, deep=True, limits=limits),
-            {"count", "_covered", "_structure", "scan"},
+            {"summarise", "_all_storages", "_structure", "scan"},
         ),
         "diff": (lambda limits: ckptool.diff(a, b, limits=limits), {"compare", "read"}),
         "diff, same": (lambda limits: ckptool.diff(a, a, limits=limits), {"compare", "_ties"}),

@@ -135,11 +135,11 @@ def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: Sizes) -> dict[
 
 def _sizes(dicts: Sequence[StateDict], summary: Summary) -> Sizes:
     """Return what state dicts come to: tied elements of each count once, and so do bytes that any of them share."""
-    tensors = [tensor for one in dicts for tensor in one.values()]
-    if len(dicts) == 1 and len(tensors) == summary.tensors:
-        return Sizes(len(tensors), summary.numel, summary.nbytes)
-    numel, nbytes = numel_and_nbytes(tensors, apart=summary.is_apart)
-    return Sizes(len(tensors), sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
+    count = sum(map(len, dicts))
+    if len(dicts) == 1 and count == summary.tensors:
+        return Sizes(count, summary.numel, summary.nbytes)
+    numel, nbytes = numel_and_nbytes((tensor for one in dicts for tensor in one.values()), apart=summary.is_apart)
+    return Sizes(count, sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
 
 
 def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:

@@ -65,7 +65,7 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         return Summary(0, 0, 0, 0, {}, {}, prefixes, is_apart=True, is_plain=True)
     fields = _fields_of(infos)
     numels = list(map(prod, each(fields.shape, cancellation)))
-    storages = _all_storages(infos, fields.parts, fields.storage)
+    storages = _all_storages(infos, fields.parts, each(fields.storage, cancellation))
     nbytes, is_apart = _extent(storages, apart=not keeps_ties)
     is_apart = is_apart and len(storages) == len(infos)
     own = distinct(infos, cancellation) if keeps_ties and not is_apart else infos
