@@ -123,7 +123,7 @@ def _places(source: Source) -> tuple[list[int], dict[int, int]]:
             if at >= _BLOCK:
                 break
             if found[0] == LOCAL_MAGIC:
-                if begin + at < SEARCHED:
+                if begin + at < SEARCHED and len(headers) < _MOST:
                     headers.append(begin + at)
             elif begin + at >= tail and at + ENTRY.size <= len(block):
                 entry = ENTRY.unpack_from(block, at)

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from ckptool.archives.archive import Archive, Record
 from ckptool.checking import part_check
 from ckptool.checking.finding import MOST_FINDINGS, Finding
-from ckptool.checking.records import check_records
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
@@ -59,7 +58,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
             checksums_of_file(source, [(0, source.nbytes)], meter)  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
-        damaged, without = check_records(archive, limits, meter)
+        damaged, without = part_check.check_records(archive, limits, meter)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
         if len(damaged) > MOST_FINDINGS:
             more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"

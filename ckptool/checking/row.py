@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from ckptool.cancellation import each
 from ckptool.checking import safety
-from ckptool.checking.asked import NOTHING, Asked, Row, failure, identity, stamped
+from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
-from ckptool.checking.tensor_rows import tensor_rows
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
@@ -77,7 +77,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             deeper = asked.check or asked.deep
             judged = _checked(look(path, checkpoint, depth, limits)) if deeper else _glanced(checkpoint, summary)
             if tell is not None:
-                for one in tensor_rows(checkpoint, {**known, **facts}):
+                for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
             facts.update(judged, error=None)
             return facts
@@ -176,3 +176,26 @@ def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
     codes = [one.code for one in findings]
     return {"grade": grade, "findings": {code: codes.count(code) for code in dict.fromkeys(codes)}, "worst": worst}
+
+
+def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
+    """Yield a row for each tensor, in the order of the file, with what joins it to the row of its checkpoint."""
+    same = {name: whole[name] for name in ("path", "version", "scanned_ns")}
+    roles = {
+        f"{one.key}.{name}" if one.key else name: one.role for one in reversed(checkpoint.state_dicts) for name in one
+    }
+    for name, tensor in each(checkpoint.tensors.items(), checkpoint.source.cancellation):
+        info = tensor.info
+        yield {
+            "schema": TENSORS,
+            **same,
+            "member": checkpoint.member,
+            "name": name,
+            "role": roles.get(name),
+            "dtype": info.dtype.name,
+            "shape": list(info.shape),
+            "numel": info.numel,
+            "nbytes": info.total_nbytes,
+            "device": info.location,
+            "layout": info.layout,
+        }

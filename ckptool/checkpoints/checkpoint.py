@@ -17,7 +17,7 @@ from ckptool.errors import DamagedFile
 from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
-from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct
 
 if TYPE_CHECKING:
@@ -211,8 +211,6 @@ class Checkpoint:
     def announce(self, tensors: Iterable[LazyTensor]) -> None:
         """Say which tensors will be read next: of files far away, their bytes are fetched ahead."""
         if any(far_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
-            from ckptool.tensors.announcing import announce  # few files are far away
-
             announce(tensors)
 
     def check_index(self) -> None:

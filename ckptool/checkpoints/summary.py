@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import prod
 from operator import add, attrgetter, eq, le
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -18,9 +18,12 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 _LOCATION: Final = attrgetter("location")
 _SHAPE: Final = attrgetter("shape")
 _DTYPE: Final = attrgetter("dtype.name")
-_NAME: Final = attrgetter("name")
 _PARTS: Final = attrgetter("parts")
+_SUBCLASS: Final = attrgetter("subclass")
+_LAYOUT: Final = attrgetter("layout")
 _STORAGE: Final = attrgetter("storage")
+_SOURCE: Final = attrgetter("source")
+_OFFSET: Final = attrgetter("offset")
 _NBYTES: Final = attrgetter("nbytes")
 
 
@@ -60,12 +63,8 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
     cancellation, keeps_ties = checkpoint.source.cancellation, checkpoint.traits.keeps_ties
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    prefixes = prefixes_of(checkpoint.weights or ())
-    if not infos:
-        return Summary(0, 0, 0, 0, {}, {}, prefixes, is_apart=True, is_plain=True)
-    fields = _fields_of(infos)
-    numels = list(map(prod, each(fields.shape, cancellation)))
-    storages = _all_storages(infos, fields.parts, each(fields.storage, cancellation))
+    numels = list(map(prod, map(_SHAPE, each(infos, cancellation))))
+    storages = _all_storages(infos, cancellation)
     nbytes, is_apart = _extent(storages, apart=not keeps_ties)
     is_apart = is_apart and len(storages) == len(infos)
     own = distinct(infos, cancellation) if keeps_ties and not is_apart else infos
@@ -74,11 +73,11 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         tied=len(infos) - len(own),
         numel=sum(numels) if own is infos else sum(map(prod, map(_SHAPE, own))),
         nbytes=nbytes,
-        devices=_counted(fields.location),
-        dtypes=_counted(list(map(_NAME, fields.dtype))),
-        prefixes=prefixes,
+        devices=_counted(list(map(_LOCATION, infos))),
+        dtypes=_counted(list(map(_DTYPE, infos))),
+        prefixes=prefixes_of(checkpoint.weights or ()),
         is_apart=is_apart,
-        is_plain=not any(fields.subclass) and fields.layout.count("strided") == len(infos) and all(numels),
+        is_plain=not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos)) and all(numels),
     )
 
 
@@ -124,41 +123,28 @@ def numel_and_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> t
     ``apart`` says that it is known that no two of them share any.
     """
     infos = [tensor.info for tensor in tensors]
-    storages = _all_storages(infos, map(_PARTS, infos), map(_STORAGE, infos))
-    nbytes = sum(map(_NBYTES, storages)) if apart else _extent(storages)[0]
-    return sum(map(prod, map(_SHAPE, infos))), nbytes
-
-
-def _fields_of(some: Sequence[NamedTuple]) -> Any:
-    """Return one of the same class, of which each field has that of all: that is twice as fast as to ask each."""
-    return type(some[0])._make(zip(*some, strict=True))
+    return sum(map(prod, map(_SHAPE, infos))), _extent(_all_storages(infos), apart=apart)[0]
 
 
 def _extent(storages: Sequence[StorageRef], *, apart: bool = False) -> tuple[int, bool]:
     """Return how many bytes storages cover, and whether each has some, of which no other has any."""
-    if not storages:
-        return 0, True
-    fields = _fields_of(storages)
-    whole = sum(fields.nbytes)
-    nbytes = whole if apart else _covered(fields)
-    if nbytes is None:
-        nbytes = sum(end - begin for _, begin, end in _merged(storages))
-    return nbytes, nbytes == whole and all(fields.nbytes)
+    sizes = list(map(_NBYTES, storages))
+    nbytes = sum(sizes) if apart else _covered(storages, sizes)
+    return nbytes, nbytes == sum(sizes) and all(sizes)
 
 
-def _covered(storages: Any) -> int | None:
-    """Return how many bytes storages of one source cover; None if that has to be found out one by one."""
-    begins, sizes, sources = storages.offset, storages.nbytes, storages.source
-    if sources.count(sources[0]) < len(sources):
-        return None
-    if all(map(le, map(add, begins, sizes), islice(begins, 1, None))):  # many lie one after the other
-        return int(sum(sizes))
-    by_begin: dict[int, int] = dict(zip(begins, sizes, strict=True))
-    if len(by_begin) < len(begins) and not all(map(eq, map(by_begin.__getitem__, begins), sizes)):
-        return None
-    order = sorted(by_begin)
-    ends = map(add, order, map(by_begin.__getitem__, order))
-    return sum(by_begin.values()) if all(map(le, ends, islice(order, 1, None))) else None
+def _covered(storages: Sequence[StorageRef], sizes: Sequence[int]) -> int:
+    """Return how many bytes storages of these sizes cover: mostly of one source, and apart, in some order."""
+    sources = list(map(_SOURCE, storages))
+    if sources and sources.count(sources[0]) == len(sources):
+        begins = list(map(_OFFSET, storages))
+        by_begin = dict(zip(begins, sizes, strict=True))
+        order = sorted(by_begin)
+        ends = map(add, order, map(by_begin.__getitem__, order))
+        is_each_once = len(order) == len(begins) or all(map(eq, map(by_begin.__getitem__, begins), sizes))
+        if is_each_once and all(map(le, ends, islice(order, 1, None))):
+            return sum(by_begin.values())
+    return sum(end - begin for _, begin, end in _merged(storages))
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
@@ -177,11 +163,10 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _all_storages(
-    infos: Sequence[TensorInfo], parts: Iterable[object], own: Iterable[StorageRef | None]
-) -> list[StorageRef]:
-    """Return the storages of tensors and of their parts, each as often as it is referred to."""
-    return list(_storages(infos) if any(parts) else filter(None, own))
+def _all_storages(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> list[StorageRef]:
+    """Return the storages of tensors and their parts, each as often as it is referred to."""
+    known = each(infos, cancellation)
+    return list(_storages(known) if any(map(_PARTS, infos)) else filter(None, map(_STORAGE, known)))
 
 
 def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ckptool.cli import terminal
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.report import MigrationReport
+
+_SCHEMA: Final = "ckptool.migrate/2"
 
 
 def output_for(options: dict[str, Any], sources: Sequence[str]) -> Objects | Names | Brief | Reports:
@@ -35,14 +37,21 @@ class Objects:
         self._output = JsonOutput(as_lines=as_lines, is_list=is_list)
 
     def done(self, report: MigrationReport) -> None:
-        from ckptool.cli.migrate_report import report_as_json
-
-        self._output.add(report_as_json(report))
+        fields = report._asdict()
+        del fields["dropped_at_root"]  # they are among those that are dropped
+        head = {name: fields.pop(name) for name in ("source", "target", "form")}
+        found = {"schema": _SCHEMA, **head, "source_format": report.before.format, **fields}
+        found["renamed"] = [list(pair) for pair in report.renamed]
+        found["casts"] = [cast._asdict() for cast in report.casts]
+        found["files"] = [file._asdict() for file in report.files]
+        for name, file in (("before", report.before), ("after", report.after)):
+            found[name] = file._asdict()
+        self._output.add(found)
 
     def failed(self, source: str, error: CkptoolError) -> None:
-        from ckptool.cli.migrate_report import error_as_json
+        from ckptool.cli.json_output import error_object
 
-        self._output.add(error_as_json(source, error))
+        self._output.add({"schema": _SCHEMA, "source": source, "error": error_object(error)})
 
     def end(self) -> None:
         self._output.end()

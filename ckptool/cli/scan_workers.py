@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
-_LONGEST: Final = 4096
-"""Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
+_ROOM_NBYTES: Final = 1 << 15
+"""Of what a worker has waiting: a pipe has room for it, so that nobody waits to write while nobody reads."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
 _MANY: Final = 64
 """Small files that one worker has waiting, so that their rows are taken several at a time; of one alone, any files."""
 _SMALL_NBYTES: Final = 8 << 20
-_SHORT: Final = 256
-"""Of their paths: a pipe has room for so many of them."""
 _AT_ONCE: Final = 8
-"""Tasks that a worker is told of together: it has others meanwhile, even if it takes long to find the next."""
+"""Tasks that a worker is told of together: it has others meanwhile, unless it takes long to find the next."""
+_REACHED_NBYTES: Final = 1 << 11
+"""Of how a file far away is reached."""
 _ENOUGH: Final = 32
 """Of files that each worker has left, so that answers need not be taken at once,"""
 _PAUSE: Final = 0.05
 """but after so many seconds, or fewer where workers have few left by then."""
+_SHORTEST: Final = 0.001
 _FEW: Final = 16
 
 
@@ -47,6 +48,11 @@ class Task(NamedTuple):
     @property
     def is_far(self) -> bool:
         return is_far(self.target.path)
+
+    @property
+    def nbytes(self) -> int:
+        """Return how much a worker is told of it, at most."""
+        return len(json.dumps(self.target.path)) + (_REACHED_NBYTES if self.is_far else 1)
 
     @property
     def is_small(self) -> bool:
@@ -65,6 +71,8 @@ class Worker(WorkerProcess):
     def __init__(self, asked: Asked, threads: int) -> None:
         super().__init__("rows", {"asked": asked._asdict(), "threads": threads})
         self.tasks: dict[int, Task] = {}
+        self.nbytes = 0
+        """Of what it was told of these."""
         self._given = 0
         self._untold: list[object] = []
 
@@ -73,6 +81,7 @@ class Worker(WorkerProcess):
         is_idle = not self.tasks
         self._given += 1
         self.tasks[self._given] = task
+        self.nbytes += task.nbytes
         self._untold.append(message_of(task, self._given) if task.is_far else str(task.target.path))
         if is_idle or task.is_far or len(self._untold) >= _AT_ONCE:
             self.tell()
@@ -100,7 +109,7 @@ class Worker(WorkerProcess):
             number, _, answer = line.partition(b" ")
             task = self.tasks[int(number)]
             if not answer.startswith(HEAD_OF_TENSOR):
-                del self.tasks[int(number)]
+                self.nbytes -= self.tasks.pop(int(number)).nbytes
             found.append((task, answer))
         return found
 
@@ -164,12 +173,12 @@ class Crew:
         """Say whether a worker that is at something may be given more; on what was tried before, it may die."""
         if self._tried and any(one.target.path in self._tried for one in (task, *worker.tasks.values())):
             return False
+        if worker.nbytes + task.nbytes > _ROOM_NBYTES:
+            return False
         count = len(worker.tasks)
         if count < self._ahead or task.is_far:
-            return count < (self._threads if task.is_far else self._ahead) and len(task.target.path) <= _LONGEST
-        if count >= self._ahead_of_small or len(task.target.path) > _SHORT:
-            return False
-        return self._is_alone or task.is_small
+            return count < (self._threads if task.is_far else self._ahead)
+        return count < self._ahead_of_small and (self._is_alone or task.is_small)
 
     def _answers(self) -> Iterator[list[Answer]]:
         """Wait for answers, and yield them."""
@@ -185,7 +194,7 @@ class Crew:
                 continue
             self._failed_starts = 0 if lines else self._failed_starts
             found = worker.answers(lines)
-            self._pause = min(_PAUSE, self._pause * (0.5 if len(worker.tasks) < _FEW else 1.5))
+            self._pause = max(_SHORTEST, min(_PAUSE, self._pause * (0.5 if len(worker.tasks) < _FEW else 1.5)))
             yield found
 
     def _lost(self, worker: Worker) -> list[Answer]:

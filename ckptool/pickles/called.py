@@ -297,7 +297,7 @@ def _is_given_constants(call: Call, harmless: Container[int]) -> bool:
     for one in call.args:
         kind = type(one)
         if kind is tuple:
-            if not _CONSTANTS.issuperset(map(type, one)):
+            if len(one) > SHORT or not _CONSTANTS.issuperset(map(type, one)):
                 return False
         elif kind not in _CONSTANTS and kind is not PersistentId and id(one) not in harmless:
             return False

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Final
 
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import grading, nodes
 from ckptool.pickles.effects import Effect
-from ckptool.pickles.nodes import Dict, Global, Inert
-from ckptool.pickles.reaching import TOO_MUCH, Looks, canonical, is_pickler
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.reaching import FLAT_BITS, TOO_MUCH, Looks, canonical, is_flat, is_pickler
 from ckptool.pickles.verdicts import Verdict, cut_text
 
 SHORT: Final = 64
@@ -33,12 +33,32 @@ class Repeats:
         """Take what a call or a state is given; say whether it is long, came before, and too much did already."""
         again = 0
         for one in (given, *given) if type(given) is tuple and len(given) <= SHORT else (given,):
-            held = one.pairs if type(one) is Dict else one if type(one) is tuple or type(one) is list else ()
-            if len(held) > SHORT:
-                again += len(held) if id(one) in self._given else 0
-                self._given[id(one)] = one
+            for part in _parts(one):
+                if id(part) in self._given:
+                    if self._left < 0:
+                        return True
+                    again += len(part) >> (FLAT_BITS if is_flat(part) else 0)
+                self._given[id(part)] = part
         self._left -= again
         return again > 0 and self._left < 0
+
+
+def _parts(one: Inert) -> Iterator[Sequence[Inert]]:
+    """Yield what is long in what a call or a state is given: also what a module has under one of its names."""
+    kind = type(one)
+    if kind is tuple or kind is list:
+        if len(one) > SHORT:
+            yield one
+        return
+    if kind is not Dict and kind is not Call:
+        return
+    for held in (one.pairs, one.items if kind is Call else None):
+        if held is not None and len(held) > SHORT:
+            yield held
+    if kind is Dict and len(one.pairs) <= SHORT:
+        for _, value in one.pairs:
+            if type(value) is Dict and len(value.pairs) > SHORT:
+                yield value.pairs
 
 
 class Judge:

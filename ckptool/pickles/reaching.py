@@ -19,6 +19,9 @@ _MOST_PARTS: Final = 32
 """Of a name, between its dots: with more it is none of an import."""
 _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
+_CONSTANTS: Final = frozenset((bool, int, float, str, bytes, type(None)))
+FLAT_BITS: Final = 3
+"""So many binary digits less count the elements of what has constants alone."""
 _IMPORTERS: Final = ("torch", "numpy", "joblib")
 _PASSING: Final = ("builtins", "operator", "itertools", "functools", "collections")
 """Modules with functions that give what they were given: ``next``, ``getitem``, ``dict.get``."""
@@ -93,6 +96,7 @@ def is_unknown(name: str, _qualified: str = "") -> bool:
     return not (re.fullmatch(plain.HARMLESS_PATTERN, name) or is_value(name))
 
 
+@lru_cache(maxsize=1 << 12)
 def is_pickler(name: str) -> bool:
     """Say whether a name is of dill, of cloudpickle, or of a copy of that."""
     return re.match(r"(?:\w+\.)*(?:cloudpickle(?:_fast)?|dill)\.", name) is not None
@@ -147,12 +151,20 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
             return str(one.why)
         elif kind in _HOLDERS and id(one) not in seen:
             seen.add(id(one))
-            held = _held(one)
+            held = held_by(one)
+            if is_flat(held):
+                looks.left -= len(held) >> FLAT_BITS
+                continue
             if len(held) > looks.left:
                 looks.left = 0
                 return TOO_MUCH
             todo.extend(held)
     return None
+
+
+def is_flat(held: Collection[Inert]) -> bool:
+    """Say whether there are only constants in a container, which call nothing: to look at each takes far longer."""
+    return _CONSTANTS.issuperset(map(type, held))
 
 
 def is_maker(name: str) -> bool:
@@ -166,7 +178,7 @@ def _maker(one: Call) -> Global | None:
     return nodes.global_of(func)
 
 
-def _held(holder: Inert) -> Collection[Inert]:
+def held_by(holder: Inert) -> Collection[Inert]:
     if type(holder) is Dict:
         return list(chain.from_iterable(holder.pairs))
     return holder.items if type(holder) is Set else holder

@@ -17,8 +17,10 @@ from typing import Any, Final, NamedTuple
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import INVALID, Listener, Tracer
-from ckptool.pickles.machine import NeedMore, OnBuild
+from ckptool.pickles.joblib_arrays import take_elements
+from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.numpy_values import is_wrapper
 from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
@@ -64,6 +66,25 @@ def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild |
         return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks), is_over_limit=is_over)
     left = len(tracer.stack) - 1 + sum(map(len, tracer.marks))
     return Trace(tracer.base + tracer.pos, None, left, tracer.stack[-1], tuple(tracer.blocks))
+
+
+def trace_with_arrays(source: Source, start: int, listener: Listener) -> Trace:
+    """Follow a pickle as joblib loads it: past the elements of arrays, and into the pickles in arrays of objects."""
+
+    def on_build(machine: Machine, built: Call) -> Inert:
+        if isinstance(machine, Tracer) and is_wrapper(built):
+            machine.check_outside_frame()
+        return take_elements(machine, built, objects)
+
+    def objects(machine: Machine) -> Inert:
+        """Tell of what the pickle of an array of objects does, and return the array."""
+        inner = trace(machine.source, machine.position, listener)
+        if inner.broken is not None:
+            raise machine.malformed(inner.broken)
+        machine.skip(inner.end - machine.position, opcodes=True)
+        return inner.root
+
+    return trace(source, start, listener, on_build=on_build)
 
 
 def _follow(tracer: Tracer) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource, FarSource, Source, far_under
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 if TYPE_CHECKING:
@@ -338,3 +338,21 @@ def _flip_signs(data: bytes, which: Sequence[bool], unit: int) -> bytes:
     mask = pattern * (len(data) // len(pattern))
     flipped = int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")
     return flipped.to_bytes(len(data), "little")
+
+
+def announce(tensors: Iterable[LazyTensor]) -> None:
+    """Announce the storages of tensors, those of their parts too, to the sources that they are read from."""
+    found: dict[int, tuple[FarSource, list[tuple[int, int]]]] = {}
+    todo = [tensor.info for tensor in tensors]
+    while todo:
+        info = todo.pop()
+        todo.extend(part for _, part in info.parts)
+        storage = info.storage
+        under = None if storage is None else far_under(storage.source)
+        if storage is None or under is None:
+            continue
+        far, shift = under
+        start = shift + storage.offset
+        found.setdefault(id(far), (far, []))[1].append((start, start + storage.nbytes))
+    for far, ranges in found.values():
+        far.prefetch(ranges)

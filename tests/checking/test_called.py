@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -203,6 +203,53 @@ def test_long_arguments_that_calls_share_are_looked_at_for_so_long(what: str, as
     few = check(b"\x80\2" + asked + shared + again * 3 + b".")
     whole = {(act.how, act.name) for act in few.acts}
     assert whole <= {(act.how, act.name) for act in report.acts}
+
+
+def long(count: int) -> bytes:
+    return b"".join(b"J" + number.to_bytes(4, "little") + b"N" for number in range(count))
+
+
+GIVEN_AGAIN = {
+    "an ordered dict": (named("collections", "OrderedDict") + b")R(" + long(9000) + b"uq\2", b"h\0)Rh\2b0"),
+    "modules": (b"}(" + long(9000) + b"uq\2", b"h\0)R}U\x08_modulesh\2sb0"),
+    "a tuple in arguments": (b"(" + b"K\1" * 9000 + b"tq\2", b"h\0h\2\x85R0"),
+    "constants": (b"(" + b"K\1" * 9000 + b"tq\2", b"h\0h\2R0"),
+    "a name of very many parts": (b"N", b"cp" + b".a" * 2000 + b"\nf\n0" + b"h\0N\x85R0"),
+}
+
+
+@pytest.mark.parametrize("what", GIVEN_AGAIN)
+@pytest.mark.parametrize("asked", [b"", named("os", "system") + b"0"])
+@pytest.mark.parametrize("target", [("pkg" + ".a" * 6000, "f"), ("builtins", "slice")])
+def test_what_is_given_again_and_again_is_looked_at_for_so_long(
+    what: str, asked: bytes, target: tuple[str, str]
+) -> None:
+    given, again = GIVEN_AGAIN[what]
+    data = b"\x80\2" + asked + given + b"0" + named(*target) + b"q\0" + again * (8000 if len(again) < 99 else 20) + b"."
+    begin = process_time()
+    check(data)
+    assert process_time() - begin < 3.0
+
+
+class Sample(NamedTuple):
+    """What refers to a list that all of its kind share."""
+
+    path: str
+    label: int
+    names: list[str]
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_a_long_list_of_texts_that_many_objects_share_is_fine(count: int) -> None:
+    names = [f"class {number}" for number in range(1000)]
+    data = saved(
+        {
+            "collate": partial(Sample, label=0),
+            "samples": [Sample(f"{place}.png", place, names) for place in range(count)],
+        }
+    )
+
+    assert check(data).grade == "code"
 
 
 ABORT = named("os", "abort")

@@ -281,7 +281,8 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
             if one["seconds"] > job["patience"]:
                 slower = slowness()
                 again = forked({**job, "verbs": [name]}, watched=False)
-                one["seconds"] = again.get("verbs", {}).get(name, one)["seconds"] / min(slower, slowness())
+                if name in again.get("verbs", {}):
+                    one["seconds"] = again["verbs"][name]["seconds"] / min(slower, slowness())
     return found
 
 

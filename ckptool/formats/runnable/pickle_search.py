@@ -31,8 +31,7 @@ from ckptool.pickles.judging import Judge
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan, may_hold_pickles, storage_pickle
-from ckptool.pickles.traced_arrays import trace_with_arrays
-from ckptool.pickles.tracer import trace
+from ckptool.pickles.tracer import trace, trace_with_arrays
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
