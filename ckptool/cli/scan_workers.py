@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
-_ROOM_NBYTES: Final = 1 << 15
+_ROOM_NBYTES: Final = 3 << 14
 """Of what a worker has waiting: a pipe has room for it, so that nobody waits to write while nobody reads."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
@@ -28,8 +28,6 @@ _MANY: Final = 64
 _SMALL_NBYTES: Final = 8 << 20
 _AT_ONCE: Final = 8
 """Tasks that a worker is told of together: it has others meanwhile, unless it takes long to find the next."""
-_REACHED_NBYTES: Final = 1 << 11
-"""Of how a file far away is reached."""
 _ENOUGH: Final = 32
 """Of files that each worker has left, so that answers need not be taken at once,"""
 _PAUSE: Final = 0.05
@@ -51,8 +49,11 @@ class Task(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return how much a worker is told of it, at most."""
-        return len(json.dumps(self.target.path)) + (_REACHED_NBYTES if self.is_far else 1)
+        """How much a worker is told of it at most: in JSON, a letter takes two bytes, or twelve."""
+        path = self.target.path
+        if self.is_far:
+            return len(json.dumps(message_of(self, 0)))
+        return len(path) * (2 if path.isascii() and path.isprintable() else 12)
 
     @property
     def is_small(self) -> bool:

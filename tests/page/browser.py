@@ -29,6 +29,7 @@ _ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
 _SECONDS_TO_START = 30
+_NEXT_FRAME = "await new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {
     "Enter": "\ue007",
@@ -91,6 +92,10 @@ class Browser:
         """Run a script in the page, and return what it returns, once that is there."""
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
+    def settle(self) -> None:
+        """Wait until what follows from the size of things is drawn, too: it comes with the next frame."""
+        self.run(f"{_NEXT_FRAME}; {_NEXT_FRAME}")
+
     def console(self) -> list[str]:
         """Return what the console says since it was asked last."""
         return [entry["message"] for entry in self._ask("POST", f"{self._session}/se/log", {"type": "browser"})]
@@ -109,7 +114,9 @@ class Browser:
         self._point(selector, x, y, ())
 
     def _point(self, selector: str, x: float, y: float, then: Sequence[str]) -> None:
+        self.settle()
         self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'nearest'})", selector)
+        self.settle()  # rows are drawn anew where there is more room, or other rows are seen
         found = self._ask("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
         move = {"type": "pointerMove", "duration": 0, "origin": {_ELEMENT: found[_ELEMENT]}, "x": int(x), "y": int(y)}
         actions = [move, *({"type": kind, "button": 0} for kind in then)]
@@ -133,7 +140,7 @@ class Browser:
         """Return how long the page's own thread works on a script, and on what follows from it, in processor time."""
         self.command("Performance.enable", timeDomain="threadTicks")
         before = self._worked()
-        self.run(f"{script}; await new Promise((done) => requestAnimationFrame(() => setTimeout(done)))", *arguments)
+        self.run(f"{script}; {_NEXT_FRAME}", *arguments)
         return self._worked() - before
 
     def milliseconds_to_open(self, path: Path) -> float:

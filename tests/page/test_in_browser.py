@@ -109,6 +109,7 @@ def browser(session: Browser) -> Iterator[Browser]:
 
 def search(browser: Browser, text: str) -> list[str]:
     browser.run(SEARCH, text)
+    browser.settle()
     names: list[str] = browser.run(ROWS)
     return names
 
