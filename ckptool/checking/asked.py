@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     @property
     def columns(self) -> list[str]:
         """The names of what is asked for, as rows have them."""
-        return [name for name, wanted in zip(self._fields, self, strict=True) if wanted] if True in self else []
+        return [name for name, wanted in zip(self._fields, self, strict=True) if wanted]
 
 
 NOTHING: Final = Asked()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ckptool.archives.archive import Archive, Record
+from ckptool.archives.archive import Archive, Record, check_records
 from ckptool.checking import part_check
 from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
             checksums_of_file(source, [(0, source.nbytes)], meter)  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
-        damaged, without = part_check.check_records(archive, limits, meter)
+        damaged, without = check_records(archive, limits, meter)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
         if len(damaged) > MOST_FINDINGS:
             more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"

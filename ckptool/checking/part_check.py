@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptool.archives.archive import Archive, Record, inflated_crc32
+from ckptool.archives.archive import check_records
 from ckptool.cancellation import each
 from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -17,7 +17,7 @@ from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted
-from ckptool.sources.checksums import checksum_of_range, checksums_of_file
+from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
 
@@ -114,32 +114,3 @@ def _unread(part: Part, error: CkptoolError) -> Finding:
 
 def _finding(code: str, part: Part, fact: str) -> Finding:
     return Finding(code, "error", f"the item of {part.what} in {part.file!r}: {fact}", _AGAIN)
-
-
-def check_records(archive: Archive, limits: Limits, meter: Meter) -> tuple[list[tuple[Record, str]], list[Record]]:
-    """Return the records that are damaged, with how, and those without a checksum."""
-    records = [record for record in archive.values() if record.crc32 is not None]
-    stored = [record for record in records if record.compression == "stored"]
-    ranges = [(record.offset, record.offset + record.nbytes) for record in stored]
-    found, _ = checksums_of_file(archive.source, ranges, meter)
-    computed = dict(zip((record.name for record in stored), found, strict=True))
-    damaged: list[tuple[Record, str]] = []
-    bare: list[Record] = [record for record in archive.values() if record.crc32 is None]
-    for record in records:
-        try:
-            actual = computed.get(record.name)
-            if actual is None:
-                actual = inflated_crc32(archive.source, record, limits)
-        except Cancelled:
-            raise
-        except CkptoolError as error:  # damaged, or it would grow beyond what is allowed
-            damaged.append((record, error.message))
-            continue
-        if actual == record.crc32:
-            continue
-        if not record.crc32:  # what writers put that were asked not to compute it
-            bare.append(record)
-        else:
-            fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"
-            damaged.append((record, fact))
-    return damaged, bare

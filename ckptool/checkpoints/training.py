@@ -104,8 +104,6 @@ _SCHEDULERS: Final = {
 """What only one of torch's schedulers keeps, the first that fits being meant."""
 _SCHEDULER = {"last_epoch", "_step_count", "base_lrs", "_last_lr"}
 _SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval"}
-_TELLING: Final = _SCHEDULER | _SCALER | {"state", "param_groups", "_schedulers"}
-"""What says which of them a mapping is."""
 _UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
@@ -224,7 +222,7 @@ def _pairs(node: Inert) -> Pairs:
 def _role(pairs: Pairs) -> TrainingRole | None:
     if len(pairs) < 2:
         return None
-    keys = {key for key, _ in pairs if type(key) is str and key in _TELLING}
+    keys = {key for key, _ in pairs if isinstance(key, str)}
     if keys >= {"state", "param_groups"}:
         return "optimizer"
     if len(keys & _SCHEDULER) > 1 or keys >= {"_schedulers", "_last_lr"}:

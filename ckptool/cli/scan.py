@@ -15,12 +15,15 @@ import click
 from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.ray_option import RayCommand, ray_option
+from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
+from ckptool.migration.output.lines import Lines
+from ckptool.migration.output.parquet import need_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
@@ -29,7 +32,6 @@ from ckptool.sources.stamps import stamp_of
 if TYPE_CHECKING:
     from ckptool.cli.on_ray import OnRay
     from ckptool.cli.scan_ray import Fleet
-    from ckptool.migration.output.lines import Lines
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
@@ -89,8 +91,6 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     if options["parquet"]:
         if not (options["output"] or options["tensors"]):
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
-        from ckptool.migration.output.parquet import need_parquet
-
         need_parquet()
     ray = _ray(options["ray"], options["jobs"]) if options["ray"] else None
     with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
@@ -99,7 +99,9 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
             crew = workers if isinstance(workers, Crew) else _fleet(asked, workers, options["files"])
             run.scan(_paths(paths, lists), crew)
         if options["parquet"]:
-            _write_tables(lines, options["output"], tensors, options["tensors"])
+            for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
+                if one is not None:
+                    write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
 
@@ -117,19 +119,7 @@ def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
 
 
 def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
-    if path is None:
-        return nullcontext()
-    from ckptool.migration.output.lines import Lines  # most rows are printed, or counted
-
-    return Lines(path, head)
-
-
-def _write_tables(lines: Lines | None, output: str, tensors: Lines | None, output_of_tensors: str) -> None:
-    from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
-
-    for one, path, columns in ((lines, output, CHECKPOINTS), (tensors, output_of_tensors, TENSORS)):
-        if one is not None:
-            write_table(one, path, columns)
+    return nullcontext() if path is None else Lines(path, head)
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:

@@ -57,8 +57,9 @@ def _parts(one: Inert) -> Iterator[Sequence[Inert]]:
             yield held
     if kind is Dict and len(one.pairs) <= SHORT:
         for _, value in one.pairs:
-            if type(value) is Dict and len(value.pairs) > SHORT:
-                yield value.pairs
+            below = value.pairs or () if type(value) is Dict or type(value) is Call else ()
+            if len(below) > SHORT:
+                yield below
 
 
 class Judge:

@@ -151,7 +151,7 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
             return str(one.why)
         elif kind in _HOLDERS and id(one) not in seen:
             seen.add(id(one))
-            held = held_by(one)
+            held = _held(one)
             if is_flat(held):
                 looks.left -= len(held) >> FLAT_BITS
                 continue
@@ -178,7 +178,7 @@ def _maker(one: Call) -> Global | None:
     return nodes.global_of(func)
 
 
-def held_by(holder: Inert) -> Collection[Inert]:
+def _held(holder: Inert) -> Collection[Inert]:
     if type(holder) is Dict:
         return list(chain.from_iterable(holder.pairs))
     return holder.items if type(holder) is Set else holder

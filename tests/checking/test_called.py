@@ -212,6 +212,10 @@ def long(count: int) -> bytes:
 GIVEN_AGAIN = {
     "an ordered dict": (named("collections", "OrderedDict") + b")R(" + long(9000) + b"uq\2", b"h\0)Rh\2b0"),
     "modules": (b"}(" + long(9000) + b"uq\2", b"h\0)R}U\x08_modulesh\2sb0"),
+    "an ordered dict of modules": (
+        named("collections", "OrderedDict") + b")R(" + long(9000) + b"uq\2",
+        b"h\0)R}U\x08_modulesh\2sb0",
+    ),
     "a tuple in arguments": (b"(" + b"K\1" * 9000 + b"tq\2", b"h\0h\2\x85R0"),
     "constants": (b"(" + b"K\1" * 9000 + b"tq\2", b"h\0h\2R0"),
     "a name of very many parts": (b"N", b"cp" + b".a" * 2000 + b"\nf\n0" + b"h\0N\x85R0"),

@@ -54,6 +54,7 @@ MODULES = (
     "formats/torchscript",
     "formats/torchscript_json",
     "migration/in_place/file_plan",
+    "migration/in_place/header_edit",
     "migration/in_place/stream_edit",
     "migration/in_place/zip_edit",
     "migration/output",

@@ -368,10 +368,10 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("migration/in_place/zip_edit", "_is_made_of", "begin >= 0", "begin >= -1"): (
         "from the last byte on there are fewer than are looked for"
     ),
-    ("migration/in_place/file_plan", "_refuse_gaps", "begin == position", "begin <= position"): (
+    ("migration/in_place/header_edit", "_refuse_gaps", "begin == position", "begin <= position"): (
         "no tensor of a file that was read begins inside another"
     ),
-    ("migration/in_place/file_plan", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
+    ("migration/in_place/header_edit", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
     ("migration/in_place/stream_edit", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
         NEVER_BEYOND
     ),

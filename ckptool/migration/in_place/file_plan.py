@@ -12,20 +12,18 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.changes import Changes
-from ckptool.migration.in_place.refusals import not_in_place, too_long
+from ckptool.migration.in_place.header_edit import LENGTH_NBYTES, plan_header
+from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.in_place.rewriters import KeepsMembers, KeepsStream
 from ckptool.migration.in_place.stream_edit import plan_stream, tree_room
 from ckptool.migration.in_place.zip_edit import plan_zip
-from ckptool.migration.output.editing import FileEdit, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import Source
 from ckptool.tensors.tensor import StorageRef
 
-_LENGTH_NBYTES: Final = 8
 _WRITES_ALL: Final = ("max_shard_size", "key", "dtype", "expand_tied", "model")
 """Changes after which tensors have other bytes, or others are beside them."""
 
@@ -63,11 +61,11 @@ def plan_edit(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
 
 def _of_header(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     source = checkpoint.source
-    start = _LENGTH_NBYTES + int.from_bytes(source.read(0, _LENGTH_NBYTES), "little")
+    start = LENGTH_NBYTES + int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
     plan = make_plan(checkpoint, None, changes, kept=Kept(tensors_at=start))
     if plan.form != "safetensors" or not isinstance(plan.file, SafetensorsPlan):
         raise _refused(f"form {plan.form!r} of a safetensors file")
-    return EditPlan(plan, _plan_header(source, plan.file), 0)
+    return EditPlan(plan, plan_header(source, plan.file), 0)
 
 
 def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
@@ -130,30 +128,3 @@ def _refuse_file(checkpoint: Checkpoint) -> None:
 
 def _refused(fact: str) -> MigrationRefused:
     return not_in_place(f"cannot be done in place: {fact}")
-
-
-def _plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
-    """
-    Return the edit that gives a file another header.
-
-    Raises:
-        MigrationRefused: The header is too long, or some bytes would be no tensor's, which the format does not allow.
-    """
-    length = source.read(0, _LENGTH_NBYTES)
-    room = int.from_bytes(length, "little")
-    _refuse_gaps(plan, _LENGTH_NBYTES + room, source.nbytes)
-    header = plan.header.rstrip(b" ")
-    if len(header) > room:
-        raise too_long("the header", len(header), room)
-    runs = (Run(_LENGTH_NBYTES, header.ljust(room)),)
-    return FileEdit(source.nbytes, runs, 0, Run(0, length), poison_like(length))
-
-
-def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:
-    stored = [info.storage for info in plan.infos if info.storage is not None]
-    position = start
-    for begin, stop in sorted((storage.offset, storage.offset + storage.nbytes) for storage in stored):
-        if begin == position:
-            position = stop
-    if position != end:
-        raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")

@@ -18,7 +18,7 @@ from operator import mul
 from struct import unpack
 from typing import Final, NamedTuple
 
-from ckptool.formats.directories.rank_files.sharded_tensor import Part, malformed
+from ckptool.formats.directories.rank_files.part import Part, malformed
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, Pairs
 from ckptool.tensors.reading import LazyTensor

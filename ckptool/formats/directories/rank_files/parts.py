@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.formats.directories.rank_files import dtensor, sharded_tensor
-from ckptool.formats.directories.rank_files.sharded_tensor import Part
+from ckptool.formats.directories.rank_files.part import Part
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert, PairList
 from ckptool.tensors.rebuild import Rebuilder

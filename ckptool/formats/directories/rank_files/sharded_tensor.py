@@ -1,8 +1,6 @@
 """
 ``ShardedTensor`` of FSDP1: its state is the shards of this rank, the boxes of all, and the process group.
 
-``Part`` is what one rank holds of a distributed tensor of any class.
-
     (local shards, ShardedTensorMetadata, {"global_rank": …, "global_world_size": …}, sharding spec, …)
 
 See torch/distributed/_shard/sharded_tensor/api.py, ``__getstate__``.
@@ -10,39 +8,13 @@ See torch/distributed/_shard/sharded_tensor/api.py, ``__getstate__``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from ckptool.errors import MalformedFile
+from ckptool.formats.directories.rank_files.part import Part, malformed
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert, Pairs
-from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.rebuild_arguments import as_dtype, as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size
 from ckptool.tensors.tiling import Box
-
-
-class Part(NamedTuple):
-    """What one rank holds of a distributed tensor."""
-
-    shape: tuple[int, ...]
-    """Of the whole."""
-    dtype: DType
-    boxes: tuple[tuple[Box, TensorInfo], ...]
-    """Those that are in this file, as tensors of their own."""
-    all_boxes: tuple[Box, ...] | None
-    """Those of all ranks, where the file lists them."""
-    rank: int | None
-    """That of the process which wrote it, where the file says so."""
-    world: int | None
-    """How many processes there were, where the file says so."""
-    why_not: str | None = None
-    """Why it cannot be put together; None where it can."""
-
-
-def malformed(what: str) -> MalformedFile:
-    """Return the error for a distributed tensor that contradicts itself."""
-    return MalformedFile(f"a distributed tensor {what}", kind="malformed-tensor", hint="Get the file again.")
 
 
 def part(state: Inert, rebuilder: Rebuilder) -> Part:
