@@ -2,31 +2,32 @@
 Every exception that ckptool raises.
 
 * CkptoolError
-  + FileUnavailable         missing, not permitted, or not a regular file
-  + UnreadableFile          the bytes are not what a checkpoint should be
-    - NotACheckpoint        they are something else, and we know what
-    - UnknownFormat         no format recognises them
-    - TruncatedFile         they end too early
-    - MalformedFile         they contradict themselves
-      ~ DamagedFile         by their own checksum: they are not those that were written
-    - AmbiguousFile         two readers could understand them differently
-    - SourceChanged         they changed while being read
-  + UnsafePickle            reading it would mean running it, or consulting this process
-  + UnsupportedFeature      well formed, but not handled
-  + LimitExceeded           reading it would cost more than the limits allow
-  + WeightsNotFound         no state dict is the weights that were asked for
-    - AmbiguousWeights      several could be
-    - IncompleteWeights     a part of them is not in the file, or cannot be named
-  + MigrationRefused        what was asked for would lose or confuse something
-  + OutputFailed            the result could not be written
-    - OutputExists          and nothing may be overwritten
-  + UnfinishedEdit          an edit in place did not end, or goes on
-  + WeightsMismatch         the weights do not fit the model
-    - KeyMismatch           by their names
-    - ShapeMismatch         by their shapes
-  + DeviceUnavailable       no such device, or not here
-  + MissingPackage          a package that this needs is not installed, or does not start; an ImportError, too
-  + OutOfMemory             the weights need more memory than there is
+  + Failure                 something is wrong with a file, or with what was asked for
+    - FileUnavailable       missing, not permitted, or not a regular file
+    - UnreadableFile        the bytes are not what a checkpoint should be
+      ~ NotACheckpoint      they are something else, and we know what
+      ~ UnknownFormat       no format recognises them
+      ~ TruncatedFile       they end too early
+      ~ MalformedFile       they contradict themselves
+        . DamagedFile       by their own checksum: they are not those that were written
+      ~ AmbiguousFile       two readers could understand them differently
+      ~ SourceChanged       they changed while being read
+    - UnsafePickle          reading it would mean running it, or consulting this process
+    - UnsupportedFeature    well formed, but not handled
+    - LimitExceeded         reading it would cost more than the limits allow
+    - WeightsNotFound       no state dict is the weights that were asked for
+      ~ AmbiguousWeights    several could be
+      ~ IncompleteWeights   a part of them is not in the file, or cannot be named
+    - MigrationRefused      what was asked for would lose or confuse something
+    - OutputFailed          the result could not be written
+      ~ OutputExists        and nothing may be overwritten
+    - UnfinishedEdit        an edit in place did not end, or goes on
+    - WeightsMismatch       the weights do not fit the model
+      ~ KeyMismatch         by their names
+      ~ ShapeMismatch       by their shapes
+    - DeviceUnavailable     no such device, or not here
+    - MissingPackage        a package that this needs is not installed, or does not start; an ImportError, too
+    - OutOfMemory           the weights need more memory than there is
   + Cancelled               the caller did not want it any more, or not any longer
 
 A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
@@ -146,13 +147,19 @@ def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
     return cls(message)
 
 
-class FileUnavailable(CkptoolError):
+class Failure(CkptoolError):
+    """Every error but ``Cancelled``: for handlers that go on, and must not when the call was cancelled."""
+
+    default_kind = "failure"
+
+
+class FileUnavailable(Failure):
     """A path cannot be opened: missing, a pipe, not permitted, or a folder in which files are missing."""
 
     default_kind = "unavailable"
 
 
-class UnreadableFile(CkptoolError):
+class UnreadableFile(Failure):
     """The bytes are not what a checkpoint should be."""
 
     default_kind = "unreadable"
@@ -200,25 +207,25 @@ class SourceChanged(UnreadableFile):
     default_kind = "source-changed"
 
 
-class UnsafePickle(CkptoolError):
+class UnsafePickle(Failure):
     """The pickle needs code to run, or something that only the process that wrote it had."""
 
     default_kind = "unsafe-pickle"
 
 
-class UnsupportedFeature(CkptoolError):
+class UnsupportedFeature(Failure):
     """The file is well formed, but uses something that is not handled."""
 
     default_kind = "unsupported"
 
 
-class LimitExceeded(CkptoolError):
+class LimitExceeded(Failure):
     """Reading on would cost more than the ``Limits`` allow: ``needed`` against ``actual``."""
 
     default_kind = "limit-exceeded"
 
 
-class WeightsNotFound(CkptoolError):
+class WeightsNotFound(Failure):
     """
     No state dict in the file is the weights that were asked for.
 
@@ -246,13 +253,13 @@ class IncompleteWeights(WeightsNotFound):
     missing: tuple[str, ...] = ()
 
 
-class MigrationRefused(CkptoolError):
+class MigrationRefused(Failure):
     """What was asked for would lose or confuse something; nothing was written."""
 
     default_kind = "refused"
 
 
-class OutputFailed(CkptoolError):
+class OutputFailed(Failure):
     """The result could not be written. A file that has its name already is not changed."""
 
     default_kind = "output-failed"
@@ -264,7 +271,7 @@ class OutputExists(OutputFailed):
     default_kind = "output-exists"
 
 
-class UnfinishedEdit(CkptoolError):
+class UnfinishedEdit(Failure):
     """
     The file has the journal of an edit in place, which goes on or was cut off; nothing was read or changed.
 
@@ -274,7 +281,7 @@ class UnfinishedEdit(CkptoolError):
     default_kind = "unfinished-edit"
 
 
-class WeightsMismatch(CkptoolError):
+class WeightsMismatch(Failure):
     """
     The weights do not fit the model, which was not changed.
 
@@ -299,13 +306,13 @@ class ShapeMismatch(WeightsMismatch):
     default_kind = "shape-mismatch"
 
 
-class DeviceUnavailable(CkptoolError):
+class DeviceUnavailable(Failure):
     """The device that was asked for does not exist, or is not on this machine; the message says why."""
 
     default_kind = "device-unavailable"
 
 
-class MissingPackage(CkptoolError, ImportError):
+class MissingPackage(Failure, ImportError):
     """
     What was asked for needs ``package``, which is not installed (or does not start: ``broken-package``).
 
@@ -324,7 +331,7 @@ class MissingPackage(CkptoolError, ImportError):
         return error
 
 
-class OutOfMemory(CkptoolError):
+class OutOfMemory(Failure):
     """The weights need ``needed`` bytes where ``actual`` are free. Nothing was loaded."""
 
     default_kind = "out-of-memory"

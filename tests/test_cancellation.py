@@ -23,6 +23,8 @@ import torch
 import ckptool
 from ckptool import Cancellation, Cancelled, LimitExceeded, Limits, LiveModel
 from ckptool.cancellation import STEP_NBYTES
+from ckptool.checking.safety import survey_origin
+from ckptool.checkpoints.training import training_states
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.source import SliceSource
 from tests import build
@@ -589,3 +591,28 @@ def test_what_is_opened_stays_bound_to_its_cancellation(big: Path) -> None:
 def test_other_limits_hold_beside_it(big: Path) -> None:
     with pytest.raises(LimitExceeded):
         ckptool.open_checkpoint(big, limits=Limits(tensors=1, cancellation=Cancellation()))
+
+
+def test_what_a_training_was_at_is_not_less_for_a_cancellation(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pth")
+    cancellation = Cancellation()
+    with ckptool.open_checkpoint(tmp_path / "a.pth", limits=Limits(cancellation=cancellation)) as checkpoint:
+        known = training_states(checkpoint)
+        cancellation.cancel()
+        with pytest.raises(Cancelled):
+            training_states(checkpoint)
+
+    assert known[0].steps == 1
+
+
+def test_a_file_that_is_no_checkpoint_is_not_fine_for_a_cancellation(tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(b"no checkpoint")
+    cancellation = Cancellation()
+    cancellation.cancel()
+
+    with pytest.raises(Cancelled):
+        survey_origin(tmp_path / "a.pth", Limits(cancellation=cancellation))

@@ -66,10 +66,10 @@ def test_every_error_has_a_kind_of_its_own(cls: type[CkptoolError]) -> None:
 @each("cls", CLASSES)
 def test_every_error_is_in_the_drawn_tree(cls: type[CkptoolError]) -> None:
     assert issubclass(cls, CkptoolError)
-    drawn = [line for line in (errors.__doc__ or "").splitlines() if line.strip().startswith(("*", "+", "-", "~"))]
+    drawn = [line for line in (errors.__doc__ or "").splitlines() if line.strip().startswith(("*", "+", "-", "~", "."))]
     lines = [line for line in drawn if cls.__name__ in line.split()]
     assert len(lines) == 1
-    depth = {"*": 1, "+": 2, "-": 3, "~": 4}[lines[0].strip()[0]]
+    depth = {"*": 1, "+": 2, "-": 3, "~": 4, ".": 5}[lines[0].strip()[0]]
     assert sum(issubclass(one, CkptoolError) for one in cls.__mro__) == depth
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import Cancelled, CkptoolError, DamagedFile, LimitExceeded
+from ckptool.errors import DamagedFile, Failure, LimitExceeded
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
 
@@ -196,9 +196,7 @@ def check_records(archive: Archive, limits: Limits, meter: "Meter") -> tuple[lis
             actual = computed.get(record.name)
             if actual is None:
                 actual = inflated_crc32(archive.source, record, limits)
-        except Cancelled:
-            raise
-        except CkptoolError as error:  # damaged, or it would grow beyond what is allowed
+        except Failure as error:  # damaged, or it would grow beyond what is allowed
             damaged.append((record, error.message))
             continue
         if actual == record.crc32:

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from ckptool.archives.archive import Archive, Record
 from ckptool.errors import (
     AmbiguousFile,
-    Cancelled,
-    CkptoolError,
+    Failure,
     LimitExceeded,
     MalformedFile,
     TruncatedFile,
@@ -101,9 +100,7 @@ def _as_far(members: Iterator[_Member | None]) -> Iterator[_Member]:
             if member is None:
                 return
             yield member
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return
 
 

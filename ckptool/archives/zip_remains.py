@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL, find_directory
 from ckptool.archives.zip_layout import ENTRY, ENTRY_MAGIC, LOCAL, LOCAL_MAGIC
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage
+from ckptool.errors import Failure, MalformedFile, MissingPackage
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -88,9 +88,7 @@ def _last(source: Source) -> int:
     """Return where the last of several zips begins; 0 if there is one."""
     try:
         find_directory(source)
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         return error.offset or 0 if error.kind == SEVERAL else 0
     return 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.embedded import find_embedded
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
 from ckptool.pickles.gc_pause import gc_paused
@@ -164,9 +164,7 @@ def _plan(checkpoint: Checkpoint, options: Options, renames: Renames) -> Plan | 
             plan = make_plan(checkpoint, None, changes, sketch=True)
             refuse_nothing(checkpoint, plan.weights, plan.file, changes)
             refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, DEFAULT_LIMITS)
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return None
     return plan
 

@@ -18,7 +18,7 @@ from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
+from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint, open_keeping
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.surveys import Act, Survey, reached
@@ -192,9 +192,9 @@ def check(
         with about(shown), open_keeping(origin, trees, limits) as checkpoint:
             beside = _beside(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
-    except (Cancelled, MissingPackage):
+    except MissingPackage:
         raise  # nothing is wrong with the file
-    except CkptoolError as error:
+    except Failure as error:
         with about(shown):
             return refused(shown, depth, origin, error, limits, trees=trees)
 

@@ -12,7 +12,7 @@ from ckptool.checking.codes import CODES
 from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
 from ckptool.checking.safety import merged
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.errors import Failure, NotACheckpoint, UnknownFormat
 from ckptool.formats import open_checkpoint
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Survey
@@ -80,9 +80,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                     break
                 if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
                     found.append((name, _of_file(folder, name, limits)))
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
     return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()])
 
@@ -96,11 +94,9 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             with open_checkpoint(one.path, limits=limits) as other:
                 errors = [what for code, what, _ in other.remarks if CODES[code].severity == "error"]
                 errors += [f"{name!r}: {why}" for name, why in other.unopened]
-        except Cancelled:
-            raise
         except (NotACheckpoint, UnknownFormat):
             continue  # a value of some other kind
-        except CkptoolError as error:
+        except Failure as error:
             errors = [error.message]
         if errors:
             yield Finding(
@@ -121,9 +117,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             if source.nbytes:
                 search.ending(source)
                 search.anything(source, "", None, 0)
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         if error.kind == PACKED or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()

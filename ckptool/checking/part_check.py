@@ -14,7 +14,7 @@ from ckptool.cancellation import each
 from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
-from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
+from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted
 from ckptool.sources.checksums import checksum_of_range
@@ -53,11 +53,9 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
         parts += 1
         try:
             parsed = part.open()
-        except Cancelled:
-            raise
         except FileUnavailable:
             continue  # that the file is missing is known
-        except CkptoolError as error:
+        except Failure as error:
             findings.append(_unread(part, error))
             continue
         found: list[Finding] = []

@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
-from ckptool.errors import Cancelled, CkptoolError, let_go
+from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_keeping
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.probe import Trees
@@ -81,9 +81,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
                     tell(one)
             facts.update(judged, error=None)
             return facts
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         report = _checked(refused(path, depth, path, error, limits, trees=trees, is_salvaged=asked.check or asked.deep))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
         return {**failure(error.kind, error.message, type(error).__name__), **report, **others}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ckptool.checking.asked import READY, SAME, Asked, lost_row
 from ckptool.checking.row import row
-from ckptool.errors import CkptoolError, let_go
+from ckptool.errors import Failure, let_go
 from ckptool.sources.stamps import stamp_of_version
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _Work:
         address.listed = None if how["listed"] is None else tuple(how["listed"])
         address.takes_end = True
         if how["known"] is not None:
-            with suppress(CkptoolError):  # which opening says again
+            with suppress(Failure):  # which opening says again
                 stamp = stamp_of_version((remote_version(address) or ())[2:])
                 if stamp is not None and stamp.version == how["known"]:
                     return SAME

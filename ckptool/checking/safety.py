@@ -12,7 +12,7 @@ from itertools import chain, repeat
 
 from ckptool.checking.usual_names import has_settings, unexpected
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
@@ -142,16 +142,14 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees 
         origin, _, member = os.fspath(origin).partition("::")
     try:
         source, _ = open_source(origin, limits.cancellation)
-    except CkptoolError:
+    except Failure:
         return Survey()  # no file: its error says so
     search = Search(limits, trees)
     try:
         with gc_paused():
             search.ending(source)
             search.anything(source, "", None, 0)
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         search.miss(error.message)
     finally:
         source.close()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ckptool.archives.zip_layout import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats import safetensors, torch_legacy
 from ckptool.limits import Limits
 from ckptool.messages import some
@@ -49,9 +49,7 @@ def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
             found = _salvage(source, limits)
         finally:
             source.close()
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return ()
     if found is None:
         return ()

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, SourceChanged
+from ckptool.errors import Failure, LimitExceeded, MissingPackage, SourceChanged
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
@@ -70,9 +70,9 @@ def statistics_of(
                 tally.add(_counted(tensor.chunks(_VALUES_AT_ONCE, limits=limits), meter), tensor.dtype)
                 if tally is not whole:
                     whole.join(tally)
-            except (Cancelled, SourceChanged, MissingPackage):
+            except (SourceChanged, MissingPackage):
                 raise
-            except CkptoolError as error:
+            except Failure as error:
                 reasons.setdefault(error.message)
         values = whole.result() if len(seen) > len(reasons) or not reasons else None
         shape = group[0].shape if depth is None else None

@@ -6,23 +6,19 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from functools import cached_property
 from math import prod
 from operator import attrgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
+from ckptool.closing import Closing
 from ckptool.errors import DamagedFile
 from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since Python 3.11
-
 
 _SHAPE: Final = attrgetter("shape")
 
@@ -89,7 +85,7 @@ class StateDict(Mapping[str, LazyTensor]):
         return _html(repr(self), self._tensors)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """
     What is in one file, or in files that belong together. Tensors are lazy: their bytes are read when
     ``LazyTensor.read`` is called.
@@ -227,14 +223,6 @@ class Checkpoint:
     def close(self) -> None:
         """Close the file. Tensors that were not read yet cannot be read any more."""
         self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"

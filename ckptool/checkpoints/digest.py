@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import choose
-from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, UnsupportedFeature
+from ckptool.errors import CkptoolError, Failure, MigrationRefused, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.names.renaming import rename, strip_wrappers, without_marked
 from ckptool.tensors.payloads import CHUNK_NBYTES
@@ -55,9 +55,7 @@ def digest_or_why(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> Kn
     """Return what ``digest_of`` does, or the error; only a cancellation is raised."""
     try:
         return Known(digest_of(checkpoint, limits))
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         return Known(None, error)
 
 

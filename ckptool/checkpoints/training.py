@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.key_names import parameter_numbers
-from ckptool.errors import CkptoolError
+from ckptool.errors import Failure
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
 from ckptool.pickles.nodes import Call, Dict, Inert, Pairs
@@ -292,7 +292,7 @@ def _number(checkpoint: Checkpoint, node: Inert) -> float | None:
         return None
     try:
         number = float(struct.unpack(_UNPACKED[info.dtype.name], LazyTensor("", info).read())[0])
-    except CkptoolError:
+    except Failure:
         return None
     return number if isfinite(number) else None
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from ckptool.checking.asked import ENDED
-from ckptool.cli.worker_process import WorkerProcess, refuse_starts
+from ckptool.cli.worker_process import WorkerProcess, refuse_starts, started
 from ckptool.errors import CkptoolError
 from ckptool.migration.file_jobs import Job, Tell, Written
 
@@ -21,7 +21,7 @@ class _Worker(WorkerProcess):
     """One process, and the job that it is at."""
 
     def __init__(self, job: Job, among: int) -> None:
-        super().__init__("files", job.order._asdict(), among)
+        super().__init__(started("files", among), job.order._asdict())
         self.job: Job | None = None
         self.give(job)
 

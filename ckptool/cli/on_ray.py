@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from ckptool import __version__
 from ckptool.checking.asked import ENDED
 from ckptool.cli.ray_option import LOCAL
+from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, MissingPackage
 from ckptool.sources.checksums import processors
 
@@ -61,7 +61,7 @@ class Lost(NamedTuple):
     message: str
 
 
-class OnRay:
+class OnRay(Closing):
     """
     A Ray that runs functions; used in a ``with`` block.
 
@@ -116,9 +116,8 @@ class OnRay:
             hint = "Give the address that 'ray start' printed."
             raise CkptoolError(f"nothing answers at {self._address}", kind=_UNAVAILABLE, hint=hint)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave the cluster."""
         self._ray.shutdown()
 
     @property

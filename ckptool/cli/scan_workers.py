@@ -6,17 +6,18 @@ import json
 import selectors
 from collections.abc import Callable, Iterable, Iterator
 from time import sleep
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
-from ckptool.cli.worker_process import WorkerProcess, refuse_starts
+from ckptool.cli.worker_process import Copy, WorkerProcess, can_copy, refuse_starts, started
+from ckptool.closing import Closing
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import file_nbytes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from subprocess import Popen
+
 
 HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
 _ROOM_NBYTES: Final = 3 << 14
@@ -70,7 +71,7 @@ class Worker(WorkerProcess):
     """One process, and the tasks that it was given: of files here, it is at the first of them."""
 
     def __init__(self, asked: Asked, threads: int) -> None:
-        super().__init__("rows", {"asked": asked._asdict(), "threads": threads})
+        super().__init__(_process(), {"asked": asked._asdict(), "threads": threads})
         self.tasks: dict[int, Task] = {}
         self.nbytes = 0
         """Of what it was told of these."""
@@ -115,7 +116,16 @@ class Worker(WorkerProcess):
         return found
 
 
-class Crew:
+def _process() -> Popen[bytes] | Copy:
+    """Start a process that makes rows: copies of this one have what they need in memory."""
+    if not can_copy():
+        return started("rows")
+    from ckptool.checking.row_worker import main  # nothing else here looks into a file
+
+    return Copy(main)
+
+
+class Crew(Closing):
     """So many workers at most, started when there is work for them; used in a ``with`` block."""
 
     def __init__(self, asked: Asked, jobs: int, connections: int) -> None:
@@ -221,12 +231,8 @@ class Crew:
                 found.append((one, json.dumps(row).encode()))
         return found
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End all workers at once."""
         for worker in self._workers:
             worker.kill()
         self._selector.close()

@@ -1,25 +1,30 @@
 """
-A process that works for this one: this Python with this package, started by its own command line.
+A process that works for this one: a copy of it, or this Python with this package, started by its own command line.
 
-It shares no memory, no locks and no open files with the parent, is told what to do and answers in lines of JSON, and
-ends by itself when the parent is gone.
+It shares no locks and no open files with the parent, is told what to do and answers in lines of JSON, and ends by
+itself when the parent is gone.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from typing import BinaryIO, Final, Literal, NoReturn, TypeAlias
 
 from ckptool.errors import CkptoolError
 from ckptool.sources.checksums import processors
+from ckptool.sources.pool import POOL
 
 Work: TypeAlias = Literal["rows", "files"]
 """Rows of ``scan``, or files of a folder that ``migrate`` writes."""
+Main: TypeAlias = Callable[[BinaryIO, BinaryIO], None]
+"""Does work: reads lines, and writes answers, until there are no more."""
 
 MOST_STARTS: Final = 4
 """That fail, one after the other."""
@@ -31,28 +36,85 @@ _START: Final[dict[Work, str]] = {
 }
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16
-_PATIENCE: Final = 10
-"""Seconds that a process may take to end."""
+
+
+def started(work: Work, among: int = 1) -> subprocess.Popen[bytes]:
+    """Start a new Python, one of so many that share the processors where arithmetic is done by several threads."""
+    threads = {"OMP_NUM_THREADS": str(max(1, processors() // among))}  # torch's wait for each other by spinning
+    # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
+    return subprocess.Popen(  # noqa: S603 - our own words
+        [sys.executable, "-c", _START[work], *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        env={**threads, **os.environ} if among > 1 else None,
+    )
+
+
+def can_copy() -> bool:
+    """
+    Say whether a copy of this process works for sure: this is Linux, and it has one thread, and no file in the pool.
+
+    A copy has one thread, and the locks that others hold. The pool would close files that are the copy's by then.
+    """
+    try:
+        return len(os.listdir("/proc/self/task")) == 1 and POOL.is_empty  # noqa: PTH208 - names
+    except OSError:
+        return False
+
+
+class Copy:
+    """A copy of this process, with what ``subprocess.Popen`` has: it is at work in a moment, as all is imported."""
+
+    def __init__(self, main: Main) -> None:
+        lines, told = os.pipe()
+        heard, answers = os.pipe()
+        self._code: int | None = None
+        self._pid = os.fork()
+        if not self._pid:
+            _be_copy(main, lines, answers)
+        os.close(lines)
+        os.close(answers)
+        self.stdin = os.fdopen(told, "wb", 0)
+        self.stdout = os.fdopen(heard, "rb", 0)
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _be_copy(main: Main, lines: int, answers: int) -> NoReturn:
+    """Work, and end. What the parent had open is closed, and its objects stay as they are."""
+    code = 1
+    try:
+        gc.freeze()  # an object that is let go would close what has its number by then
+        os.setsid()  # as of those that are started
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(lines, 0)
+        os.dup2(answers, 1)
+        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names
+            if number > 2:
+                with suppress(OSError):  # of the list itself
+                    os.close(number)
+        main(os.fdopen(0, "rb"), os.fdopen(1, "wb"))
+        code = 0
+    except BaseException:  # noqa: BLE001 - it is no error of the parent's
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
 
 
 class WorkerProcess:
-    """
-    One process for one kind of work, and what all that it will be given has in common.
+    """One process for one kind of work, and what all that it will be given has in common."""
 
-    It is one of so many that share the processors where arithmetic is done by several threads.
-    """
-
-    def __init__(self, work: Work, common: object, among: int = 1) -> None:
-        threads = {"OMP_NUM_THREADS": str(max(1, processors() // among))}  # torch's wait for each other by spinning
-        # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
-        self._process = subprocess.Popen(  # noqa: S603 - our own words
-            [sys.executable, "-c", _START[work], *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env={**threads, **os.environ} if among > 1 else None,
-        )
+    def __init__(self, process: subprocess.Popen[bytes] | Copy, common: object) -> None:
+        self._process = process
         assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
         assert self._process.stdout is not None  # noqa: S101
         self._input = self._process.stdin
@@ -82,14 +144,10 @@ class WorkerProcess:
         return [bytes(line) for line in lines]
 
     def end(self) -> str:
-        """Wait until it has ended, and say how: words that follow "the process"."""
+        """Wait for one that has said its last, and say how it ended: words that follow "the process"."""
         self._input.close()
         self.output.close()
-        try:
-            code = self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+        code = self._process.wait()
         return (
             f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
         )

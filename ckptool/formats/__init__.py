@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, LimitExceeded, UnknownFormat, about
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
 from ckptool.formats.probe import Probe, Trees
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
@@ -143,9 +143,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
 
     try:
         return _read(probe)._replace(part_of=sets.part_of(path))
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         raise sets.explained(error, path) from error
 
 
@@ -168,7 +166,7 @@ def member_in(origin: Origin) -> str | None:
     """Return the member of an archive that a path names behind ``::``; None if it names none."""
     try:
         return _split_member(origin)[1]
-    except CkptoolError:  # no address: opening it says why
+    except Failure:  # no address: opening it says why
         return None
 
 

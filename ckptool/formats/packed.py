@@ -15,8 +15,8 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import (
-    Cancelled,
     CkptoolError,
+    Failure,
     MalformedFile,
     NotACheckpoint,
     UnknownFormat,
@@ -241,9 +241,7 @@ def _open_members(
             continue
         try:
             opened[name] = probe.read_inner(archive.open(name))
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             let_go(error)
             failures[name] = error
     return {name: opened[name] for name in archive if name in opened}, failures

@@ -13,7 +13,7 @@ from functools import partial
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile
+from ckptool.errors import Failure, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
@@ -40,9 +40,7 @@ def sniff(probe: Probe) -> bool:
         return False
     try:
         pickled = read_with_arrays(probe.source)
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return False
     return pickled.end == probe.source.nbytes and (is_container(pickled.root) or bool(pickled.left and pickled.globals))
 

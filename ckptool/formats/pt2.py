@@ -20,7 +20,7 @@ from __future__ import annotations
 from ckptool.archives.archive import Archive, Record
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
-from ckptool.errors import AmbiguousFile, Cancelled, CkptoolError, MalformedFile
+from ckptool.errors import AmbiguousFile, Failure, MalformedFile
 from ckptool.formats.probe import Probe
 from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
@@ -56,9 +56,7 @@ def read(probe: Probe) -> Parsed:
             continue
         try:
             streams += _pickles(probe, archive, name)
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             unopened.append((name, error.message))
     return parsed._replace(streams=tuple(streams), unopened=tuple(unopened))
 

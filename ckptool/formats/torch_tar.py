@@ -14,13 +14,14 @@ _legacy_load.legacy_load.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, TruncatedFile
+from ckptool.errors import Failure, MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Global, Inert
@@ -54,12 +55,8 @@ def streams_as_far(archive: Archive) -> Iterator[Stream]:
     tables = TarStorages(archive)
     for member in _TABLES:
         if member in archive:
-            try:
+            with suppress(Failure):  # what follows the pickle that it is about is not known
                 tables.read(member)
-            except Cancelled:
-                raise
-            except CkptoolError:
-                pass  # what follows the pickle that it is about is not known
             yield tables.stream(member)
 
 

@@ -13,7 +13,7 @@ from ckptool.checkpoints.roles import Role
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
 from ckptool.errors import (
     AmbiguousWeights,
-    CkptoolError,
+    Failure,
     IncompleteWeights,
     KeyMismatch,
     MigrationRefused,
@@ -85,7 +85,7 @@ def _planned(
 def _torch_takes(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool
 ) -> bool:
-    with suppress(CkptoolError):
+    with suppress(Failure):
         chosen = chosen_weights(checkpoint, key, weights, None)
         state = torch_state_dict(checkpoint, chosen, Assembly(placement(META)))
         return rehearse(model, state, strict=strict, ways=("hollow",)) is not None

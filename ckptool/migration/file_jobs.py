@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
+from ckptool.closing import Closing
 from ckptool.errors import FileUnavailable, OutputFailed, SourceChanged, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
@@ -34,9 +34,6 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Version: TypeAlias = list[Any]
 Versions: TypeAlias = dict[str, Version]
@@ -109,7 +106,7 @@ def write(job: Job) -> Written:
         return opened.write(job)
 
 
-class Opened:
+class Opened(Closing):
     """The source of an order, open for its jobs; used in a ``with`` block."""
 
     def __init__(self, order: Order) -> None:
@@ -155,12 +152,8 @@ class Opened:
         _refuse_others(self._order.versions, found)
         return found
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the source."""
         self._opened.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.errors import Failure, MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
@@ -56,7 +56,7 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
         with reopened() as checkpoint:
             plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
             return not _calls_of(checkpoint, plan).system
-    except CkptoolError:
+    except Failure:
         return False
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
+from ckptool.closing import Closing
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
@@ -26,12 +26,11 @@ from ckptool.tensors.pieces import Extent, PiecesSource
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from typing_extensions import Self
 
 T = TypeVar("T")
 
 
-class Transfer:
+class Transfer(Closing):
     """
     One output being filled. Used in a ``with`` block.
 
@@ -145,11 +144,7 @@ class Transfer:
             self._ahead = file, ReadAhead(file)
         return self._ahead[1].read(offset, nbytes)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

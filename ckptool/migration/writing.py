@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, OutputFailed
+from ckptool.errors import Failure, OutputFailed
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
@@ -154,9 +154,7 @@ def _verify(checkpoint: Checkpoint, path: str, check: Callable[[], str | None]) 
     """Read the file back, and return which library read it beside our own reader."""
     try:
         other = check()
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         checkpoint.check_unchanged()  # a model is compared with the source itself
         what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
         raise OutputFailed(

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Failure, LimitExceeded
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.scanner import end_of_opcode
@@ -136,9 +136,9 @@ class Tracer(Machine):
         """
         try:
             return self.listener(effect)
-        except (Cancelled, LimitExceeded):
+        except LimitExceeded:
             raise
-        except (CkptoolError, *INVALID) as error:
+        except (Failure, *INVALID) as error:
             raise RuntimeError(f"{effect.how} at byte {effect.offset:,}: {type(error).__name__}: {error}") from error
 
     def look_up(self, module: str, name: str) -> Global:

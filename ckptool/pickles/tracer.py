@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
+from ckptool.errors import Failure, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import INVALID, Listener, Tracer
 from ckptool.pickles.joblib_arrays import take_elements
@@ -59,9 +59,7 @@ def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild |
     tracer = Tracer(source, start, listener, on_build)
     try:
         _follow(tracer)
-    except Cancelled:
-        raise
-    except CkptoolError as error:
+    except Failure as error:
         is_over = isinstance(error, LimitExceeded)
         return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks), is_over_limit=is_over)
     left = len(tracer.stack) - 1 + sum(map(len, tracer.marks))
@@ -98,9 +96,7 @@ def _follow(tracer: Tracer) -> None:
             except TruncatedFile:
                 tracer.check_torn(tracer.base + tracer.pos)
                 raise
-        except Cancelled:
-            raise
-        except CkptoolError:
+        except Failure:
             tracer.check_torn(tracer.base + tracer.opcode)
             raise
         except INVALID as error:

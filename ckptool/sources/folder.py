@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, LimitExceeded
+from ckptool.errors import CkptoolError, Failure, LimitExceeded
 from ckptool.sources.files import FileSource, PooledFile, check_names
 from ckptool.sources.pool import POOL, PooledFolder
 from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
@@ -125,7 +125,7 @@ class FolderSource:
         """Return how a file begins, to see what it is; nothing if it cannot be opened, as a link cannot."""
         try:
             source = self.detached(name)
-        except CkptoolError:
+        except Failure:
             return b""
         try:
             return source.read(0, min(source.nbytes, most))

@@ -19,7 +19,7 @@ import re
 import stat
 from contextlib import ExitStack
 
-from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit
+from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit
 from ckptool.sources.unfinished import refuse_unfinished
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -214,7 +214,7 @@ def _place_below(name: str, folder: int) -> tuple[int, int] | None:
     """Return device and inode of what ``open_below`` opens; None if it does not."""
     try:
         fd = open_below(folder, name)
-    except CkptoolError:
+    except Failure:
         return None
     try:
         return _place(os.fstat(fd))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ckptool.errors import CkptoolError
+from ckptool.errors import Failure
 from ckptool.tensors.pieces import Piece, PiecesSource
 from ckptool.tensors.tensor import TensorInfo
 
@@ -37,7 +37,7 @@ def cut_of(info: TensorInfo) -> Cut | None:
         return None
     try:
         pieces = source.pieces
-    except CkptoolError:  # reading it tells what is wrong
+    except Failure:  # reading it tells what is wrong
         return None
     is_flat = len(source.shape) == 1 < len(info.shape)
     axes = [axis for axis, whole in enumerate(source.shape) if any(piece.sizes[axis] != whole for piece in pieces)]

@@ -23,7 +23,7 @@ from ckptool import migrate
 from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
 from ckptool.checking.row import row
-from ckptool.cli import cli, worker_process
+from ckptool.cli import cli, scan_workers, worker_process
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times
 
@@ -141,6 +141,12 @@ def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp
     assert listed.read_bytes() == before
 
 
+@pytest.fixture(name="fresh")
+def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are new processes, as they are wherever this one cannot be copied."""
+    monkeypatch.setattr(scan_workers, "can_copy", lambda: False)
+
+
 DIES = (
     "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.checking import row_worker as w; row = w.row;"
     "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked);"
@@ -148,7 +154,9 @@ DIES = (
 )
 
 
-def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_costs_the_file_that_it_is_at(
+    folder: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unbroken = rows(scan(folder / "below").stdout)
     monkeypatch.setitem(worker_process._START, "rows", DIES)
     output = folder.parent / "rows.jsonl"
@@ -184,7 +192,7 @@ def test_long_names_of_any_letters_leave_room_for_what_is_said(tmp_path: Path) -
     assert of_tensors.read_bytes().count(b"\n") == 70 * 300
 
 
-def test_workers_that_cannot_start_are_one_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_cannot_start_are_one_error(folder: Path, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(worker_process._START, "rows", "raise SystemExit(3)")
 
     result = scan(folder, code=2)

@@ -13,7 +13,7 @@ from ckptool.checking.explain.keys import KeyLists, key_lists
 from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
-from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.errors import Failure, FileUnavailable
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import FORMS, counted, counts, show_nbytes, some
@@ -48,7 +48,7 @@ def look_into(
     except FileUnavailable as error:
         error.path = error.path or shown_path(origin)
         raise
-    except CkptoolError as error:
+    except Failure as error:
         command = error.command or command_line(shown_path(origin), "check")
         return tuple(one._replace(hint=error.hint or one.hint, command=command, in_file=error.message) for one in found)
 

@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeAlias
 from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import (
-    Cancelled,
     CkptoolError,
+    Failure,
     FileUnavailable,
     LimitExceeded,
     NotACheckpoint,
@@ -235,9 +235,7 @@ def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> 
         budget[0] -= 1
         try:
             below = folder.below(name)
-        except Cancelled:
-            raise
-        except CkptoolError:  # a link, or not permitted
+        except Failure:  # a link, or not permitted
             continue
         try:
             if _is_checkpoint(below, budget, depth + 1):

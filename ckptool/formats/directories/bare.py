@@ -8,7 +8,7 @@ from typing import Final
 
 from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.choosing import Choice
@@ -66,9 +66,7 @@ def missing_parts(folder: FolderSource) -> Iterator[Remark]:
         return
     try:
         text = folder.content(_PARAMETERS, _TEXT_NBYTES).decode("utf-8", "replace")
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return
     named = dict.fromkeys(_FILE.findall(text))
     missing = [repr(name) for name in named if name not in folder.files]

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Final, cast
 
 from ckptool.checkpoints.companions import Beside
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
 from ckptool.sources.folder import FolderSource
@@ -72,9 +72,7 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
     try:
         return parse_object(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return {}
 
 
@@ -86,7 +84,7 @@ def base_model(path: str, source: Source) -> str | None:
     place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir  # noqa: PTH112, PTH120 - names
     try:
         folder = FolderSource(place)
-    except CkptoolError:
+    except Failure:
         return None
     with closing(folder):
         found = json_object(folder, _ADAPTER).get("base_model_name_or_path")
@@ -102,9 +100,7 @@ def _far_object(source: Source, name: str) -> Mapping[str, object]:
         if beside is None or beside.nbytes > _JSON_NBYTES:
             return {}
         return parse_object(beside.read(0, beside.nbytes), name, "json", source.cancellation)
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return {}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.sources.folder import FolderSource
 
 _COMMIT: Final = re.compile(rb"[0-9a-f]{40}")
@@ -27,9 +27,7 @@ def snapshot(folder: FolderSource) -> str | None:
         return None
     try:
         commit = folder.content(_MAIN, _MAIN_NBYTES).strip()
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return None
     name = commit.decode("ascii", "replace")
     known = _COMMIT.fullmatch(commit) and name in folder.names(_SNAPSHOTS)[1]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.companions import Remark
-from ckptool.errors import CkptoolError, MalformedFile
+from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
@@ -43,7 +43,7 @@ def whole(
     fault: CkptoolError | None = None
     try:
         check_tiling(name, shape, boxes)
-    except CkptoolError as error:
+    except Failure as error:
         fault = error
         remarks.append(Remark("CK141", error.message, AGAIN))
     pieces = [Piece(*box, found[box].file, partial(_given, found[box].info)) for box in boxes]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, MalformedFile
+from ckptool.errors import Failure, FileUnavailable, MalformedFile
 from ckptool.messages import some
 from ckptool.sources.folder import FolderSource
 
@@ -27,9 +27,7 @@ def named_by(folder: FolderSource, pointer: str) -> str | None:
         return None
     try:
         text = folder.content(pointer, _LONGEST).decode().strip()
-    except Cancelled:
-        raise
-    except (CkptoolError, UnicodeDecodeError):
+    except (Failure, UnicodeDecodeError):
         return None
     if pointer == MEGATRON and text.isascii() and text.isdigit():
         return f"iter_{int(text):07}"

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from ckptool.checkpoints.companions import Member, Remark, Shard
 from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, NotACheckpoint, UnknownFormat
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pipelines, pointers
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
@@ -97,9 +97,7 @@ def _opened(
         for one in candidates:
             try:
                 opened[one.name] = opening(folder, one, probe)
-            except Cancelled:
-                raise
-            except CkptoolError as error:
+            except Failure as error:
                 failures[one.name] = error
     except BaseException:
         for source, _ in opened.values():

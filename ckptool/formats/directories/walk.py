@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Final, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats import directories
 from ckptool.formats.directories import choosing, pipelines, pointers
 from ckptool.sources.folder import FolderSource
@@ -36,7 +36,7 @@ def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
         place = todo.pop()
         try:
             folder = FolderSource(place)
-        except CkptoolError:  # opening it says why
+        except Failure:  # opening it says why
             yield place, True
             continue
         with closing(folder):
@@ -66,9 +66,7 @@ def _beside(place: str) -> Iterator[Found]:
     try:
         with open_checkpoint(place) as checkpoint:
             others = beside(checkpoint)
-    except Cancelled:
-        raise
-    except CkptoolError:  # whoever opens the folder is told
+    except Failure:  # whoever opens the folder is told
         others = inside_refused(place)
     for other in others:
         if os.path.isdir(other):  # noqa: PTH112 - a name
@@ -90,7 +88,7 @@ def inside_refused(place: str) -> list[str]:
     """Return the paths of what lies in a folder that cannot be opened as a checkpoint, as ``beside`` would."""
     try:
         folder = FolderSource(place)
-    except CkptoolError:
+    except Failure:
         return []
     with closing(folder):
         files = [path for path, is_known in files_of(place, folder.files) if is_known and path != place]

@@ -15,7 +15,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
@@ -205,11 +205,9 @@ class Search(Found):
             return
         try:
             self.anything(source, record, where, depth + 1)
-        except Cancelled:
-            raise
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}, byte {where:,}: {error.message}")
-        except CkptoolError:
+        except Failure:
             return  # bytes that only begin like an archive
 
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
@@ -275,9 +273,7 @@ class Search(Found):
             if depth >= _DEEPEST:
                 raise LimitExceeded(f"more than {_DEEPEST} levels deep")
             self.anything(opened(), record, nested_at, depth + 1)
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 
     def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
@@ -380,8 +376,6 @@ class Search(Found):
     def _end_of_legacy(self, source: Source, at: int, place: str) -> int:
         try:
             return end_of_stream(source, at, self.limits)
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             self.miss(f"{place}: {error.message}")
             return 0

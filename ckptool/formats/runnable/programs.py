@@ -16,7 +16,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_remains import Remnant
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
 from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
@@ -112,9 +112,7 @@ def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
     try:
         content = archive.open(name)
         data = content.read(0, content.nbytes)
-    except Cancelled:
-        raise
-    except CkptoolError:
+    except Failure:
         return  # that it cannot be read is said elsewhere
     yield from _of_data(name, data, record)
 

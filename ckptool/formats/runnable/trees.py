@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats.probe import Trees
 from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.reader import Pickle, read_pickle
@@ -52,9 +52,7 @@ def tree(source: Source, start: int, record: str, known: Trees) -> tuple[Stream,
     if found is None or found.start != start:
         try:
             found = read_pickle(SliceSource(source, 0, min(source.nbytes, start + _MOST_NBYTES)), start)
-        except Cancelled:
-            raise
-        except CkptoolError:
+        except Failure:
             return None
     asks = any(is_asking(one.pid) for one in found.persistent_ids)
     if asks or any(one.name.endswith(_WRAPPER) for one in found.globals):

@@ -17,7 +17,7 @@ from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, MissingPackage, UnsupportedFeature
+from ckptool.errors import Failure, MissingPackage, UnsupportedFeature
 from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -139,9 +139,7 @@ class Unpacking:
     def _zip(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
         try:
             archive = zips.read_zip(source, self._left())
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             if error.kind == SEVERAL and (parts := zip_remains.zips(source)):
                 for one in parts:
                     yield place(record, f"zip at {one.start:,}"), partial(SliceSource, source, one.start, len(one))
@@ -159,9 +157,7 @@ class Unpacking:
             return
         try:
             yield from self._zip(source, "")
-        except Cancelled:
-            raise
-        except CkptoolError:
+        except Failure:
             return  # bytes that only look like the end of a zip, or no reader opens it
 
     def _remains(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
@@ -178,9 +174,7 @@ class Unpacking:
         archive, wrong = None, None
         try:
             archive = tars.read_tar(source, self._left())
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             wrong = error
         if archive is not None:
             yield from self.members(archive, record)

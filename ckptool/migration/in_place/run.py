@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
+from ckptool.errors import Failure, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import show_nbytes
@@ -124,9 +124,9 @@ def verify_edit(fd: int, expected: Expected, limits: Limits) -> None:
         try:
             with gc_paused(), open_checkpoint(reader, limits=limits) as found:
                 _compare(found, expected)
-        except (Cancelled, OutputFailed):
+        except OutputFailed:
             raise
-        except CkptoolError as error:
+        except Failure as error:
             raise _failed(f"cannot be read back: {error.message}") from error
 
 

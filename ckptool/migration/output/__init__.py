@@ -19,6 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import cloning, parts
 from ckptool.sources.files import FileSource
@@ -27,15 +28,13 @@ from ckptool.sources.unfinished import refuse_unfinished
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from typing_extensions import Self
-
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WAITING_NBYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class Output:
+class Output(Closing):
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     takes_any_order = True
@@ -219,9 +218,6 @@ class Output:
             self._replace()
         except OSError as error:
             raise self._failed(error) from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output.sink import Place
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Progress = Callable[[int, int], None]
 
 _COPIES_AT_ONCE: Final = 64
 
 
-class _Object:
+class _Object(Closing):
     """An object being written under one name, which may be a temporary one."""
 
     takes_any_order = False
@@ -99,14 +96,6 @@ class _Object:
         self.sync()
         self._upload = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Leave nothing of it, unless it was published."""
         upload, self._upload = self._upload, None
@@ -174,7 +163,7 @@ def written_at(place: Place, progress: Progress | None) -> _Object:
     return _Object(stored, place.shown, stored.key, progress)
 
 
-class FarFolder:
+class FarFolder(Closing):
     """One prefix being written to. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     def __init__(self, address: Remote, *, progress: Progress | None = None) -> None:
@@ -247,14 +236,6 @@ class FarFolder:
     def _name(self, name: str, done: list[str]) -> None:
         self._stored.copy(self._temporary + name, self._own + name, force=False)
         done.append(name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Delete what has a temporary name."""

@@ -16,21 +16,18 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
 from ckptool.migration.output.sink import Place
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-class OutputFolder:
+class OutputFolder(Closing):
     """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
@@ -108,14 +105,6 @@ class OutputFolder:
         for path in aside:
             with suppress(OSError):  # what cannot be removed has a name that says whose it is
                 parts.remove_folder(path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the folder if it has no name yet."""

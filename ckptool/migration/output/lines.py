@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ckptool.closing import Closing
 from ckptool.errors import OutputFailed
 from ckptool.migration.output import failed
 
@@ -16,13 +16,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _AT_ONCE: Final = 1 << 20
 
 
-class Lines:
+class Lines(Closing):
     """
     A file of lines, each of which begins with ``head``; used in a ``with`` block.
 
@@ -94,10 +91,6 @@ class Lines:
         except OSError as error:
             raise failed(error, self._path) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)

@@ -9,7 +9,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Sink(Protocol):
+class _Block(Protocol):
+    """What is used in a ``with`` block."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Sink(_Block, Protocol):
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     path: str
@@ -65,12 +75,6 @@ class Sink(Protocol):
         """Remove it if it has no name yet."""
         ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
 
 class Place(NamedTuple):
     """Where a file of a folder is written until that has its name: plain data, for any process."""
@@ -82,7 +86,7 @@ class Place(NamedTuple):
     """How a store is reached; None for a path."""
 
 
-class SinkFolder(Protocol):
+class SinkFolder(_Block, Protocol):
     """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     path: str
@@ -108,9 +112,3 @@ class SinkFolder(Protocol):
     def publish(self) -> None:
         """Give the folder its name."""
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

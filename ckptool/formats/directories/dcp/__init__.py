@@ -22,7 +22,7 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import CkptoolError, Failure
 from ckptool.formats.directories.dcp import flattened, whole
 from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
@@ -80,9 +80,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name in filter(folder.has, (whole.META, whole.COMMON)):
         try:
             beside = items.beside(name)
-        except Cancelled:
-            raise
-        except CkptoolError as error:
+        except Failure as error:
             remarks.append(whole.unread_beside(name, error))
             unread.append(name)
         else:

@@ -13,7 +13,7 @@ from functools import cache, partial
 from math import prod
 from typing import Final
 
-from ckptool.errors import CkptoolError, MalformedFile
+from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.pieces import Piece
@@ -35,7 +35,7 @@ def whole_shapes(node: Inert) -> dict[str, Shape]:
         if type(name) is str and given:
             try:
                 found[name] = as_sizes(given[-1])
-            except CkptoolError:
+            except Failure:
                 found[name] = ()
     return found
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
+from ckptool.errors import CkptoolError, Failure, LimitExceeded, MalformedFile
 from ckptool.formats.directories.dcp import flattened
 from ckptool.formats.directories.dcp.entries import Entry, Item, Packed, Record, Use
 from ckptool.formats.directories.tree import Path
@@ -215,7 +215,7 @@ def _entry(name: str, fields: nodes.Pairs, places: list[tuple[tuple[Inert, ...] 
             check_tiling(name, shape, rows)
     except TypeError as error:
         raise _malformed(f"{name!r} has pieces at what are no numbers") from error
-    except CkptoolError as error:
+    except Failure as error:
         fault = error
     rows = rows or []
     items = _matched(rows, own)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Stream
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, TruncatedFile
+from ckptool.errors import CkptoolError, Failure, MalformedFile, TruncatedFile
 from ckptool.formats.directories.dcp.entries import Item
 from ckptool.formats.directories.dcp.safetensors_items import SafetensorsItems
 from ckptool.formats.directories.dcp.transforms import Undone, check_known
@@ -112,9 +112,7 @@ class Items:
                     if _is_plain(value.pickled.root):
                         known[data] = value
                 yield name, value
-            except Cancelled:
-                raise
-            except CkptoolError as error:
+            except Failure as error:
                 if item.file not in error.message:
                     error.message = f"the item of {name!r} in {item.file!r}: {error.message}"
                 yield name, error

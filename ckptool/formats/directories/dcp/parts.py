@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptool.checkpoints.parsed import Parsed, Part
-from ckptool.errors import CkptoolError
+from ckptool.errors import Failure
 from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items
 from ckptool.formats.directories.dcp.ranks import Copy
@@ -59,7 +59,7 @@ class ItemParts:
         """Return in what an item is not what the index says; None if it is."""
         try:
             info = parsed.tensor()
-        except CkptoolError as error:
+        except Failure as error:
             return error.message
         if info is None:
             return "is no tensor"

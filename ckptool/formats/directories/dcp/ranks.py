@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile
 from ckptool.formats.directories.dcp.entries import Entry, Item, Use
 from ckptool.formats.directories.dcp.index import Index, read_index
 from ckptool.formats.directories.tree import Path
@@ -155,7 +155,7 @@ def _joined(name: str, parts: Sequence[Entry], copies: list[Copy]) -> Entry:
     fault: CkptoolError | None = None
     try:
         check_tiling(name, first.shape, boxes)
-    except CkptoolError as error:
+    except Failure as error:
         fault = error
     if fault is None:
         missing = any(item is None and 0 not in box[1] for box, item in zip(boxes, items, strict=True))

@@ -14,7 +14,7 @@ from typing import Final
 
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, MalformedFile
+from ckptool.errors import Failure, FileUnavailable, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.probe import Probe
@@ -58,9 +58,7 @@ class SafetensorsItems:
             return False
         try:
             parsed, _ = self._read(file, 0)
-        except Cancelled:
-            raise
-        except CkptoolError:
+        except Failure:
             return False
         return not parsed.contents.tensors
 
