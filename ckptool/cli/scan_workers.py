@@ -6,7 +6,7 @@ import json
 import selectors
 from collections.abc import Callable, Iterable, Iterator
 from time import sleep
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
@@ -37,30 +37,32 @@ _SHORTEST: Final = 0.001
 _FEW: Final = 16
 
 
-class Task(NamedTuple):
+class Task:
     """One checkpoint to look at."""
 
-    target: Target
-    known: str | None = None
-    """The version of which there is a row, where only its server knows whether that is the one that is there."""
+    __slots__ = ("is_far", "known", "nbytes", "target")
 
-    @property
-    def is_far(self) -> bool:
-        return is_far(self.target.path)
-
-    @property
-    def nbytes(self) -> int:
-        """How much a worker is told of it at most: in JSON, a letter takes two bytes, or twelve."""
-        path = self.target.path
-        if self.is_far:
-            return len(json.dumps(message_of(self, 0)))
-        return len(path) * (2 if path.isascii() and path.isprintable() else 12)
+    def __init__(self, target: Target, known: str | None = None) -> None:
+        self.target = target
+        self.known = known
+        """The version of which there is a row, where only its server knows whether that is the one that is there."""
+        self.is_far = is_far(target.path)
+        self.nbytes = _told_nbytes(self)
+        """How much a worker is told of it at most."""
 
     @property
     def is_small(self) -> bool:
         """Whether it is a file here that is looked at in a moment."""
         nbytes = file_nbytes(self.target.path)
         return nbytes is not None and nbytes <= _SMALL_NBYTES
+
+
+def _told_nbytes(task: Task) -> int:
+    """Return the bytes of what a worker is told of a task: in JSON, a letter takes two bytes, or twelve."""
+    path = task.target.path
+    if task.is_far:
+        return len(json.dumps(message_of(task, 0)))
+    return len(path) * (2 if path.isascii() and path.isprintable() else 12)
 
 
 Answer: TypeAlias = tuple[Task, bytes]

@@ -148,7 +148,7 @@ def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
         return None
     if any(one.grade == "system" for one in found):
         return None
-    is_own = not own.isdisjoint(id(call.func) for one in pickles for call in one.calls)
+    is_own = own and not own.isdisjoint(id(call.func) for one in pickles for call in one.calls)
     return "code" if is_own or any(one.how != "refers" for one in found) else "data"
 
 
@@ -206,7 +206,7 @@ def _verdicts(
         todo = [
             (call, offset)
             for call, offset in places
-            if (call.args is not _NO_ARGUMENTS or id(call.func) not in plain) and id(call.func) not in done
+            if (func := id(call.func)) not in done and (func not in plain or call.args is not _NO_ARGUMENTS)
         ]
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
     for call, offset in todo:

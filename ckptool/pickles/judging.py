@@ -57,9 +57,8 @@ def _parts(one: Inert) -> Iterator[Sequence[Inert]]:
             yield held
     if kind is Dict and len(one.pairs) <= SHORT:
         for _, value in one.pairs:
-            below = value.pairs or () if type(value) is Dict or type(value) is Call else ()
-            if len(below) > SHORT:
-                yield below
+            if (type(value) is Dict or type(value) is Call) and value.pairs and len(value.pairs) > SHORT:
+                yield value.pairs
 
 
 class Judge:
