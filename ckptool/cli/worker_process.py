@@ -71,9 +71,13 @@ class Copy:
         lines, told = os.pipe()
         heard, answers = os.pipe()
         self._code: int | None = None
-        self._pid = os.fork()
-        if not self._pid:
-            _be_copy(main, lines, answers)
+        others = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt is the parent's
+        try:
+            self._pid = os.fork()
+            if not self._pid:
+                _be_copy(main, lines, answers, others)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, others)
         os.close(lines)
         os.close(answers)
         self.stdin = os.fdopen(told, "wb", 0)
@@ -89,13 +93,15 @@ class Copy:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def _be_copy(main: Main, lines: int, answers: int) -> NoReturn:
+def _be_copy(main: Main, lines: int, answers: int, mask: set[int | signal.Signals]) -> NoReturn:
     """Work, and end. What the parent had open is closed, and its objects stay as they are."""
     code = 1
     try:
         gc.freeze()  # an object that is let go would close what has its number by then
         os.setsid()  # as of those that are started
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which drops one that came since
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.dup2(lines, 0)
         os.dup2(answers, 1)
         for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names

@@ -150,8 +150,8 @@ def _pairs_of(state: Inert) -> Pairs:
 def as_method(pairs: Pairs, looks: Looks) -> str | None:
     """Return what an object has got instead of a method that containers and tensors have: who uses it calls that."""
     given = _as_methods(pairs)
-    for value in [value for key, value in pairs if type(key) is str and key in _OF_MODULES]:
-        if isinstance(value, Dict | Call) and value.pairs:
+    for key, value in pairs:
+        if type(key) is str and key in _OF_MODULES and isinstance(value, Dict | Call) and value.pairs:
             given += _as_methods(value.pairs)
     return passed(tuple(given), looks, is_system) if given else None
 

@@ -139,6 +139,18 @@ def test_an_interrupt_ends_a_copy_as_it_does_a_new_process() -> None:
     assert "KeyboardInterrupt" in done.stderr
 
 
+def test_an_interrupt_while_a_copy_is_made_is_the_parents() -> None:
+    at_once = (
+        "fork = os.fork\ndef interrupted():\n"
+        " process = fork()\n"
+        " if not process: os.kill(os.getpid(), 2)\n"
+        " return process\n"
+        "os.fork = interrupted\n"
+    )
+
+    assert python(f"{COPY}{at_once}print(ask('files'))").stdout == "('0 1 2', 'ended with exit code 0')\n"
+
+
 def test_a_copy_ends_when_the_parent_is_gone_though_others_are_there() -> None:
     code = f"{COPY}waits = WorkerProcess(Copy(main), 'wait')\nwaits.receive()\n"
     done = python(

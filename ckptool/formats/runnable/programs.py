@@ -33,8 +33,6 @@ _PACKAGE: Final = "/.data/extern_modules"
 _EXPORTED: Final = "/archive_format"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
-_ENDS: Final = (".py", ".json", "bytecode.pkl", SETTINGS)
-"""Of the names of programs, but for those of an exported one."""
 _COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
 """The folders that ``torch.export.load`` makes runners of."""
 
@@ -76,8 +74,8 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     if _EXPORTED in told:
         yield from islice(_compiled(archive, record), _MOST_ACTS)
     left, count, unread = _MOST_READ, 0, 0
-    for name, path in zip(archive, lowered, strict=True):
-        if not (path.endswith(_ENDS) or told) or not _is_program(name, is_exported=_EXPORTED in told):
+    for name in archive:
+        if not _is_program(name, is_exported=_EXPORTED in told):
             continue
         if archive[name].nbytes > left:
             unread += 1
