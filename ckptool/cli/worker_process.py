@@ -28,11 +28,12 @@ Main: TypeAlias = Callable[[BinaryIO, BinaryIO], None]
 
 MOST_STARTS: Final = 4
 """That fail, one after the other."""
+_CODE: Final = (
+    "import sys; sys.path = sys.argv[1:]; from ckptool.{} import main; main(sys.stdin.buffer, sys.stdout.buffer)"
+)
 _START: Final[dict[Work, str]] = {
-    "rows": "import sys; sys.path = sys.argv[1:]; from ckptool.checking.row_worker import main;"
-    " main(sys.stdin.buffer, sys.stdout.buffer)",
-    "files": "import sys; sys.path = sys.argv[1:]; from ckptool.migration.file_worker import main;"
-    " main(sys.stdin.buffer, sys.stdout.buffer)",
+    "rows": _CODE.format("checking.row_worker"),
+    "files": _CODE.format("migration.file_worker"),
 }
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16

@@ -28,13 +28,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights, WeightsChoice
+from ckptool.closing import Closing
 from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.choice import choose_targets, through_own_code
@@ -66,11 +67,6 @@ from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
 from ckptool.sources.stamps import version_under
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self  # typing has it since Python 3.11
 
 Commit: TypeAlias = Literal["in_place", "swap"]
 
@@ -108,7 +104,7 @@ class Serving(NamedTuple):
         return f"<Serving {type(self.model).__name__} sha256 {self.digest}>"
 
 
-class LiveModel:
+class LiveModel(Closing):
     """
     A model in a server, whose weights can be replaced while other threads call it.
 
@@ -363,10 +359,5 @@ class LiveModel:
         if watcher is not None:
             watcher.stop()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unwatch()
+    close = unwatch
+    """What the end of a ``with`` block does."""
