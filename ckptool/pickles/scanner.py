@@ -72,9 +72,11 @@ _LONGEST_TEXT: Final = 512
 _LINE: Final = rb"c[^\0-\x08\x0b\x0c\x0e-\x1f]{0,510}?\n"
 """The module of a name: none has control characters in it."""
 _BEGINS_WITH_LINE: Final = re.compile(rb"\(|%b" % _LINE, re.DOTALL).match
-_NAME_ALONE: Final = re.compile(rb"c[^\n]*\n[^\n]*\n[^().012BCFGIJKLMNPQRSTUVX\]ab-eghijlopqrstu}?\x80-\xff]").match
+_STOPS_AT_ONCE: Final = re.compile(
+    rb"(?:\(+|c[^\n]*\n[^\n]*\n)[^().012BCFGIJKLMNPQRSTUVX\]ab-eghijlopqrstu}?\x80-\xff]"
+).match
 """
-A name, and then a character that is no opcode, at which every unpickler stops: source code that begins with a class.
+A name or a bracket, and then a character that is no opcode, at which every unpickler stops: source code, mostly.
 A question mark may stand for any character.
 """
 _HEADS: Final = rb"(?:[\x80\xc2\xc3\x93\xfdP\x1fBx(]|%b)" % _LINE
@@ -139,7 +141,7 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
 
 def _may_be_lines(text: bytes | bytearray) -> bool:
     """Say whether text that begins as a pickle without PROTO may be one."""
-    return b"\n" in text and _BEGINS_WITH_LINE(text) is not None and _NAME_ALONE(text) is None
+    return b"\n" in text and _BEGINS_WITH_LINE(text) is not None and _STOPS_AT_ONCE(text) is None
 
 
 def holds_none(source: Source, start: int, end: int, rare: Collection[int] = _OF_RARE_STRINGS) -> bool:

@@ -104,6 +104,19 @@ def test_strings_that_may_hold_pickles_are_told_with_their_place(value: Any, hol
     assert found == ([(raw, isinstance(value, str))] if holds else [])
 
 
+@pytest.mark.parametrize("before", [b"(", b"(((", b"cos\nsystem\n"])
+def test_what_no_unpickler_goes_on_from_is_no_pickle(before: bytes) -> None:
+    for byte in range(0x80):
+        data = before + bytes([byte]) + b"\n more\n"
+        if may_hold_pickles(data):
+            continue
+        with pytest.raises(pickle.UnpicklingError, match="invalid load key"):
+            pickle.loads(data)
+    assert not may_hold_pickles(before + b"x, y\n")
+    opcodes = [code.encode("latin-1") for code in map(str, pickletools.code2op)]
+    assert all(may_hold_pickles(before + code + b"0\n") for code in opcodes)
+
+
 def framed(nbytes: int) -> bytes:
     return b"\x95" + pack("<Q", nbytes)
 
