@@ -104,7 +104,8 @@ def run(workers: Processes, folder: Path, kills: int, seed: int) -> Killed:
             assert [path.name for path in place.iterdir()] == ["out"]
         else:
             assert (process.returncode, workers.ended in said) == (2, True), said
-            assert not list(place.iterdir())
+            left = [path.relative_to(place) for path in place.rglob("*")]
+            assert not left, f"{left} left by: {said}"
             refused += 1
         shutil.rmtree(place)
     return Killed(killed, runs, refused)

@@ -348,6 +348,38 @@ def test_what_another_process_holds_stays(options: dict[str, Any], folder: Path)
     assert names_in(folder) == {"model.pth", "out", held.name}
 
 
+@pytest.mark.parametrize("happens", ["comes", "goes"])
+def test_nothing_is_left_where_a_process_that_is_being_ended_still_writes(
+    folder: Path, happens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OutputFolder(str(folder / "out")) as output:
+        temporary = Path(output.path_of("one")).parent
+        for name in ("one", "two"):
+            (temporary / name).write_bytes(b"")
+        remove, left = getattr(os, "rmdir" if happens == "comes" else "unlink"), [3]
+
+        def meanwhile(path: str) -> None:
+            left[0] -= 1
+            if happens == "comes" and left[0] >= 0:
+                (temporary / f"{left[0]}").write_bytes(b"")
+            elif happens == "goes":
+                Path(path).rename(temporary / "three")  # as what gets its name in two steps
+            remove(path)
+
+        monkeypatch.setattr(os, remove.__name__, meanwhile)
+
+    monkeypatch.undo()
+    assert names_in(folder) == {"model.pth"}
+
+
+def test_a_folder_that_is_removed_keeps_the_folders_in_it(folder: Path) -> None:
+    (folder / "inside").mkdir()
+    with pytest.raises(OSError, match="not empty"):
+        folders.parts.remove_folder(str(folder))
+
+    assert names_in(folder) == {"inside"}
+
+
 def test_descriptors_are_few_however_many_files_there_are(folder: Path) -> None:
     tree = {f"{number}": build.tensor(build.storage(f"{number}", 9), (9,)) for number in range(60)}
     (folder / "model.pth").write_bytes(build.torch_zip(tree, {f"{number}": build.floats(9) for number in range(60)}))

@@ -24,6 +24,8 @@ _OLD_END = ".old"
 """Of a folder that was moved aside for a new one."""
 _NAME_CHARACTERS = 48
 """How much of the output's name the temporary one repeats: it must not become too long where that is not."""
+_MOST_TRIES = 100
+"""To remove a folder in which there are files again and again."""
 _PID = re.compile(r"[0-9]{1,9}")
 _ABANDONED_SECONDS = 86_400
 """After so long without a write, a part is nobody's, on file systems that have no locks."""
@@ -66,11 +68,22 @@ def remove_orphans(folder: str, name: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder and the files in it; folders in it are none of ours, and stay."""
-    with os.scandir(path) as entries:
-        inside = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
-    for one in inside:
-        os.unlink(one)
+    """
+    Remove a folder and the files in it; folders in it are none of ours, and stay.
+
+    A process elsewhere that wrote there may not have heard yet that it is over.
+    """
+    for tries in range(_MOST_TRIES):
+        with os.scandir(path) as entries:
+            inside = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
+        if tries and not inside:
+            break
+        for one in inside:
+            with suppress(FileNotFoundError):
+                os.unlink(one)
+        with suppress(OSError):
+            os.rmdir(path)
+            return
     os.rmdir(path)
 
 
