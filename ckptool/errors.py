@@ -37,6 +37,7 @@ sentence, the hint, after it; both are attributes of their own. Inner code does 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,6 +142,11 @@ def let_go(error: BaseException) -> None:
         if one is not None and one.__traceback__ is not None:
             one.__traceback__ = None
             todo += (one.__cause__, one.__context__)
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the system refused something."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:

@@ -14,7 +14,7 @@ import click
 
 from ckptool import __version__
 from ckptool.cli.verbs import Verbs
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, reason_of
 from ckptool.messages import show
 
 
@@ -117,9 +117,8 @@ def _exit_code() -> int:
     except MemoryError:
         return _failed("there is not enough memory")
     except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
         what = "the output cannot be written" if error.filename is None else os.fsdecode(error.filename)
-        return _failed(f"{what}: {reason}")
+        return _failed(f"{what}: {reason_of(error)}")
     except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
         return _unforeseen(error)
     return code

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from ckptool.checking.asked import ENDED
-from ckptool.cli.worker_process import WorkerProcess, refuse_starts, started
+from ckptool.cli.worker_process import WorkerProcess, are_enough, refuse_starts, started
 from ckptool.errors import CkptoolError
 from ckptool.migration.file_jobs import Job, Tell, Written
 
@@ -80,7 +80,12 @@ class _Crew:
         if idle is not None:
             idle.give(job)
             return
-        worker = _Worker(job, self._count)
+        try:
+            worker = _Worker(job, self._count)
+        except OSError as error:
+            self._count = are_enough(len(self._workers), error)
+            self._todo.append(job)
+            return
         self._workers.append(worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 
@@ -102,7 +107,7 @@ class _Crew:
         how, job = worker.end(), worker.job
         if not worker.is_ready:
             self._failed_starts += 1
-            refuse_starts(self._failed_starts, how, ENDED)
+            refuse_starts(self._failed_starts, how)
         elif job is not None:
             self._deaths[job.number] += 1
             if self._deaths[job.number] == _MOST_DEATHS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.checking.asked import ENDED, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
-from ckptool.cli.worker_process import Copy, WorkerProcess, can_copy, refuse_starts, started
+from ckptool.cli.worker_process import Copy, WorkerProcess, are_enough, can_copy, refuse_starts, started
 from ckptool.closing import Closing
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import file_nbytes
@@ -176,7 +176,11 @@ class Crew(Closing):
         if least is not None and not least.tasks:
             return least
         if len(self._workers) < self._jobs:
-            worker = Worker(self._asked, self._threads)
+            try:
+                worker = Worker(self._asked, self._threads)
+            except OSError as error:
+                self._jobs = are_enough(len(self._workers), error)
+                return self._free(task)
             self._workers.append(worker)
             self._selector.register(worker.output, selectors.EVENT_READ, worker)
             return worker
@@ -218,7 +222,7 @@ class Crew(Closing):
         if not worker.is_ready:
             self._again += worker.tasks.values()
             self._failed_starts += 1
-            refuse_starts(self._failed_starts, how, ENDED)
+            refuse_starts(self._failed_starts, how)
             return []
         found: list[Answer] = []
         suspects = worker.suspects()

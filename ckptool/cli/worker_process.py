@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import BinaryIO, Final, Literal, NoReturn, TypeAlias
 
-from ckptool.errors import CkptoolError
+from ckptool.checking.asked import ENDED
+from ckptool.errors import CkptoolError, reason_of
 from ckptool.sources.checksums import processors
 from ckptool.sources.pool import POOL
 
@@ -69,16 +70,17 @@ class Copy:
     """A copy of this process, with what ``subprocess.Popen`` has: it is at work in a moment, as all is imported."""
 
     def __init__(self, main: Main) -> None:
-        lines, told = os.pipe()
-        heard, answers = os.pipe()
         self._code: int | None = None
-        others = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt is the parent's
-        try:
-            self._pid = os.fork()
-            if not self._pid:
-                _be_copy(main, lines, answers, others)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, others)
+        with ExitStack() as opened:
+            lines, told, heard, answers = (*_pipe(opened), *_pipe(opened))
+            others = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt is the parent's
+            try:
+                self._pid = os.fork()
+                if not self._pid:
+                    _be_copy(main, lines, answers, others)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, others)
+            opened.pop_all()
         os.close(lines)
         os.close(answers)
         self.stdin = os.fdopen(told, "wb", 0)
@@ -92,6 +94,13 @@ class Copy:
     def kill(self) -> None:
         if self._code is None:
             os.kill(self._pid, signal.SIGKILL)
+
+
+def _pipe(opened: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _be_copy(main: Main, lines: int, answers: int, mask: set[int | signal.Signals]) -> NoReturn:
@@ -165,7 +174,18 @@ class WorkerProcess:
         self.end()
 
 
-def refuse_starts(failed: int, how: str, kind: str) -> None:
+def refuse_starts(failed: int, how: str) -> None:
     """Raise CkptoolError if so many processes in a row ended before they began; ``how`` is what the last one did."""
     if failed == MOST_STARTS:
-        raise CkptoolError(f"worker processes do not start: the last one {how}", kind=kind)
+        raise _no_workers(f"the last one {how}")
+
+
+def are_enough(started: int, error: OSError) -> int:
+    """Return how many were started, where the system starts no more; raise CkptoolError if there are none."""
+    if not started:
+        raise _no_workers(reason_of(error)) from error
+    return started
+
+
+def _no_workers(why: str) -> CkptoolError:
+    return CkptoolError(f"worker processes do not start: {why}", kind=ENDED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources.unfinished import refuse_unfinished
 
 
@@ -69,6 +69,5 @@ def status_of(fd: int) -> os.stat_result:
 
 def unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
     """Return the error for a bad disk, or a network that is gone."""
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
     where = "" if offset is None else f" at byte {offset:,}"
-    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset, path=path)
+    return FileUnavailable(f"cannot be read{where}: {reason_of(error)}", kind="io", offset=offset, path=path)

@@ -19,7 +19,7 @@ import re
 import stat
 from contextlib import ExitStack
 
-from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit
+from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit, reason_of
 from ckptool.sources.unfinished import refuse_unfinished
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -228,7 +228,7 @@ def unavailable(error: OSError) -> FileUnavailable:
         return FileUnavailable("no such file", kind="missing")
     if error.errno in _LINKS:
         return _refused_link()
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    reason = reason_of(error)
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = "Make it readable, and its folder one that you may enter."
         return FileUnavailable(f"cannot be opened: {reason}", kind="permission", hint=hint)

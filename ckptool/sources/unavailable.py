@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shlex import join, quote
 from typing import Final
 
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources.paths import is_likely
 
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -24,8 +24,7 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
         if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
             return FileUnavailable("a directory, not a file", kind="directory")
         return not_permitted(path)
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
+    return FileUnavailable(f"cannot be opened: {reason_of(error)}", kind="unavailable")
 
 
 def not_permitted(path: str) -> FileUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from ckptool.cli import cli, worker_process
+from ckptool.cli import cli, migrate_workers, worker_process
 from tests.migration import dying
 from tests.migration.test_file_jobs import assert_nothing_there, assert_same, state_dict
 from tests.scale import exhaustive, scale, scaled, times
@@ -149,6 +150,29 @@ def test_workers_that_cannot_start_are_one_error(source: Path, tmp_path: Path, m
 
     assert "worker processes do not start: the last one ended with exit code 3" in said
     assert_nothing_there(tmp_path / "out")
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_where_the_system_starts_no_more_those_that_are_there_do_all(
+    room: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([migrate_workers.started] * room)
+
+    def started(*arguments: Any) -> Any:
+        start = next(left, None)
+        if start is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*arguments)
+
+    migrate(source, tmp_path / "one", *SHARDS)
+    monkeypatch.setattr(migrate_workers, "started", started)
+    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 3, code=0 if room else 2).stderr
+
+    if room:
+        assert_same(tmp_path / "one", tmp_path / "out")
+    else:
+        assert "worker processes do not start: resource temporarily unavailable" in said
+        assert_nothing_there(tmp_path / "out")
 
 
 # The process that they work for

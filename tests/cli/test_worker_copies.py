@@ -90,6 +90,42 @@ def test_copies_that_end_before_they_begin_are_one_error() -> None:
     assert "worker processes do not start: the last one ended with exit code 1" in said
 
 
+FORKS = """
+import errno, os
+fork, opened, left = os.fork, len(os.listdir("/proc/self/fd")), [{}]
+def fork_or_not():
+    if not left[0]:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    left[0] -= 1
+    return fork()
+os.fork = fork_or_not
+"""
+
+
+def test_where_the_system_starts_no_more_processes_those_that_are_there_do_all() -> None:
+    some, said = scanned(FORKS.format(2), FIXTURES / "valid", "--jobs", 5)
+    all_of_them, said_by_all = scanned("", FIXTURES / "valid", "--jobs", 5)
+
+    assert some == all_of_them
+    assert said.partition("passed over")[0] == said_by_all.partition("passed over")[0]
+
+
+def test_where_the_system_starts_none_that_is_the_error() -> None:
+    found, said = scanned(FORKS.format(0), FINE, code_is=2)
+
+    assert not found
+    assert "worker processes do not start: resource temporarily unavailable" in said
+
+
+def test_a_copy_that_is_not_made_leaves_nothing_open() -> None:
+    code = (
+        "from ckptool.cli.worker_process import Copy\nfor _ in range(9):\n    try:\n        Copy(print)\n"
+        "    except OSError:\n        pass\nprint(len(os.listdir('/proc/self/fd')) - opened)"
+    )
+
+    assert python(FORKS.format(0) + code).stdout == "0\n"
+
+
 COPY = """
 import os, sys
 from ckptool.cli.worker_process import Copy, WorkerProcess

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptool.closing import Closing
-from ckptool.errors import OutputExists, OutputFailed
+from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.migration.output import cloning, parts
 from ckptool.sources.files import FileSource
 from ckptool.sources.unfinished import refuse_unfinished
@@ -319,10 +319,9 @@ class Output(Closing):
     def _failed(self, error: OSError) -> OutputFailed:
         if error.errno not in _FULL:
             return failed(error, self._shown)
-        reason = os.strerror(error.errno).lower()
         wanted = f" of {self._expected:,}" if self._expected else ""
         return OutputFailed(
-            f"cannot be written: {reason} after {self._written:,}{wanted} bytes",
+            f"cannot be written: {reason_of(error)} after {self._written:,}{wanted} bytes",
             kind="disk-full",
             path=self._shown,
             hint="Free some space, or write to another disk.",
@@ -381,8 +380,7 @@ def take_after(fd: int, path: str) -> int:
 
 def failed(error: OSError, path: str) -> OutputFailed:
     """Return what to raise for an error of the system."""
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=path)
+    return OutputFailed(f"cannot be written: {reason_of(error)}", kind="output-failed", path=path)
 
 
 def sync_folder(folder: str) -> None:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
-from ckptool.errors import CkptoolError, FileUnavailable, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
 from ckptool.migration.output.journal import (
     Journal,
@@ -327,7 +327,5 @@ def _roll_back_after(error: BaseException, path: str, fd: int, operations: Opera
 def _failed(error: OSError, path: str) -> OutputFailed:
     if error.errno not in _FULL:
         return failed(error, path)
-    reason = os.strerror(error.errno).lower()
-    return OutputFailed(
-        f"cannot be edited: {reason}; it is what it was before", kind="disk-full", path=path, hint="Free some space."
-    )
+    fact = f"cannot be edited: {reason_of(error)}; it is what it was before"
+    return OutputFailed(fact, kind="disk-full", path=path, hint="Free some space.")

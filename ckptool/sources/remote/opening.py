@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.remote.beside import Beside
 from ckptool.sources.remote.parts import Fetchers
@@ -222,9 +221,8 @@ def _downloaded(web: WebFile) -> BinaryIO:
             stream.close()
             raise
     except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
         hint = f"Make room below {tempfile.gettempdir()}, or set TMPDIR to a folder that has it."
-        raise FileUnavailable(f"cannot be downloaded: {reason}", kind="download", hint=hint) from error
+        raise FileUnavailable(f"cannot be downloaded: {reason_of(error)}", kind="download", hint=hint) from error
     finally:
         web.close()
     return cast("BinaryIO", stream)
