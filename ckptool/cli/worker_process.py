@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import BinaryIO, Final, Literal, NoReturn, TypeAlias
 
 from ckptool.checking.asked import ENDED
@@ -71,20 +71,17 @@ class Copy:
 
     def __init__(self, main: Main) -> None:
         self._code: int | None = None
-        with ExitStack() as opened:
-            lines, told, heard, answers = (*_pipe(opened), *_pipe(opened))
-            others = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt is the parent's
-            try:
-                self._pid = os.fork()
-                if not self._pid:
-                    _be_copy(main, lines, answers, others)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, others)
-            opened.pop_all()
-        os.close(lines)
-        os.close(answers)
-        self.stdin = os.fdopen(told, "wb", 0)
-        self.stdout = os.fdopen(heard, "rb", 0)
+        lines, self.stdin = _pipe()  # files, which close themselves where there is no other process
+        self.stdout, answers = _pipe()
+        others = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt is the parent's
+        try:
+            self._pid = os.fork()
+            if not self._pid:
+                _be_copy(main, lines.fileno(), answers.fileno(), others)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, others)
+        lines.close()
+        answers.close()
 
     def wait(self) -> int:
         if self._code is None:
@@ -96,11 +93,9 @@ class Copy:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def _pipe(opened: ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        opened.callback(os.close, end)
-    return ends
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    end, begin = os.pipe()
+    return os.fdopen(end, "rb", 0), os.fdopen(begin, "wb", 0)
 
 
 def _be_copy(main: Main, lines: int, answers: int, mask: set[int | signal.Signals]) -> NoReturn:

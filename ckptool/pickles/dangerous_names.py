@@ -10,16 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Final
 
+from ckptool.pickles.plain_names import words
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-def _full(module: str, names: str) -> set[str]:
-    return {f"{module}.{name}" for name in names.split()}
-
-
-STDLIB: Final = frozenset(sys.stdlib_module_names) | _words(
+STDLIB: Final = frozenset(sys.stdlib_module_names) | words(
     "asynchat asyncore audioop binhex cgi cgitb chunk commands crypt distutils exceptions formatter imghdr"
     " imp lib2to3 macpath mailcap msilib nis nntplib nt org ossaudiodev pipes popen2 posix smtpd sndhdr spwd"
     " sunau symbol telnetlib test uu xdrlib _bootsubprocess __builtin__ _testcapi riscos riscospath ce os2"
@@ -162,7 +155,7 @@ DANGEROUS: Final = {
         + "".join(
             f" {kind}.to_{form}"
             for kind in ("DataFrame", "Series", "NDFrame")
-            for form in _words("csv pickle json excel parquet feather hdf sql html xml stata orc latex markdown")
+            for form in words("csv pickle json excel parquet feather hdf sql html xml stata orc latex markdown")
         ),
         _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
         " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
@@ -192,7 +185,7 @@ DANGEROUS: Final = {
 }
 """Functions, classes and whole modules a call of which reaches the system, and what it does."""
 
-TELLING: Final = _words(
+TELLING: Final = words(
     "eval exec execfile system popen popen2 popen3 popen4 Popen check_call check_output getoutput getstatusoutput"
     " run_module run_path import_module __import__ runstring spawnv spawnl execv execve load_library unsafe_load"
     " create_subprocess_shell create_subprocess_exec os subprocess sys builtins loads read_pickle exec_ unsafe_eval"
@@ -203,7 +196,7 @@ TELLING: Final = _words(
 )
 """Last components by which what another package imported from these is known."""
 
-TELLING_CLASSES: Final = _words(
+TELLING_CLASSES: Final = words(
     "Thread Timer Process ThreadPoolExecutor ProcessPoolExecutor TemporaryFile NamedTemporaryFile TemporaryDirectory"
     " SpooledTemporaryFile HTTPServer ThreadingHTTPServer BaseHTTPRequestHandler TCPServer EntryPoint Environment"
     " DictLoader Connection Listener Stats TestCase ZipFile TarFile FileIO FileHandler CDLL Pickler Unpickler"
@@ -218,7 +211,7 @@ TELLING_CLASSES: Final = _words(
 )
 """Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
 
-INSIDE: Final = _words(
+INSIDE: Final = words(
     "__class__ __base__ __bases__ __mro__ __subclasses__ __globals__ __builtins__ __code__ __closure__ __dict__"
     " __getattribute__ __getattr__ __init_subclass__ __import__ __loader__ __spec__ __func__ __self__ __wrapped__"
     " __reduce__ __reduce_ex__ __init__ __setattr__ __delattr__ __call__ __set_name__ __defaults__ __kwdefaults__"

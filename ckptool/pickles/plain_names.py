@@ -13,12 +13,12 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _full(module: str, names: str) -> set[str]:
+def full(module: str, names: str) -> set[str]:
     return {f"{module}.{name}" for name in names.split()}
 
 
 PLAIN: Final = frozenset(
-    _full(
+    full(
         "builtins",
         "object dict list tuple set frozenset int long float complex str unicode basestring bytes bytearray bool slice"
         " range xrange NoneType Ellipsis NotImplemented iter reversed enumerate zip memoryview property staticmethod"
@@ -26,23 +26,23 @@ PLAIN: Final = frozenset(
         " StopIteration ImportError OSError NotImplementedError AssertionError ArithmeticError LookupError NameError"
         " ZeroDivisionError UserWarning Warning DeprecationWarning FutureWarning RuntimeWarning",
     )
-    | _full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
-    | _full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
-    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
+    | full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
+    | full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
+    | full("torch.fx.immutable_collections", "immutable_list immutable_dict")
     | {"_codecs.encode", "torch.nn.backends.thnn._get_thnn_function_backend", "torch.autograd.variable.Variable"}
-    | _full("datetime", "date datetime time timedelta timezone tzinfo")
-    | _full("_datetime", "date datetime time timedelta timezone")
-    | _full("decimal", "Decimal")
-    | _full("_decimal", "Decimal")
-    | _full("fractions", "Fraction")
-    | _full("uuid", "UUID SafeUUID")
-    | _full("pathlib", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
-    | _full("pathlib._local", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
-    | _full("array", "array _array_reconstructor")
+    | full("datetime", "date datetime time timedelta timezone tzinfo")
+    | full("_datetime", "date datetime time timedelta timezone")
+    | full("decimal", "Decimal")
+    | full("_decimal", "Decimal")
+    | full("fractions", "Fraction")
+    | full("uuid", "UUID SafeUUID")
+    | full("pathlib", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | full("pathlib._local", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | full("array", "array _array_reconstructor")
     | {"array._array_reconstructor", "zoneinfo.ZoneInfo._unpickle", "zoneinfo._common.ZoneInfo", "random.Random"}
-    | _full("re", "_compile RegexFlag")
-    | _full("types", "SimpleNamespace MappingProxyType NoneType EllipsisType")
-    | _full(
+    | full("re", "_compile RegexFlag")
+    | full("types", "SimpleNamespace MappingProxyType NoneType EllipsisType")
+    | full(
         "numpy",
         "dtype ndarray matrix recarray record void bool_ bool8 int8 int16 int32 int64 intc intp uint8 uint16 uint32"
         " uint64 uintc uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 str_ bytes_"
@@ -50,23 +50,23 @@ PLAIN: Final = frozenset(
         " core.numeric._frombuffer _core.numeric._frombuffer core.numeric.bool_"
         " _core._internal._convert_to_stringdtype_kwargs",
     )
-    | _full("numpy.core.multiarray", "scalar _reconstruct ndarray dtype")
-    | _full("numpy._core.multiarray", "scalar _reconstruct ndarray dtype")
-    | _full("numpy.ma.core", "_mareconstruct MaskedArray")
-    | _full("numpy.matrixlib.defmatrix", "matrix")
-    | _full("numpy.random", "RandomState Generator mtrand.RandomState _generator.Generator")
-    | _full(
+    | full("numpy.core.multiarray", "scalar _reconstruct ndarray dtype")
+    | full("numpy._core.multiarray", "scalar _reconstruct ndarray dtype")
+    | full("numpy.ma.core", "_mareconstruct MaskedArray")
+    | full("numpy.matrixlib.defmatrix", "matrix")
+    | full("numpy.random", "RandomState Generator mtrand.RandomState _generator.Generator")
+    | full(
         "numpy.random._pickle", "__randomstate_ctor __bit_generator_ctor __generator_ctor __bit_generator_randomstate"
     )
-    | _full("numpy.random", "__RandomState_ctor _mt19937.MT19937 _pcg64.PCG64 _philox.Philox _sfc64.SFC64")
+    | full("numpy.random", "__RandomState_ctor _mt19937.MT19937 _pcg64.PCG64 _philox.Philox _sfc64.SFC64")
     | {"numpy.random.bit_generator.SeedSequence", "numpy.dtypes.StringDType", "numpy.exceptions.AxisError"}
-    | _full(
+    | full(
         "torch",
         "Size Tensor device dtype layout memory_format Generator finfo iinfo _C.Generator _C._TensorBase"
         " _C.device _C.dtype _C.Size torch.Size storage.TypedStorage storage.UntypedStorage nn.Parameter"
         " serialization._get_layout random.Generator _weights_only_unpickler._get_layout",
     )
-    | _full(
+    | full(
         "torch.jit._pickle",
         "build_intlist build_tensorlist build_doublelist build_boollist build_tensor_from_id restore_type_tag",
     )
@@ -95,9 +95,9 @@ PLAIN_PATTERN: Final = (
 """Tensors, storages, torch's own layers and optimizers; TorchScript's classes, which Python does not import."""
 
 NUMBERS_OF_C: Final = frozenset(
-    _full("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong c_float")
-    | _full("ctypes", "c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8 c_uint16")
-    | _full("ctypes", "c_uint32 c_uint64 c_char c_wchar")
+    full("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong c_float")
+    | full("ctypes", "c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8 c_uint16")
+    | full("ctypes", "c_uint32 c_uint64 c_char c_wchar")
 )
 """Types of a single value, which is no pointer: their state is its bytes."""
 
@@ -111,68 +111,68 @@ LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19})
 """What dill writes as text, for it to be evaluated."""
 
 HARMLESS: Final = frozenset(
-    _full("builtins", "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii")
-    | _full("builtins", "bin hex oct divmod pow print format next super callable")
-    | _full("functools", "partial partialmethod cached_property")
-    | _full("operator", "itemgetter attrgetter getitem")
-    | _full("argparse", "Namespace ArgumentParser Action")
-    | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
-    | _full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
-    | _full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
-    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType FlagBoundary")
-    | _full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
-    | _full("inspect", "Signature Parameter _ParameterKind _empty")
-    | _full("string", "Template Formatter")
-    | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
-    | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
-    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType AttrGetterType ItemGetterType")
-    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
-    | _full("_weakrefset", "WeakSet")
-    | _full("abc", "ABCMeta ABC")
-    | _full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
-    | _full("time", "struct_time")
-    | _full("calendar", "Calendar TextCalendar")
-    | _full("random", "SystemRandom")
-    | _full("contextlib", "nullcontext ExitStack suppress")
-    | _full("numbers", "Number Integral Real")
-    | _full("configparser", "ConfigParser SectionProxy RawConfigParser")
-    | _full("collections.abc", "Mapping Sequence Callable Iterable")
-    | _full("signal", "Signals Handlers")
-    | _full("http", "HTTPStatus HTTPMethod")
-    | _full("socket", "AddressFamily SocketKind")
-    | _full("ssl", "TLSVersion")
-    | _full("json", "JSONEncoder JSONDecoder encoder.JSONEncoder decoder.JSONDecoder")
-    | _full("numpy", "core._ufunc_reconstruct _core._ufunc_reconstruct")
-    | _full("xml.etree.ElementTree", "Element")
-    | _full("_io", "StringIO BytesIO")
-    | _full("io", "StringIO BytesIO")
-    | _full("os", "stat_result")
-    | _full("textwrap", "TextWrapper")
+    full("builtins", "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii")
+    | full("builtins", "bin hex oct divmod pow print format next super callable")
+    | full("functools", "partial partialmethod cached_property")
+    | full("operator", "itemgetter attrgetter getitem")
+    | full("argparse", "Namespace ArgumentParser Action")
+    | full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
+    | full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
+    | full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
+    | full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType FlagBoundary")
+    | full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
+    | full("inspect", "Signature Parameter _ParameterKind _empty")
+    | full("string", "Template Formatter")
+    | full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
+    | full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
+    | full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType AttrGetterType ItemGetterType")
+    | full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
+    | full("_weakrefset", "WeakSet")
+    | full("abc", "ABCMeta ABC")
+    | full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
+    | full("time", "struct_time")
+    | full("calendar", "Calendar TextCalendar")
+    | full("random", "SystemRandom")
+    | full("contextlib", "nullcontext ExitStack suppress")
+    | full("numbers", "Number Integral Real")
+    | full("configparser", "ConfigParser SectionProxy RawConfigParser")
+    | full("collections.abc", "Mapping Sequence Callable Iterable")
+    | full("signal", "Signals Handlers")
+    | full("http", "HTTPStatus HTTPMethod")
+    | full("socket", "AddressFamily SocketKind")
+    | full("ssl", "TLSVersion")
+    | full("json", "JSONEncoder JSONDecoder encoder.JSONEncoder decoder.JSONDecoder")
+    | full("numpy", "core._ufunc_reconstruct _core._ufunc_reconstruct")
+    | full("xml.etree.ElementTree", "Element")
+    | full("_io", "StringIO BytesIO")
+    | full("io", "StringIO BytesIO")
+    | full("os", "stat_result")
+    | full("textwrap", "TextWrapper")
     | NUMBERS_OF_C
-    | _full("statistics", "NormalDist")
-    | _full("difflib", "SequenceMatcher")
-    | _full("email", "message.Message message.EmailMessage _policybase.Compat32 policy.EmailPolicy")
-    | _full("logging", "PercentStyle StrFormatStyle StringTemplateStyle")
-    | _full("configparser", "ConverterMapping Interpolation BasicInterpolation ExtendedInterpolation")
-    | _full("os", "terminal_size")
-    | _full("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
-    | _full("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
+    | full("statistics", "NormalDist")
+    | full("difflib", "SequenceMatcher")
+    | full("email", "message.Message message.EmailMessage _policybase.Compat32 policy.EmailPolicy")
+    | full("logging", "PercentStyle StrFormatStyle StringTemplateStyle")
+    | full("configparser", "ConverterMapping Interpolation BasicInterpolation ExtendedInterpolation")
+    | full("os", "terminal_size")
+    | full("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
+    | full("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
     | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage"}
     | {"functools.lru_cache", "_collections._tuplegetter", "collections._tuplegetter"}
     | {"operator.methodcaller", "types.PartialType", "dataclasses._DataclassParams"}
     | {"dill._dill._setattr", "dill._dill._delattr", "torch._dynamo.eval_frame.OptimizeContext"}
     | {"torch._dynamo.eval_frame.OptimizedModule", "torch.jit._script.unpackage_script_module"}
-    | _full("traceback", "FrameSummary StackSummary TracebackException")
-    | _full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
-    | _full("decimal", "Context")
+    | full("traceback", "FrameSummary StackSummary TracebackException")
+    | full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
+    | full("decimal", "Context")
     | {"platform.uname_result", "csv.excel", "graphlib.TopologicalSorter"}
 )
 """Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
 
 MAKERS: Final = frozenset(
-    _full("types", "CodeType MethodType PartialType AttrGetterType ItemGetterType")
+    full("types", "CodeType MethodType PartialType AttrGetterType ItemGetterType")
     | {"functools.partial"}
-    | _full("operator", "methodcaller attrgetter itemgetter")
+    | full("operator", "methodcaller attrgetter itemgetter")
 )
 """Calls that give something to call: a function of the byte code in the file, mostly,"""
 
@@ -233,30 +233,30 @@ CALLED_CLASSES: Final = words(
 """Classes that load what they are told when they are called. Picklers make their objects without calling them."""
 
 ITERATING: Final = frozenset(
-    _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
-    | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
-    | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
-    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
+    full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
+    | full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
+    | full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
+    | full("torch.fx.immutable_collections", "immutable_list immutable_dict")
     | {"array.array", "torch.Size"}
 )
 """Calls that take one thing after the other from what they are given, by its own methods."""
 
 CONTAINERS: Final = frozenset(
-    _full("builtins", "dict list set bytearray")
-    | _full("collections", "OrderedDict defaultdict Counter deque")
-    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
+    full("builtins", "dict list set bytearray")
+    | full("collections", "OrderedDict defaultdict Counter deque")
+    | full("torch.fx.immutable_collections", "immutable_list immutable_dict")
 )
 """Classes whose objects picklers give items."""
 
 KEEPING_ERRORS: Final = frozenset(
-    _full("builtins", "BaseException Exception ValueError TypeError RuntimeError NotImplementedError AssertionError")
-    | _full("builtins", "LookupError KeyError IndexError ArithmeticError OverflowError ZeroDivisionError EOFError")
+    full("builtins", "BaseException Exception ValueError TypeError RuntimeError NotImplementedError AssertionError")
+    | full("builtins", "LookupError KeyError IndexError ArithmeticError OverflowError ZeroDivisionError EOFError")
 )
 """Errors that keep what they are called with, whatever it is."""
 
 KEEPING_BASES: Final = KEEPING_ERRORS | frozenset(
-    _full("builtins", "object dict list tuple set frozenset")
-    | _full("collections", "OrderedDict defaultdict")
+    full("builtins", "object dict list tuple set frozenset")
+    | full("collections", "OrderedDict defaultdict")
     | {"typing.Generic", "abc.ABC"}
 )
 """Classes that keep what they are called with, and call nothing of it or of their subclasses but ``__setitem__``."""
@@ -265,13 +265,13 @@ CONSTRUCTORS: Final = words("__init__ __new__ __bases__ __class__")
 """What the call of a class calls, and where that is looked for."""
 
 STATELESS: Final = frozenset(
-    _full("types", "GenericAlias UnionType CellType MethodType CodeType")
-    | _full("typing", "_GenericAlias _UnionGenericAlias")
-    | _full("builtins", "type next super getattr")
+    full("types", "GenericAlias UnionType CellType MethodType CodeType")
+    | full("typing", "_GenericAlias _UnionGenericAlias")
+    | full("builtins", "type next super getattr")
     | {"operator.getitem", "logging.getLogger", "uuid.SafeUUID", "re.RegexFlag", "ssl.TLSVersion", "enum.FlagBoundary"}
-    | _full("signal", "Signals Handlers")
-    | _full("http", "HTTPStatus HTTPMethod")
-    | _full("socket", "AddressFamily SocketKind")
+    | full("signal", "Signals Handlers")
+    | full("http", "HTTPStatus HTTPMethod")
+    | full("socket", "AddressFamily SocketKind")
 )
 """
 Calls of which picklers give no state to the results.
@@ -349,12 +349,12 @@ RUN_BY_ENUMERATIONS: Final = words("__init__ _generate_next_value_")
 """More of them, of an enumeration that is made with its members."""
 
 KEEPERS: Final = frozenset(
-    _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
-    | _full("collections", "OrderedDict defaultdict")
-    | _full("functools", "partial partialmethod lru_cache")
-    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType")
-    | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
-    | _full("argparse", "Namespace")
+    full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
+    | full("collections", "OrderedDict defaultdict")
+    | full("functools", "partial partialmethod lru_cache")
+    | full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType")
+    | full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
+    | full("argparse", "Namespace")
 )
 """Calls that keep what they are given, and do not call it."""
 

@@ -20,12 +20,8 @@ from ckptool.formats.runnable.surveys import Act, of_program
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import EVALUATES, FILES, LOADS, UNFOLLOWED
 from ckptool.pickles.grades import grade_of, is_known
+from ckptool.pickles.plain_names import words
 from ckptool.pickles.reaching import reaching
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
 
 _LONGEST: Final = 120
 _DEEPEST: Final = 8
@@ -40,15 +36,15 @@ _CODE: Final = re.compile(r"[()\[\]=;\n\r]").search
 
 _CALLED: Final = re.compile(r"(?<![\w.])([\w.]+)\s*\(").finditer
 _CALLED_RESULT: Final = re.compile(r"[)\]}'\"]\s*\(").search
-_FUNCTIONS: Final = _words(
+_FUNCTIONS: Final = words(
     "sqrt floor ceiling log exp sin cos tan sinh cosh tanh asin acos atan atan2 abs sign gamma size stride"
     " storage_offset max min cast_symbool_to_symint_guardless sym_int sym_float sym_not sym_max sym_min sym_ite"
     " is_integer int float bool len range all any not and or is if else in _check _assert"
 )
 """What formulas and guards call, beside sympy's classes, which begin with a capital."""
 _WORDS_IN: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*").findall
-_FORBIDDEN: Final = (frozenset(dir(builtins)) | _words("lambda key sympify parse_expr lambdify")) - (
-    _FUNCTIONS | _words("True False None isinstance tuple list dict str")
+_FORBIDDEN: Final = (frozenset(dir(builtins)) | words("lambda key sympify parse_expr lambdify")) - (
+    _FUNCTIONS | words("True False None isinstance tuple list dict str")
 )
 """Words that only what is more than a formula has: functions that evaluate, and what gives one to another."""
 _FORMULA: Final = re.compile(r"[\w\s().,+\-*/%<>=!&|~^'\"\[\]:@]*").fullmatch

@@ -14,14 +14,10 @@ from typing import Final
 from ckptool.formats.runnable.surveys import Act, of_program
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import FILES, UNFOLLOWED
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from ckptool.pickles.plain_names import words
 
 _LONGEST: Final = 120
-_OPERATORS: Final = _words(
+_OPERATORS: Final = words(
     "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
     " aten.rpc_remote aten.rpc_sync"
 )
@@ -101,8 +97,8 @@ def opens_files(library: str, operator: str) -> bool:
 
 def of_script(text: str, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
-    words = _WORDS_OF_OPERATORS if "ops" in text else _WORDS_OF_TORCH
-    if not any(map(text.__contains__, words)) and (
+    telling = _WORDS_OF_OPERATORS if "ops" in text else _WORDS_OF_TORCH
+    if not any(map(text.__contains__, telling)) and (
         "getattr" not in text or not any(search(text) for search in _ALIASES)
     ):
         return  # nor does anything else: only getattr() takes a name from a string, in which it may be in parts

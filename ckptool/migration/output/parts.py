@@ -24,8 +24,7 @@ _OLD_END = ".old"
 """Of a folder that was moved aside for a new one."""
 _NAME_CHARACTERS = 48
 """How much of the output's name the temporary one repeats: it must not become too long where that is not."""
-_MOST_TRIES = 100
-"""To remove a folder in which there are files again and again."""
+_MOST_TRIES = 10
 _PID = re.compile(r"[0-9]{1,9}")
 _ABANDONED_SECONDS = 86_400
 """After so long without a write, a part is nobody's, on file systems that have no locks."""
@@ -73,14 +72,8 @@ def remove_folder(path: str) -> None:
 
     A process elsewhere that wrote there may not have heard yet that it is over.
     """
-    for tries in range(_MOST_TRIES):
-        with os.scandir(path) as entries:
-            inside = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
-        if tries and not inside:
-            break
-        for one in inside:
-            with suppress(FileNotFoundError):
-                os.unlink(one)
+    for _ in range(_MOST_TRIES):
+        remove_others(path, ())
         with suppress(OSError):
             os.rmdir(path)
             return
@@ -90,7 +83,7 @@ def remove_folder(path: str) -> None:
 def remove_others(folder: str, names: Collection[str]) -> None:
     """Remove the files in a folder that have other names."""
     with os.scandir(folder) as entries:
-        others = [entry.path for entry in entries if entry.name not in names]
+        others = [one.path for one in entries if one.name not in names and not one.is_dir(follow_symlinks=False)]
     for one in others:
         with suppress(FileNotFoundError):
             os.unlink(one)
