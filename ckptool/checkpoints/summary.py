@@ -3,9 +3,8 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from math import prod
-from operator import add, attrgetter, eq, le
+from operator import attrgetter, eq
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -25,6 +24,7 @@ _STORAGE: Final = attrgetter("storage")
 _SOURCE: Final = attrgetter("source")
 _OFFSET: Final = attrgetter("offset")
 _NBYTES: Final = attrgetter("nbytes")
+_WHOLE: Final = attrgetter("whole")
 
 
 class Summary(NamedTuple):
@@ -134,16 +134,16 @@ def _extent(storages: Sequence[StorageRef], *, apart: bool = False) -> tuple[int
 
 
 def _covered(storages: Sequence[StorageRef], sizes: Sequence[int]) -> int:
-    """Return how many bytes storages of these sizes cover: mostly of one source, and apart, in some order."""
-    sources = list(map(_SOURCE, storages))
-    if sources and sources.count(sources[0]) == len(sources):
-        begins = list(map(_OFFSET, storages))
-        by_begin = dict(zip(begins, sizes, strict=True))
-        order = sorted(by_begin)
-        ends = map(add, order, map(by_begin.__getitem__, order))
-        is_each_once = len(order) == len(begins) or all(map(eq, map(by_begin.__getitem__, begins), sizes))
-        if is_each_once and all(map(le, ends, islice(order, 1, None))):
-            return sum(by_begin.values())
+    """Return how many bytes storages of these sizes cover: those that begin elsewhere are apart, but for slices."""
+    if not any(map(_WHOLE, storages)):
+        sources, begins = list(map(_SOURCE, storages)), list(map(_OFFSET, storages))
+        is_one = sources[:1] * len(sources) == sources
+        places: Sequence[object] = begins if is_one else list(zip(map(id, sources), begins, strict=True))
+        if len(set(places)) == len(places):
+            return sum(sizes)
+        by_place = dict(zip(places, sizes, strict=True))
+        if all(map(eq, map(by_place.__getitem__, places), sizes)):
+            return sum(by_place.values())
     return sum(end - begin for _, begin, end in _merged(storages))
 
 

@@ -25,7 +25,11 @@ MAX_SIZE: Final = 1 << 63
 
 
 class StorageRef(NamedTuple):
-    """One storage's bytes: where they are, and the device tag that they were saved with."""
+    """
+    One storage's bytes: where they are, and the device tag that they were saved with.
+
+    Those of one file that begin at different places are apart, unless they are slices of one that is whole.
+    """
 
     key: str
     location: str

@@ -62,10 +62,21 @@ def test_what_is_plain_has_elements_in_strided_memory(tensor: Any, is_plain: boo
 
 
 def test_each_byte_of_storages_counts_once_whatever_their_order() -> None:
-    source, chance = BytesSource(bytes(20)), random.Random(5)
+    sources, chance = [BytesSource(bytes(20)), BytesSource(bytes(20))], random.Random(5)
+    wholes = [StorageRef("0", "cpu", 20, source, 0) for source in sources]
     for _ in range(5_000):
-        places = [(chance.randint(0, 12), chance.randint(0, 5)) for _ in range(chance.randint(0, 6))]
+        slices, count = chance.random() < 0.5, chance.randint(0, 6)
+        which = sources[: chance.randint(1, 2)]
+        if slices:
+            places = [(chance.randrange(len(which)), chance.randint(0, 12), chance.randint(0, 5)) for _ in range(count)]
+        else:  # as formats have them: those that begin elsewhere are apart
+            sizes = [chance.randint(0, 5) for _ in range(8)]
+            starts = [(one, at) for one in range(len(which)) for at in range(0, 20, 5)]
+            places = [(*start, sizes[start[0] * 4 + start[1] // 5]) for start in chance.choices(starts, k=count)]
         places += chance.sample(places, min(len(places), chance.randint(0, 2)))
-        storages = [StorageRef("0", "cpu", nbytes, source, offset) for offset, nbytes in places]
-        bytes_of_all = {byte for begin, nbytes in places for byte in range(begin, begin + nbytes)}
+        storages = [
+            StorageRef("0", "cpu", nbytes, which[one], offset, whole=wholes[one] if slices else None)
+            for one, offset, nbytes in places
+        ]
+        bytes_of_all = {(one, byte) for one, begin, nbytes in places for byte in range(begin, begin + nbytes)}
         assert _extent(storages)[0] == len(bytes_of_all), places
