@@ -114,6 +114,7 @@ RAW: Final = {
 _ZFILE: Final = b"ZF"
 _ZFILE_HEAD: Final = 21
 """Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
+BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
 

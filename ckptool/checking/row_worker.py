@@ -126,7 +126,7 @@ class _Work:
         return self.row(address, tell)
 
 
-_TEXT_OF: Final = json.JSONEncoder(allow_nan=False).encode
+_TEXT_OF: Final = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 
 
 def _line(found: dict[str, object]) -> bytes:

@@ -40,6 +40,8 @@ _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 """Arguments that hold nothing."""
 _GIVE_CALLS_OF_PACKAGES: Final = frozenset(("functools.partial",))
 """Names of which it matters what harmless calls are given, though alone they call nothing that reaches the system."""
+_NAMES: Final = (Global, PersistentId)
+"""What is called, mostly: each is equal to itself alone. Of tuples, one by one in another, there may be very many."""
 _CONSTANTS: Final = frozenset((bool, int, float, type(None)))
 _NEVER_CALLED: Final = _CONSTANTS | {str}
 """Types of values that do nothing as a method of what has them."""
@@ -134,9 +136,9 @@ def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
     This is the grade of what ``told`` returns, without which calls they are.
     """
     known = [(name, _about(name.module, name.name)) for name in names]
-    own = {id(name) for name, one in known if one.is_of_package}
+    own: set[Inert] = {name for name, one in known if one.is_of_package}
     ids = (node for one in pickles for node in one.persistent_ids if type(node.pid) is not tuple or len(node.pid) < 5)
-    own.update(id(node) for node in ids if id(nodes.global_of(node)) in own)  # a storage's has five parts
+    own.update(node for node in ids if nodes.global_of(node) in own)  # a storage's has five parts
     wary = [one for _, about in known if about.wary for one in about.wary]
     if not _GIVE_CALLS_OF_PACKAGES.issuperset(wary):
         return None
@@ -148,7 +150,7 @@ def reach(names: Sequence[Global], pickles: Sequence[Pickle]) -> Grade | None:
         return None
     if any(one.grade == "system" for one in found):
         return None
-    is_own = own and not own.isdisjoint(id(call.func) for one in pickles for call in one.calls)
+    is_own = own and any(type(call.func) in _NAMES and call.func in own for one in pickles for call in one.calls)
     return "code" if is_own or any(one.how != "refers" for one in found) else "data"
 
 
@@ -163,27 +165,27 @@ def _told(names: Sequence[Global], pickles: Sequence[Pickle], looks: Looks | Non
 
 
 def _verdicts(
-    names: Sequence[Global], pickles: Sequence[Pickle], looks: Looks | None, skipped: Collection[int] = ()
+    names: Sequence[Global], pickles: Sequence[Pickle], looks: Looks | None, skipped: Collection[Inert] = ()
 ) -> Iterator[tuple[int, Sequence[Verdict], int]]:
     """
     Yield what names and calls come to: the offset, the verdicts, and how often they are met.
 
-    ``skipped`` are ids of names whose calls are not to be looked at.
+    ``skipped`` are names whose calls are not to be looked at.
     """
-    known = [(id(name), name.offset, _about(name.module, name.name)) for name in names]
-    for _, offset, one in known:
+    known = [(name, _about(name.module, name.name)) for name in names]
+    for name, one in known:
         if one.wary and looks is None:
             raise _Wary
         if one.referred:
-            yield offset, one.referred, 1
-    if looks is not None and any(one.may_reach for _, _, one in known):  # else no id holds what does
+            yield name.offset, one.referred, 1
+    if looks is not None and any(one.may_reach for _, one in known):  # else no id holds what does
         asked = tuple(node.pid for one in pickles for node in one.persistent_ids)
         if reaching.passed(asked, looks) is not None:
             raise Unclear
     calls = list(chain.from_iterable(one.calls for one in pickles))
     changed = [call for call in calls if call.state is not None or call.items or call.pairs]
-    containers = {name for name, _, one in known if one.is_container}
-    is_any_stateless = any(one.is_stateless for _, _, one in known)
+    containers = {id(name) for name, one in known if one.is_container}
+    is_any_stateless = any(one.is_stateless for _, one in known)
     states: set[int] = set()
     repeats = Repeats(_MOST_REPEATED)
     for call in changed:
@@ -193,20 +195,23 @@ def _verdicts(
             if looks is not None and repeats.are_too_many(call.state):
                 raise Unclear
             _look_at_state(call, states, looks, is_any_stateless=is_any_stateless)
-    done = {name for name, _, one in known if one.is_done}
-    plain = {name for name, _, one in known if one.is_plain}
+    done: set[Inert] = {name for name, one in known if one.is_done}
+    plain = {name for name, one in known if one.is_plain}
     places = zip(calls, chain.from_iterable(one.call_offsets for one in pickles), strict=True)
     if looks is not None:
         rest = _but_harmless(places, done, plain, set(map(id, changed)))
         todo: Iterable[tuple[Call, int]] = (
-            (call, offset) for call, offset in rest if id(call.func) not in skipped or call.kwargs is not None
+            (call, offset)
+            for call, offset in rest
+            if type(call.func) not in _NAMES or call.func not in skipped or call.kwargs is not None
         )
     else:
         done.update(skipped)
         todo = [
             (call, offset)
             for call, offset in places
-            if (func := id(call.func)) not in done and (func not in plain or call.args is not _NO_ARGUMENTS)
+            if type(func := call.func) not in _NAMES
+            or (func not in done and (func not in plain or call.args is not _NO_ARGUMENTS))
         ]
     bare: dict[tuple[int, CallKind, int], _Bare] = {}
     for call, offset in todo:
@@ -228,13 +233,15 @@ def _unwary(verdicts: Sequence[Verdict], looks: Looks | None) -> Sequence[Verdic
 
 
 def _but_harmless(
-    calls: Iterable[tuple[Call, int]], done: Container[int], plain: Container[int], is_changed: Container[int]
+    calls: Iterable[tuple[Call, int]], done: Container[Inert], plain: Container[Inert], is_changed: Container[int]
 ) -> Iterator[tuple[Call, int]]:
     """Leave out calls that make data of nothing, of constants, or of what other such calls give that stay as made."""
     harmless: set[int] = set()
     for call, offset in calls:
-        func = id(call.func)
-        if call.args is _NO_ARGUMENTS and call.kwargs is None and func in plain:
+        func = call.func
+        if type(func) not in _NAMES:
+            yield call, offset
+        elif call.args is _NO_ARGUMENTS and call.kwargs is None and func in plain:
             if id(call) not in is_changed:
                 harmless.add(id(call))
         elif func in done and id(call) not in is_changed and _is_given_constants(call, harmless):

@@ -228,12 +228,12 @@ class Search(Found):
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
-            if isinstance(content, Archive | Remnant):
-                self.programs(content, place)
+            if callable(content):
+                self._content(content, place, nested_at, depth)
             elif isinstance(content, Stream):
                 self.stream(content, place)
             else:
-                self._content(content, place, nested_at, depth)
+                self.programs(content, place)
 
     def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
         """Look at one member of an archive."""
@@ -241,10 +241,11 @@ class Search(Found):
 
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
-        if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
-            return
-        lowered = found.name.lower() if isinstance(found, Remnant) else ""
-        if lowered and not lowered.endswith(_OF_PROGRAMS) and not any(one in lowered for one in _FOLDERS):
+        if isinstance(found, Remnant):
+            lowered = found.name.lower()
+            if not lowered.endswith(_OF_PROGRAMS) and not any(map(lowered.__contains__, _FOLDERS)):
+                return
+        elif isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
         from ckptool.formats.runnable.programs import of_file, programs  # few hold some
 

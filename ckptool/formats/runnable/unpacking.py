@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import ZLIB, Compression, behind_length, compression_of, decompress_as_far
+from ckptool.archives.compressed import BEGINNINGS, ZLIB, Compression, behind_length, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
@@ -51,6 +51,8 @@ _OTHERWISE: Final = {
     b"\xff\x06\0\0sNaPpY": "packed with Snappy",
 }
 """How files begin that pack others in ways which are not unpacked here."""
+_FIRST: Final = frozenset(one[0] for one in (*BEGINNINGS, LOCAL_MAGIC, _ZSTANDARD, *_OTHERWISE))
+"""What anything begins with that packs others, but tars."""
 
 
 def place(record: str, name: str) -> str:
@@ -90,6 +92,8 @@ class Unpacking:
 
         The iterator raises what is wrong with the source once it has yielded what can be had.
         """
+        if not head or head[0] not in _FIRST:
+            return self._tar(source, record) if tars.is_tar(head) else None
         compression = compression_of(head)
         if compression is not None:
             return self._compressed(source, compression, record)
