@@ -59,7 +59,7 @@ class Neighbours(NamedTuple):
 
     def _all(self) -> Iterator[Finding]:
         for name, one in self.files:
-            path = os.path.join(self.folder, name) if name else self.folder  # noqa: PTH118 - a name
+            path = os.path.join(self.folder, name) if name else self.folder
             look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
             who = f"{name!r} in the folder: " if name else ""
             for found in would_run.findings(one, lambda look=look: look):  # type: ignore[misc]
@@ -78,7 +78,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                     what = f"files of the folder after {_MOST_FILES:,}" if name is not None else what
                     found.append(("", Survey(unseen=(what,))))
                     break
-                if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
+                if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
     except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
@@ -88,7 +88,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
 def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole."""
     beside = [one for one in checkpoint.beside if one.nbytes is None or is_likely(one.name)]
-    own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]  # noqa: PTH114 - a name
+    own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]
     for one in own[:_MOST_BESIDE]:
         try:
             with open_checkpoint(one.path, limits=limits) as other:
@@ -142,7 +142,7 @@ def _names(folder: FolderSource) -> Iterator[str | None]:
 
 def _is_back(folder: FolderSource, name: str, seen: set[tuple[int, int] | str | None]) -> bool:
     """Say whether a folder is a link to what was ``seen``, which it is added to: links may go round in circles."""
-    found = _identity(os.path.join(folder.path, name))  # noqa: PTH118 - a name
+    found = _identity(os.path.join(folder.path, name))
     is_back = found in seen and folder.is_link(name)
     seen.add(found)
     return is_back
@@ -160,7 +160,7 @@ def _identity(path: str) -> tuple[int, int] | str | None:
     if is_far(path):
         return path
     try:
-        found = os.stat(path)  # noqa: PTH116 - a name
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -103,7 +103,7 @@ def not_opened(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     if is_far(others[0].path):
         yield Finding("CK171", "info", f"{what}: {some([one.name for one in others])}")
         return
-    folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir  # noqa: PTH120 - a name
+    folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir
     names = [os.path.relpath(one.path, folder) for one in others]
     look = command_line(folder, "inspect", brief=True, recursive=True)
     yield Finding("CK171", "info", f"{what}: {some(names)}", None, look)
@@ -113,7 +113,7 @@ def _is_with(checkpoint: Checkpoint, path: str) -> bool:
     """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
     folder, name = os.path.split(path)
     is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
-    return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)  # noqa: PTH114, PTH120
+    return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)
 
 
 def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     hint = "Nothing is known of what it holds."
     for name, why in checkpoint.unopened:
         if checkpoint.path and _is_beside(checkpoint, name):
-            path = os.path.join(os.path.dirname(checkpoint.path), name)  # noqa: PTH118, PTH120 - as it was given
+            path = os.path.join(os.path.dirname(checkpoint.path), name)
             yield Finding(
                 "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check"), path
             )

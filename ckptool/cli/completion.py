@@ -39,7 +39,7 @@ def completion(shell: str | None) -> None:
 
     from ckptool.cli import cli
 
-    name = shell or os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119 - of a program
+    name = shell or os.path.basename(os.environ.get("SHELL", ""))
     found = get_completion_class(name) if name in _SHELLS else None
     if found is None:
         raise click.UsageError(f"name a shell: {', '.join(_SHELLS)}")

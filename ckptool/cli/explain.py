@@ -43,7 +43,7 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
     from ckptool.checking.explain import explain as explanations
 
     if text != "-" and is_there(text):
-        what = "folder" if os.path.isdir(text) else "file"  # noqa: PTH112 - may be no path
+        what = "folder" if os.path.isdir(text) else "file"
         look = show(command_line(text, "check"))
         raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")
     text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text

@@ -182,7 +182,7 @@ def _extra(path: str, node: Inert) -> str:
 def _beside(found: Beside, path: str) -> str:
     """Return one line about a file or folder that lies beside the checkpoint, or in the folder that it is."""
     folder, name = os.path.split(found.path.rstrip("/"))
-    shown = name if folder in (path, os.path.dirname(path)) else found.path  # noqa: PTH120 - a name
+    shown = name if folder in (path, os.path.dirname(path)) else found.path
     facts = [_ROLES.get(found.role, found.role)]
     facts += [show(found.about)] if found.about else []
     facts += [show_nbytes(found.nbytes)] if found.nbytes is not None else []

@@ -241,12 +241,12 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         return [paths[0]], paths[1] if len(paths) == 2 else None
     named: dict[str, str] = {}
     for path in paths:
-        name = os.path.basename(os.path.splitext(path)[0])  # noqa: PTH119, PTH122
+        name = os.path.basename(os.path.splitext(path)[0])
         twin = named.setdefault(name, path)
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
     if not is_far(out_dir):
-        os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
+        os.makedirs(out_dir, exist_ok=True)
     return list(paths), below(out_dir, "")
 
 
@@ -254,7 +254,7 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
     """Return each source with what is to be written; a folder inside another is named here."""
     if target is None or options["out_dir"] is None or not changes.makes_folder:
         return [(source, target) for source in sources]
-    return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]  # noqa: PTH119, PTH122
+    return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:

@@ -139,8 +139,8 @@ def _second(arguments: dict[str, Any], item: _Item) -> Outcome:
     outcome = _first(arguments, item)
     if not isinstance(outcome, OutputExists) or outcome.path is None or is_far(outcome.path):
         return outcome
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(outcome.path) or ".", prefix=".ckptool-") as folder:  # noqa: PTH120
-        written = _first(arguments, item._replace(target=os.path.join(folder, os.path.basename(outcome.path))))  # noqa: PTH118, PTH119
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(outcome.path) or ".", prefix=".ckptool-") as folder:
+        written = _first(arguments, item._replace(target=os.path.join(folder, os.path.basename(outcome.path))))
         if isinstance(written, MigrationReport) and _is_same(Path(written.target), Path(outcome.path)):
             return written._replace(target=outcome.path)
     return outcome

@@ -43,7 +43,7 @@ class ProgressLine:
         self._number += 1
         self._read_back_begun = None
         self._file_begun = time.monotonic()
-        self._name = show(os.path.basename(local_name(path).rstrip(os.sep)) or path)  # noqa: PTH119 - a path as it was given
+        self._name = show(os.path.basename(local_name(path).rstrip(os.sep)) or path)
 
     def __call__(self, done: int, total: int) -> None:
         self._show(done, total, self._file_begun)

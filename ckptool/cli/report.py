@@ -94,7 +94,7 @@ def _page_path(output: str, files: tuple[str, str | None]) -> str:
     """Return the path of the page; refuse one under which something else was meant, or that is read."""
     if "://" in output:
         raise click.BadParameter("an address, and pages are written to files here", param_hint="--output")
-    stem, suffix = os.path.splitext(output)  # noqa: PTH122
+    stem, suffix = os.path.splitext(output)
     if suffix.lower() not in (".html", ".htm"):
         raise click.BadParameter(f"a page is a file of HTML: name it {show(stem)}.html", param_hint="--output")
     if any(one is not None and is_same_file(output, one.partition("::")[0]) for one in files):
@@ -106,7 +106,7 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, Ckptoo
     """Return a page of one file, and why that cannot be opened."""
     found = check_file(path)
     if found.error is not None:
-        if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):  # noqa: PTH112 - of a folder, a part
+        if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
         return _page([report_facts(found)]), found.error
     with open_checkpoint(path) as checkpoint:

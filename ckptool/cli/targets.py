@@ -48,9 +48,9 @@ def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
     found: list[Target] = []
     for path in paths:
         for one in _matches(path):
-            if recursive and os.path.isdir(one):  # noqa: PTH112 - may be no path
+            if recursive and os.path.isdir(one):
                 known = {target.path for target in found}
-                below = list(_below(one)) or [Target(os.path.join(one, ""))]  # noqa: PTH118 - opening it says why
+                below = list(_below(one)) or [Target(os.path.join(one, ""))]
                 found += (target for target in below if target.path not in known)
             else:
                 found.append(Target(one))
@@ -78,7 +78,7 @@ class Listing:
             if target is None and self._beside:
                 self._targets, self._beside = self._each(self._beside, are_asked=False), []
                 continue
-            place = hash(os.path.abspath(target.path)) if target is not None else 0  # noqa: PTH100 - there may be millions
+            place = hash(os.path.abspath(target.path)) if target is not None else 0
             if place not in self._seen or target is None:
                 self._seen.add(place)
                 return target
@@ -90,7 +90,7 @@ class Listing:
             if is_far(path):
                 yield from self._at(path)
                 continue
-            if not os.path.isdir(path):  # noqa: PTH112 - may be no path
+            if not os.path.isdir(path):
                 yield Target(path)
                 continue
             is_empty = True
@@ -98,7 +98,7 @@ class Listing:
                 is_empty = False
                 yield Target(*found)
             if is_empty and are_asked:
-                yield Target(os.path.join(path, ""))  # noqa: PTH118 - opening it says why
+                yield Target(os.path.join(path, ""))
 
     def _at(self, address: str) -> Iterator[Target]:
         from ckptool.formats.directories.walk_far import checkpoints_at
@@ -135,7 +135,7 @@ def _matches(path: str) -> list[str]:
         return [path]
     from glob import glob  # shells do this, mostly
 
-    return sorted(glob(path, recursive=True)) or [path]  # noqa: PTH207 - paths as they were given
+    return sorted(glob(path, recursive=True)) or [path]
 
 
 def _below(folder: str) -> Iterator[Target]:

@@ -61,7 +61,7 @@ def can_copy() -> bool:
     A copy has one thread, and the locks that others hold. The pool would close files that are the copy's by then.
     """
     try:
-        return len(os.listdir("/proc/self/task")) == 1 and POOL.is_empty  # noqa: PTH208 - names
+        return len(os.listdir("/proc/self/task")) == 1 and POOL.is_empty
     except OSError:
         return False
 
@@ -109,7 +109,7 @@ def _be_copy(main: Main, lines: int, answers: int, mask: set[int | signal.Signal
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.dup2(lines, 0)
         os.dup2(answers, 1)
-        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names
+        for number in map(int, os.listdir("/proc/self/fd")):
             if number > 2:
                 with suppress(OSError):  # of the list itself
                     os.close(number)

@@ -136,7 +136,7 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    name = os.path.basename(path) if isinstance(path, str) else ""  # noqa: PTH119 - a name
+    name = os.path.basename(path) if isinstance(path, str) else ""
     if not isinstance(path, str) or not any(mark in name for mark in _OF_A_SET):
         return _read(probe)
     from ckptool.formats.directories import sets
@@ -190,10 +190,10 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 def _is_pointer(path: str) -> bool:
     """Say whether a file that has the name of a pointer may be one: a line of text, or an index, which is none."""
-    if not os.path.isfile(path):  # noqa: PTH113 - a name
+    if not os.path.isfile(path):
         return False
     if not path.endswith(_POINTERS[0]):
-        return os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
+        return os.path.getsize(path) <= _LONGEST_POINTER
     return paths.first_bytes(path, 1) in (b"\x80", b"")  # other programs have text in files of this name
 
 

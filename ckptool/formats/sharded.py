@@ -198,7 +198,7 @@ def _open(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, Sourc
     names = dict.fromkeys(shard_of.values())
     opened: dict[str, SourceInFolder] = {}
     missing: list[str] = []
-    places = {index.place: os.path.basename(index.path)}  # noqa: PTH119 - a name
+    places = {index.place: os.path.basename(index.path)}
     for name in names:
         try:
             source = index.open_sibling(name)

@@ -58,7 +58,7 @@ def load_model(
     if not (is_packed or (unwrap and is_wrapped)):
         return _unpickled(name, name, place)
     with tempfile.TemporaryDirectory(prefix="ckptool-") as folder:
-        inner = os.path.join(folder, "model.pth")  # noqa: PTH118
+        inner = os.path.join(folder, "model.pth")
         migrate(path, inner, form="same", strip_wrappers=unwrap and is_wrapped, verify=False)
         return _unpickled(inner, name, place)
 

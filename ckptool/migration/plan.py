@@ -228,7 +228,7 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, *, sharded: bool, bui
     ``sharded`` says that shards are to be written, ``builds`` that a model is to be built, ``picks`` that certain
     weights were picked.
     """
-    suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()  # noqa: PTH122 - a name
+    suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
     if sharded:
         return "safetensors"
     if builds:

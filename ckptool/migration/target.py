@@ -63,7 +63,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
-        return below(dst, os.path.basename(stem) + suffix)  # noqa: PTH119
+        return below(dst, os.path.basename(stem) + suffix)
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
@@ -84,15 +84,15 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     _refuse_option(dst)
     bare = dst.rstrip(os.sep + (os.altsep or "")) or dst
     path = dst if is_far(dst) else bare
-    suffix = os.path.splitext(bare)[1].lower()  # noqa: PTH122
+    suffix = os.path.splitext(bare)[1].lower()
     if suffix in _OTHER_BY_SUFFIX or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
         raise MigrationRefused(
-            f"{os.path.basename(bare)!r} is the name of a file, and a folder is to be written",  # noqa: PTH119
+            f"{os.path.basename(bare)!r} is the name of a file, and a folder is to be written",
             kind="another-suffix",
-            hint=f"Name it {os.path.splitext(os.path.basename(bare))[0]!r}.",  # noqa: PTH119, PTH122
+            hint=f"Name it {os.path.splitext(os.path.basename(bare))[0]!r}.",
         )
     files = [one for file in _files(checkpoint) for one in (file, file if is_far(file) else os.path.realpath(file))]
-    if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
+    if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):
         raise MigrationRefused(
             f"{dst!r} is the folder that the source is in",
             kind="part-of-source",
@@ -105,34 +105,34 @@ def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
     if _folder_of(checkpoint) is not None:
         path = os.path.normpath(checkpoint.path)
-        if os.path.basename(path) in (os.curdir, os.pardir):  # noqa: PTH119
-            path = os.path.abspath(path)  # noqa: PTH100
-        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        if os.path.basename(path) in (os.curdir, os.pardir):
+            path = os.path.abspath(path)
+        stem, suffix = os.path.splitext(path)
         return (stem, suffix) if suffix.lower() in TORCH_SUFFIXES else (path, "")
     stem, suffix = _split(local_name(checkpoint.path))
     if checkpoint.shards:  # model.safetensors.index.json
-        stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
+        stem, suffix = os.path.splitext(stem.removesuffix(".index"))
     if checkpoint.member:
         inner, suffix = _split(checkpoint.member.replace("::", "."))
-        stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
+        stem = f"{stem}.{os.path.basename(inner)}"
     return stem, suffix
 
 
 def _split(path: str) -> tuple[str, str]:
     """Return a path without its suffix, and the suffix; of ``.pth.tar``, a name that many give, it is ``.pth``."""
-    stem, suffix = os.path.splitext(path)  # noqa: PTH122
-    inner, first = os.path.splitext(stem)  # noqa: PTH122
+    stem, suffix = os.path.splitext(path)
+    inner, first = os.path.splitext(stem)
     return (inner, first) if suffix.lower() == ".tar" and first.lower() in TORCH_SUFFIXES else (stem, suffix)
 
 
 def is_folder(path: str) -> bool:
     """Say whether a target is a folder to write into: one that is there, or a path with a separator at its end."""
-    return path.endswith((os.sep, os.altsep or os.sep)) or os.path.isdir(path)  # noqa: PTH112
+    return path.endswith((os.sep, os.altsep or os.sep)) or os.path.isdir(path)
 
 
 def archive_root(target: str) -> str:
     """Return the folder that holds every member of a zip: torch names it after the file, where that name is ASCII."""
-    stem = os.path.splitext(os.path.basename(target))[0]  # noqa: PTH119, PTH122
+    stem = os.path.splitext(os.path.basename(target))[0]
     return stem if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", stem) else "archive"
 
 
@@ -147,7 +147,7 @@ def _refuse_option(dst: str) -> None:
                 f"{dst!r} as the name of what is to be written",
                 kind="option-as-name",
                 hint=f"Say `{option}={value!r}`, and leave the name out or give another; "
-                f"a file of this name is {os.path.join('.', dst)!r}.",  # noqa: PTH118
+                f"a file of this name is {os.path.join('.', dst)!r}.",
             )
 
 
@@ -168,7 +168,7 @@ def refuse_address(dst: str | None) -> None:
 
 def _refuse_suffix(dst: str, form: TargetForm) -> None:
     """Raise MigrationRefused if readers would take the file for something else, by its suffix."""
-    stem, suffix = os.path.splitext(os.path.basename(dst))  # noqa: PTH119, PTH122
+    stem, suffix = os.path.splitext(os.path.basename(dst))
     is_plain = form == "safetensors"
     other = _OTHER_BY_SUFFIX.get(suffix.lower())
     instead = "" if is_plain else ", or .safetensors for the weights alone"

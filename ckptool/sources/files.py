@@ -136,7 +136,7 @@ class FileSource:
         from ckptool.sources import siblings
         from ckptool.sources.pool import POOL
 
-        path = os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - a name
+        path = os.path.join(os.path.dirname(self.path), name)
         found = PooledFile(path, self.cancellation, POOL, partial(siblings.open_sibling, self.path, self.place, name))
         self._siblings.append(found)
         if self.is_closed:
@@ -290,7 +290,7 @@ def check_names(files: Collection[FileSource]) -> None:
     replaced: list[FileSource] = []
     for one in files:
         try:
-            is_same = one.place == identity_of(os.stat(one.path))[:2]  # noqa: PTH116 - a system call
+            is_same = one.place == identity_of(os.stat(one.path))[:2]
         except OSError:
             is_same = False
         if not is_same:

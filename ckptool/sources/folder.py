@@ -64,7 +64,7 @@ class FolderSource:
             return known
         files: list[str] = []
         folders: list[str] = []
-        path = os.path.join(self.path, folder) if folder else self.path  # noqa: PTH118 - a name
+        path = os.path.join(self.path, folder) if folder else self.path
         with suppress(OSError) if folder else _said(path), POOL.opened(partial(_scan, path)) as entries:
             for entry in entries:
                 check_cancelled(self.cancellation)
@@ -98,7 +98,7 @@ class FolderSource:
     def detached(self, name: str) -> FileSource:
         """Return the file under a name, as ``open`` does; but it does not end with the folder."""
         self._check_open()
-        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        path = os.path.join(self.path, name)
         return PooledFile(path, self.cancellation, POOL, partial(_open_in, self._directory, name))
 
     def _check_open(self) -> None:
@@ -140,7 +140,7 @@ class FolderSource:
             FileUnavailable: It is a link, or not there any more.
         """
         self._check_open()
-        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        path = os.path.join(self.path, name)
         return FolderSource(path, self.cancellation, partial(_open_folder_in, self._directory, name))
 
     def adopt(self, source: Source) -> None:
@@ -154,7 +154,7 @@ class FolderSource:
 
     def place_of(self, name: str) -> str:
         """Return the path of a file or folder in it, for whoever wants to open that."""
-        return os.path.join(self.path, name)  # noqa: PTH118 - a name
+        return os.path.join(self.path, name)
 
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if it is not there any more."""

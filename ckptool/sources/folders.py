@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def is_folder(path: str) -> bool:
     """Say whether a path leads to a folder, or an address is that of one."""
-    return path.endswith("/") if is_far(path) else os.path.isdir(path)  # noqa: PTH112 - a name
+    return path.endswith("/") if is_far(path) else os.path.isdir(path)
 
 
 def open_folder_source(path: str, cancellation: Cancellation | None = None) -> FolderSource:

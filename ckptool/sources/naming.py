@@ -16,7 +16,7 @@ def is_far(path: str) -> bool:
 
 def below(folder: str, name: str) -> str:
     """Return the path of something in a folder; of an address, reached in the same way."""
-    path = os.path.join(folder, name)  # noqa: PTH118 - names
+    path = os.path.join(folder, name)
     if not is_far(folder):
         return path
     from ckptool.sources.remote.address import as_remote

@@ -45,7 +45,7 @@ def directory_entries(path: str, *, folders: bool = False) -> list[str]:
 def system_text(path: str) -> str:
     """Return the text of one of the system's own files, as in ``/proc``; an empty string where there is none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except OSError:
         return ""
@@ -54,7 +54,7 @@ def system_text(path: str) -> str:
 def file_nbytes(path: str) -> int | None:
     """Return the size of a regular file; None where there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - a system call, like the others here
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -63,7 +63,7 @@ def file_nbytes(path: str) -> int | None:
 def first_bytes(path: str, most_nbytes: int) -> bytes:
     """Return what a file begins with; no bytes where it cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - a system call, like the others here
+        with open(path, "rb", buffering=0) as stream:
             return stream.read(most_nbytes)
     except OSError:
         return b""
@@ -77,7 +77,7 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
     begins with device and inode, as that of a file.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - a system call, like the others here
+        status = os.stat(path)
         return _folder_identity(os.fspath(path), status) if stat.S_ISDIR(status.st_mode) else identity_of(status)
     except (OSError, ValueError):
         return None
@@ -110,7 +110,7 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
             if len(files) >= _MOST_WATCHED:
                 return status.st_dev, status.st_ino, tuple(marks), tuple(files)
             try:
-                found = (place, name, *identity_of(os.stat(os.path.join(place, name))))  # noqa: PTH116, PTH118
+                found = (place, name, *identity_of(os.stat(os.path.join(place, name))))
             except OSError:  # it was there a moment ago
                 continue
             files.append(found)
@@ -129,7 +129,7 @@ def exists(path: str) -> bool:
 def is_same_file(one: str, other: str) -> bool:
     """Say whether two paths lead to one file that is there."""
     try:
-        return os.path.samefile(one, other)  # noqa: PTH121 - a system call, like the others here
+        return os.path.samefile(one, other)
     except (OSError, ValueError):
         return False
 

@@ -21,7 +21,7 @@ def open_regular(path: str) -> int:
     try:
         fd = os.open(path, flags)
     except OSError as error:
-        if os.name == "nt" and os.path.isdir(path):  # noqa: PTH112 - a system call, like the others here
+        if os.name == "nt" and os.path.isdir(path):
             raise folder_instead() from error  # it is not permitted to open one there
         from ckptool.sources.unavailable import unavailable  # most files are there
 

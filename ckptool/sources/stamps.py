@@ -35,14 +35,14 @@ def stamp_of(path: str) -> Stamp | None:
     if is_far(path):
         return _of_far(path)
     try:
-        status = os.stat(path)  # noqa: PTH116 - a system call, like the others here
+        status = os.stat(path)
     except (OSError, ValueError):
         file, inside, _ = path.partition("::")
         return stamp_of(file) if inside else None
     if stat.S_ISDIR(status.st_mode):
         return _of_folder(path)
     if path.endswith(INDEX):
-        return _of_folder(os.path.dirname(path) or ".")  # noqa: PTH120 - a name
+        return _of_folder(os.path.dirname(path) or ".")
     nbytes, mtime_ns = status.st_size, status.st_mtime_ns
     return Stamp(nbytes, mtime_ns, f"{(mtime_ns + nbytes * _SPREAD) % (1 << 64):016x}")
 
@@ -71,10 +71,10 @@ def _of_folder(path: str) -> Stamp:
         folders.sort()
         for name in sorted(names)[: _MOST_FILES - len(found)]:
             try:
-                one = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118
+                one = os.stat(os.path.join(place, name))
             except OSError:  # it was there a moment ago
                 continue
-            found.append((os.path.relpath(os.path.join(place, name), path), one.st_size, one.st_mtime_ns))  # noqa: PTH118
+            found.append((os.path.relpath(os.path.join(place, name), path), one.st_size, one.st_mtime_ns))
     return Stamp(sum(one[1] for one in found), max((one[2] for one in found), default=0), _hashed(found))
 
 

@@ -21,7 +21,7 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
         return _missing(path)
     if error.errno in (errno.EACCES, errno.EPERM):
-        if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
+        if os.path.isdir(path):
             return FileUnavailable("a directory, not a file", kind="directory")
         return not_permitted(path)
     return FileUnavailable(f"cannot be opened: {reason_of(error)}", kind="unavailable")
@@ -32,7 +32,7 @@ def not_permitted(path: str) -> FileUnavailable:
     closed = next((one for one in _folders(path) if not os.access(one, os.X_OK)), None)
     if closed is not None and closed != path:
         fact, what = f"permission denied: you may not enter the folder {closed!r}", "that folder"
-    elif os.path.isdir(path):  # noqa: PTH112 - may be no path
+    elif os.path.isdir(path):
         closed, fact, what = path, "a folder that you may not list: permission denied", "the folder"
     else:
         command = join(("chmod", "u+r", "--", path))
@@ -46,8 +46,8 @@ def not_permitted(path: str) -> FileUnavailable:
 def _folders(path: str) -> Iterator[str]:
     """Yield the folders on the way to a path, and itself if it is one, as far as the system says of them."""
     folders = [path]
-    while os.path.dirname(folders[-1]) not in ("", folders[-1]):  # noqa: PTH120 - as it was given
-        folders.append(os.path.dirname(folders[-1]))  # noqa: PTH120
+    while os.path.dirname(folders[-1]) not in ("", folders[-1]):
+        folders.append(os.path.dirname(folders[-1]))
     yield from filter(os.path.isdir, reversed(folders))
 
 
@@ -60,7 +60,7 @@ def _missing(path: str) -> FileUnavailable:
         hint = f"Give the path alone: {quote(address[2])}" if local else "Download the file first, and give its path."
         return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
     hint = "Check the path."
-    if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):  # noqa: PTH112
+    if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):
         hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"
     return FileUnavailable("no such file", kind="missing", hint=hint)
 

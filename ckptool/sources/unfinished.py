@@ -20,7 +20,7 @@ _LONGEST: Final = 255 - len(".new")
 def journal_path(path: str) -> str:
     """Return the path of the journal that a file has while it is edited in place."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, journal_name(name))  # noqa: PTH118 - a name
+    return os.path.join(folder, journal_name(name))
 
 
 def journal_name(name: str) -> str:

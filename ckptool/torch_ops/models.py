@@ -48,7 +48,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
                 hint="Check that they are this class's, and that it is built with the same `model_arguments=`.",
             ) from error
         try:
-            with open(path, "wb") as stream:  # noqa: PTH123 - a path of ours, to what has no name yet
+            with open(path, "wb") as stream:
                 torch.save(model, stream)
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

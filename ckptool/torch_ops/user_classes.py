@@ -48,13 +48,13 @@ def _place(spec: str) -> _Place:
     if not (where and colon and name):
         raise ValueError("it names no class after a ':'")
     if not where.endswith(".py"):
-        return _Place(os.getcwd(), where, name)  # noqa: PTH109
-    path = os.path.abspath(os.path.expanduser(where))  # noqa: PTH100, PTH111
-    if not os.path.isfile(path):  # noqa: PTH113
+        return _Place(os.getcwd(), where, name)
+    path = os.path.abspath(os.path.expanduser(where))
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {where!r}")
     folder, last = os.path.split(path.removesuffix(".py"))
     parts = [] if last == "__init__" else [last]
-    while os.path.isfile(os.path.join(folder, "__init__.py")):  # noqa: PTH113, PTH118
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
         folder, package = os.path.split(folder)
         parts.insert(0, package)
     return _Place(folder, ".".join(parts), name, is_file=True)
@@ -63,7 +63,7 @@ def _place(spec: str) -> _Place:
 @contextmanager
 def _in_front(place: _Place) -> Iterator[None]:
     """Let a block import from a folder before all others."""
-    on_path = {os.path.abspath(entry) for entry in sys.path}  # noqa: PTH100 - "" is the current folder
+    on_path = {os.path.abspath(entry) for entry in sys.path}
     is_new, known = place.folder not in on_path, set(sys.modules)
     mine = _IMPORTED.setdefault(place.folder, {})
     hidden = _modules_of_another_file(place) | {name: sys.modules[name] for name in mine if name in sys.modules}
@@ -93,8 +93,8 @@ def _modules_of_another_file(place: _Place) -> dict[str, ModuleType]:
     Raises:
         ImportError: A file has the name of a module that is installed, or Python's own: others may need that.
     """
-    files = os.listdir(place.folder)  # noqa: PTH208 - names
-    packages = [name for name in files if os.path.isfile(os.path.join(place.folder, name, "__init__.py"))]  # noqa: PTH113, PTH118
+    files = os.listdir(place.folder)
+    packages = [name for name in files if os.path.isfile(os.path.join(place.folder, name, "__init__.py"))]
     tops = {*packages, *(name.removesuffix(".py") for name in files if name.endswith(".py"))} & sys.modules.keys()
     hiding = {top for top in tops if not _is_from(sys.modules[top], place.folder)}
     kept = {top for top in hiding if _is_installed(sys.modules[top])}
@@ -114,7 +114,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 def _is_from(module: ModuleType | None, folder: str) -> bool:
     """Say whether a module, or package, lies directly in a folder."""
-    homes = {os.path.dirname(place) for place in _places(module)}  # noqa: PTH120
+    homes = {os.path.dirname(place) for place in _places(module)}
     return folder in homes or os.path.realpath(folder) in {os.path.realpath(home) for home in homes}
 
 

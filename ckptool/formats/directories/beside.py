@@ -81,7 +81,7 @@ def base_model(path: str, source: Source) -> str | None:
     if is_far(path):
         found = _far_object(source, _ADAPTER).get("base_model_name_or_path")
         return found[:_WORDS] if isinstance(found, str) and found else None
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir  # noqa: PTH112, PTH120 - names
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
     try:
         folder = FolderSource(place)
     except Failure:

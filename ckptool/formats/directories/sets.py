@@ -33,7 +33,7 @@ def part_of(path: str) -> PartOf | None:
     shard = choosing.shard_of(name)
     if shard is not None and shard[2] > 1:
         index = next((one for one in directory_entries(place or ".") if choosing.belongs_to(one, name)), "")
-        whole = os.path.join(place, index) if index else place or "."  # noqa: PTH118 - a name
+        whole = os.path.join(place, index) if index else place or "."
         return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole)
     for pattern, what in _SETS:
         if pattern.fullmatch(name) and not choosing.role_of(name):

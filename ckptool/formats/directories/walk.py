@@ -53,8 +53,8 @@ def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
 def _folders(place: str, folder: FolderSource) -> Iterator[str]:
     is_hub = _SNAPSHOTS in folder.folders
     for name in folder.folders:
-        path = os.path.join(place, name)  # noqa: PTH118 - a name
-        if not (name.startswith(".") or (is_hub and name == _BLOBS) or os.path.islink(path)):  # noqa: PTH114
+        path = os.path.join(place, name)
+        if not (name.startswith(".") or (is_hub and name == _BLOBS) or os.path.islink(path)):
             yield path
 
 
@@ -69,7 +69,7 @@ def _beside(place: str) -> Iterator[Found]:
     except Failure:  # whoever opens the folder is told
         others = inside_refused(place)
     for other in others:
-        if os.path.isdir(other):  # noqa: PTH112 - a name
+        if os.path.isdir(other):
             yield from checkpoints_below(other)
         else:
             yield other, True
@@ -81,7 +81,7 @@ def beside(checkpoint: Checkpoint) -> list[str]:
         far = ((one, is_likely(one.name)) for one in checkpoint.beside)
         return [one.path if is_file else f"{one.path}/" for one, is_file in far if is_file or one.nbytes is None]
     paths = [one.path for one in checkpoint.beside]
-    return [path for path in paths if os.path.isdir(path) or is_likely(path)]  # noqa: PTH112 - a name
+    return [path for path in paths if os.path.isdir(path) or is_likely(path)]
 
 
 def inside_refused(place: str) -> list[str]:
@@ -108,4 +108,4 @@ def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
         if name.startswith(".") or is_part or any(choosing.belongs_to(index, name) for index in indexes):
             continue
         if whole is None or name != whole.name:
-            yield os.path.join(place, name), is_likely(name) or name in indexes  # noqa: PTH118 - a name
+            yield os.path.join(place, name), is_likely(name) or name in indexes
