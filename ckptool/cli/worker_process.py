@@ -109,6 +109,8 @@ def _be_copy(main: Main, lines: int, answers: int, mask: set[int | signal.Signal
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.dup2(lines, 0)
         os.dup2(answers, 1)
+        for number in {lines, answers} - {0, 1, 2}:  # the list takes one, and there may be no more
+            os.close(number)
         for number in map(int, os.listdir("/proc/self/fd")):
             if number > 2:
                 with suppress(OSError):  # of the list itself
@@ -126,8 +128,8 @@ class WorkerProcess:
 
     def __init__(self, process: subprocess.Popen[bytes] | Copy, common: object) -> None:
         self._process = process
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
-        assert self._process.stdout is not None  # noqa: S101
+        assert self._process.stdin is not None  # a pipe was asked for
+        assert self._process.stdout is not None
         self._input = self._process.stdin
         self.output = self._process.stdout
         self._received = bytearray()

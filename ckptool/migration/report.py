@@ -192,7 +192,7 @@ def _dcp_facts(checkpoint: Checkpoint, plan: Plan) -> FileFacts:
     from ckptool.migration.folders.dcp import DcpPlan  # most plans are of files
 
     file = plan.file
-    assert isinstance(file, DcpPlan)  # noqa: S101 - there is no other folder of items
+    assert isinstance(file, DcpPlan)  # there is no other folder of items
     infos = [info for _, info in file.expected]
     own = {entry.name for entry in file.entries if entry.tensor is not None}
     tags = ["cpu" if name in own else retagged(info, plan.location) for name, info in file.expected]

@@ -261,7 +261,7 @@ class TreeRewriter:
             return node  # what it is made of is a call of its own
         if func.name in _FROM_TYPE and isinstance(node.args, tuple):
             made = self._made(self._cast(info), requires_grad=info.requires_grad is True, spelled=True)
-            assert isinstance(made, Call)  # noqa: S101 - one of torch._utils
+            assert isinstance(made, Call)  # one of torch._utils
             return self._finish(Call(node.func, (made.func, node.args[1], made.args, *node.args[3:])))
         return self.tensor(info)
 

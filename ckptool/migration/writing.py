@@ -66,7 +66,7 @@ def write_file(work: Work, output: Sink) -> Done:
         check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
         copied = plan.file.copied
     else:
-        assert isinstance(plan.file, SafetensorsPlan)  # noqa: S101 - a folder is written below
+        assert isinstance(plan.file, SafetensorsPlan)  # a folder is written below
         check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
         copied = plan.file.copied
     if verifies:

@@ -12,7 +12,7 @@ _BEFORE_ARGUMENTS: Final = 2
 
 def is_asking(pid: Inert) -> bool:
     """Say whether a loader that looks up a persistent id calls something of what it holds."""
-    is_of_storage = isinstance(pid, tuple) and pid[:1] == ("storage",)  # mostly
+    is_of_storage = isinstance(pid, tuple) and pid[:1] == ("storage",)  # as most are
     return not is_of_storage and (is_call(pid) or is_sourced_object(pid))
 
 

@@ -41,7 +41,9 @@ _NOTHING: Final[tuple[tuple[Inert, ...], ...]] = ((), ([],))
 _GIVE_CALLS_OF_PACKAGES: Final = frozenset(("functools.partial",))
 """Names of which it matters what harmless calls are given, though alone they call nothing that reaches the system."""
 _NAMES: Final = (Global, PersistentId)
-"""What is called, mostly: each is equal to itself alone. Of tuples, one by one in another, there may be very many."""
+"""
+What is called, mostly, and may be looked up: each is equal to itself alone. The hash of a tuple is that of all in it.
+"""
 _CONSTANTS: Final = frozenset((bool, int, float, type(None)))
 _NEVER_CALLED: Final = _CONSTANTS | {str}
 """Types of values that do nothing as a method of what has them."""

@@ -28,7 +28,7 @@ class StorageRef(NamedTuple):
     """
     One storage's bytes: where they are, and the device tag that they were saved with.
 
-    Those of one file that begin at different places are apart, unless they are slices of one that is whole.
+    Those of one source that begin at different places are apart, unless they are slices of one that is whole.
     """
 
     key: str
@@ -42,7 +42,7 @@ class StorageRef(NamedTuple):
     crc32: int = 0
     """Checksum of all its bytes, as the file has it; 0 where it has none."""
     whole: "StorageRef | None" = None
-    """The storage that this one is a slice of, where the file says so (legacy streams)."""
+    """The storage that this one is a slice of, where the file says so (legacy streams, tars)."""
 
     def __repr__(self) -> str:
         return f"<StorageRef {self.key!r} {self.location} of {self.nbytes} bytes>"

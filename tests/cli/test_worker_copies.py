@@ -126,6 +126,21 @@ def test_a_copy_that_is_not_made_leaves_nothing_open() -> None:
     assert python(FORKS.format(0) + code).stdout == "0\n"
 
 
+def test_a_copy_takes_no_more_descriptors_than_its_pipes() -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+held = []
+try:
+    while True:
+        held.append(open("/dev/null"))
+except OSError:
+    del held[:4]
+print(ask('session')[1])
+"""
+    assert python(COPY + code).stdout == "ended with exit code 0\n"
+
+
 COPY = """
 import os, sys
 from ckptool.cli.worker_process import Copy, WorkerProcess

@@ -119,9 +119,9 @@ class DcpPlan(NamedTuple):
 
 def _open_items(info: TensorInfo) -> None:
     """Open all items of a tensor: type and boxes say all about their headers."""
-    assert info.storage is not None  # noqa: S101 - there are pieces
+    assert info.storage is not None  # there are pieces
     source = info.storage.source
-    assert isinstance(source, PiecesSource)  # noqa: S101 - as the caller saw
+    assert isinstance(source, PiecesSource)  # as the caller saw
     for number in range(len(source.pieces)):
         source.info(number)
 

@@ -43,7 +43,7 @@ def clone_plan(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> EditPlan
 def write_clone(work: Work, edit: EditPlan, output: Output) -> Done:
     """Write the clone, read it back if it is to be verified, and publish it."""
     source, limits = work.checkpoint.source, work.limits
-    assert isinstance(source, FileSource)  # noqa: S101 - clone_plan looked
+    assert isinstance(source, FileSource)  # clone_plan looked
     output.clone(source.fileno())
     for run in edit.edit.runs:
         output.fill(run.offset, memoryview(run.data))

@@ -91,7 +91,7 @@ class OutputFolder(Closing):
             OutputExists: Something took the name in the meantime.
             OutputFailed: The system refused.
         """
-        assert self._temporary is not None  # noqa: S101 - it has no other name yet
+        assert self._temporary is not None  # it has no other name yet
         if os.path.isdir(self.path) and self._fd >= 0:
             take_after(self._fd, self.path)
         try:

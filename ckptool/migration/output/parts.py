@@ -70,10 +70,11 @@ def remove_folder(path: str) -> None:
     """
     Remove a folder and the files in it; folders in it are none of ours, and stay.
 
-    A process elsewhere that wrote there may not have heard yet that it is over.
+    Tried again where files have come meanwhile: a process elsewhere may not have heard yet that it is over.
     """
     for _ in range(_MOST_TRIES):
-        remove_others(path, ())
+        with os.scandir(path) as entries:
+            remove_others(path, [one.name for one in entries if one.is_dir(follow_symlinks=False)])
         with suppress(OSError):
             os.rmdir(path)
             return
@@ -83,7 +84,7 @@ def remove_folder(path: str) -> None:
 def remove_others(folder: str, names: Collection[str]) -> None:
     """Remove the files in a folder that have other names."""
     with os.scandir(folder) as entries:
-        others = [one.path for one in entries if one.name not in names and not one.is_dir(follow_symlinks=False)]
+        others = [one.path for one in entries if one.name not in names]
     for one in others:
         with suppress(FileNotFoundError):
             os.unlink(one)
