@@ -88,7 +88,7 @@ def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
     broken = [one for one, source in stored if fault_of(source) is not None]
     storage = broken[0].info.storage
     error = fault_of(storage.source) if storage is not None else None
-    assert error is not None  # noqa: S101 - it is among them for that
+    assert error is not None  # it is among them for that
     if len(broken) > 1:
         names = some([one.name for one in broken])
         error = type(error)(

@@ -156,7 +156,7 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
     groups: dict[tuple[int, int], list[str]] = {}
     for tensor in named:
         storage = tensor.info.storage
-        assert storage is not None  # noqa: S101 - filtered above
+        assert storage is not None  # filtered above
         source = id(storage.source)
         span = bisect_right(begins[source], storage.offset)
         groups.setdefault((source, span), []).append(tensor.name)

@@ -175,7 +175,7 @@ class Verbs(click.Group):
             rows = []
             for verb in verbs:
                 command = self.get_command(ctx, verb)
-                assert command is not None  # noqa: S101 - it is one of them
+                assert command is not None  # it is one of them
                 rows.append((verb.ljust(width), command.get_short_help_str(formatter.width)))
             with formatter.section(section):
                 formatter.write_dl(rows)

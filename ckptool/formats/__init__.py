@@ -98,7 +98,7 @@ def open_keeping(origin: Origin, trees: Trees, limits: Limits = DEFAULT_LIMITS) 
         except FileUnavailable as error:
             if error.kind != "directory":
                 raise
-            assert isinstance(path, str | os.PathLike)  # noqa: S101 - nothing else is a directory
+            assert isinstance(path, str | os.PathLike)  # nothing else is a directory
             return _open_folder(os.fspath(path), member, limits)
         try:
             with _naming(shown):

@@ -46,7 +46,7 @@ def sniff(probe: Probe) -> bool:
 def read(probe: Probe) -> Parsed:
     """Read the index of an exported program; its graph is not looked at."""
     archive = probe.zip
-    assert archive is not None  # noqa: S101 - sniff saw it
+    assert archive is not None  # sniff saw it
     folder = _new_folder(archive)
     pickled: set[str] = set()
     parsed = _read_old(probe, archive) if folder is None else _read_new(probe, archive, folder, pickled)

@@ -280,7 +280,7 @@ def _begin(name: str, entry: object) -> tuple[int, int]:
 
 def _layout(name: str, entry: object, known: dict[str, _Layout]) -> _Layout:
     """Return the layout of a tensor; ``known`` are those that were met, for the same few are met again and again."""
-    assert isinstance(entry, dict)  # noqa: S101 - _begin saw it
+    assert isinstance(entry, dict)  # _begin saw it
     code, sizes = entry.get("dtype"), entry.get("shape")
     if not (type(code) is str and type(sizes) is list and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")

@@ -63,7 +63,7 @@ def streams_as_far(archive: Archive) -> Iterator[Stream]:
 def read(probe: Probe) -> Parsed:
     """Read the index of a 0.1.x file: its pickles, and what precedes each storage."""
     archive = probe.tar
-    assert archive is not None  # noqa: S101 - sniff saw it
+    assert archive is not None  # sniff saw it
     for name in _MEMBERS:
         if name not in archive:
             raise MalformedFile(f"a tar of PyTorch 0.1 without its member {name!r}", kind="missing-member")

@@ -51,7 +51,7 @@ def sniff(probe: Probe) -> bool:
 def read(probe: Probe) -> Parsed:
     """Read the index of a TorchScript archive, and of its code the lists of parameters and buffers."""
     archive = probe.zip
-    assert archive is not None  # noqa: S101 - sniff saw it
+    assert archive is not None  # sniff saw it
     root = torch_zip.root_folder(archive)
     graph = ScriptModules(_class_tables(archive, f"{root}code/"))
     parsed = torch_zip.read_archive(archive, NAME, TRAITS, graph)

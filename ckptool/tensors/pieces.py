@@ -195,7 +195,7 @@ class PiecesSource:
     def storage(self, index: int) -> tuple[StorageRef, str]:
         """Return the storage that a piece is on, and words for the piece."""
         storage = self.info(index).storage
-        assert storage is not None  # noqa: S101 - info() saw it
+        assert storage is not None  # info() saw it
         return storage, self._place(self.pieces[index])
 
     def extents(self) -> list[Extent] | None:

@@ -160,7 +160,7 @@ def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
 
 
 def _read_resolved(info: TensorInfo) -> bytes:
-    assert info.storage is not None  # noqa: S101 - _check_readable saw it
+    assert info.storage is not None  # _check_readable saw it
     return _resolve(info, _read_elements(info, info.storage))
 
 

@@ -23,7 +23,7 @@ class _WideningSource:
     is_compressed = False
 
     def __init__(self, info: TensorInfo) -> None:
-        assert info.storage is not None and info.dtype.name in NARROW  # noqa: S101, PT018 - the caller saw it
+        assert info.storage is not None and info.dtype.name in NARROW  # noqa: PT018 - the caller saw it
         whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
         self._dtype = info.dtype.name
         self._narrow = PiecesSource(info.shape, info.dtype, [whole], info.storage.source.cancellation)

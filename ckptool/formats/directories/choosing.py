@@ -153,7 +153,7 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
 def _set(name: str, count: int) -> Iterator[tuple[int, str]]:
     """Yield the numbers and names of all shards of a set, given one."""
     match = _SHARD.fullmatch(name)
-    assert match is not None  # noqa: S101 - the caller matched it
+    assert match is not None  # the caller matched it
     for number in range(1, count + 1):
         yield number, f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}"
 
@@ -179,7 +179,7 @@ def _usual(one: Candidate) -> _Usual | None:
     name, variant = one.name, ""
     if one.kind == "index":
         match = _INDEX.fullmatch(name)
-        assert match is not None  # noqa: S101 - it is an index
+        assert match is not None  # it is an index
         name, variant = match[1], match[2] or ""
     elif one.kind == "set":
         stem, _, _, ending = shard_of(name) or (name, 0, 0, "")

@@ -133,7 +133,7 @@ class Connections:
 
     def _check(self, place: Place, connection: HTTPConnection, *, is_proxied: bool) -> None:
         """Refuse a server that a redirect led to, and that must not be asked."""
-        assert connection.sock is not None  # noqa: S101 - it is connected
+        assert connection.sock is not None  # it is connected
         peer = str(connection.sock.getpeername()[0])
         if self._first is None:
             self._first, self._home = place.server, peer

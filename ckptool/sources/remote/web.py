@@ -77,7 +77,7 @@ class WebFile:
             FileUnavailable: The file cannot be read; the message says why. ``no-ranges`` where it could be as a whole.
         """
         found = self._ask(f"bytes=-{nbytes}", lambda answer: self._body(answer, None))
-        assert self._version is not None  # noqa: S101 - _ask saw it
+        assert self._version is not None  # _ask saw it
         whole = self._version.nbytes
         if self._is_html:
             head = found if len(found) == whole else self.fetch(0, min(whole, _HEAD_NBYTES))

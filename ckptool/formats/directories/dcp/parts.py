@@ -46,12 +46,12 @@ class ItemParts:
         entry = self._entries[name]
         if isinstance(entry, Entry):
             item = entry.items[at]
-            assert item is not None  # noqa: S101 - __iter__ saw it
+            assert item is not None  # __iter__ saw it
             offsets, sizes = entry.boxes[at]
             what = f"{name!r} at {list(offsets)}"
             compare = partial(self._piece_contradiction, entry, sizes)
             return Part(what, item.file, partial(self._items.piece, name, item, offsets), compare)
-        assert isinstance(entry, Item)  # noqa: S101 - __iter__ saw it
+        assert isinstance(entry, Item)  # __iter__ saw it
         return Part(repr(name), entry.file, partial(self._items.open, entry))
 
     @staticmethod

@@ -75,7 +75,7 @@ def read(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
 def _number(path: str) -> tuple[int, int]:
     """Return the number of the layer, among those with experts, and of the expert."""
     match = states.EXPERT_FILE.fullmatch(path.rpartition("/")[2])
-    assert match is not None  # noqa: S101 - it was found so
+    assert match is not None  # it was found so
     return int(match[1] or 0), int(match[2])
 
 

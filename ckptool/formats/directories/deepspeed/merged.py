@@ -142,7 +142,7 @@ def state_dict(builder: TreeBuilder, tensors: Mapping[str, TensorInfo], like: In
 def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> Inert:
     """Return the state of the optimizer: of each parameter, by its name, and the settings of each group."""
     partitions, first = engine.partitions, engine.optims[0]
-    assert partitions is not None  # noqa: S101 - the caller saw it
+    assert partitions is not None  # the caller saw it
     keys = list(dict.fromkeys(key for one in engine.optims for values in one.state.values() for key in values))
     flat = {key: partitions.flats_of(key) for key in keys if key != _SCALAR}
     steps = {index: values.get(_SCALAR) for index, values in first.state.items()}

@@ -159,7 +159,7 @@ class Partitions:
         """Return the facts of a whole parameter, as the optimizer has it."""
         flats = [one.flats for one in self._files]
         dtype = self.dtype
-        assert dtype is not None  # noqa: S101 - there is a parameter
+        assert dtype is not None  # there is a parameter
         return self._whole(name, self.places[name], flats, dtype)
 
     def state_of(self, name: str, key: str, flats: Sequence[Sequence[TensorInfo | None]]) -> TensorInfo | None:
@@ -179,7 +179,7 @@ class Partitions:
         for lane, start, numel in place.runs:
             for flat, inside, taken in self.lanes[lane].cut(start, numel):
                 info = flats[flat.rank][flat.number]
-                assert info is not None  # noqa: S101 - the caller saw it
+                assert info is not None  # the caller saw it
                 pieces.append(
                     Piece((at,), (taken,), self._files[flat.rank].name, partial(part_of, info, inside, taken))
                 )

@@ -192,7 +192,7 @@ def _merged(
     _note_differences(ranks, remarks)
     for found in first.found.values():
         found.put(leaves[id(found.node)])
-    assert first.parsed.rebuilder is not None  # noqa: S101 - it found them
+    assert first.parsed.rebuilder is not None  # it found them
     return builder.transplant(first.parsed.root, first.parsed.rebuilder)
 
 
