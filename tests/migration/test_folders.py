@@ -372,6 +372,15 @@ def test_nothing_is_left_where_a_process_that_is_being_ended_still_writes(
     assert names_in(folder) == {"model.pth"}
 
 
+def test_what_nobody_wrote_is_not_published(folder: Path) -> None:
+    with OutputFolder(str(folder / "out")) as output:
+        (Path(output.path_of("one")).parent / "inside").mkdir()
+        with pytest.raises(OutputFailed, match="directory"):
+            output.publish()
+
+    assert "out" not in names_in(folder)
+
+
 def test_a_folder_that_is_removed_keeps_the_folders_in_it(folder: Path) -> None:
     (folder / "inside").mkdir()
     with pytest.raises(OSError, match="not empty"):
