@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ckptool.errors import UnsupportedFeature
-
-if TYPE_CHECKING:
-    from ckptool.reference.cases import Case
 
 
 @click.command()
@@ -20,11 +16,10 @@ if TYPE_CHECKING:
 @click.option("-v", "--verbose", is_flag=True, help="Name each file as it is written.")
 def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     """
-    Train small nets briefly and save them in every way.
+    Train a small net briefly and save it in every way.
 
-    Writes DIR/valid, with a JSON beside each file that says what must be found in it, and DIR/README.md. On a
-    machine with CUDA the files really are saved from CUDA; elsewhere the tags are forged, and the names say
-    so.
+    Writes the state_dict, the whole model, a training checkpoint, an average of the weights and two common mistakes,
+    each as a zip and in the format from before PyTorch 1.6; on CUDA also in each wrapper.
     """
     from ckptool.torch_ops.needed import needed
 
@@ -36,9 +31,9 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     choice = choose(device, torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
     click.echo(f"training on {choice.device}: {choice.why}", err=True)
 
-    def tell(case: Case) -> None:
+    def tell(name: str) -> None:
         if verbose:
-            click.echo(case.filename, err=True)
+            click.echo(name, err=True)
 
     try:
         written = write_fixtures(folder, choice.device, tell)
@@ -46,5 +41,5 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
         if choice.device.type == "cpu":
             raise
         what = f"{choice.device} cannot do all that the nets need: {error}".partition("\n")[0]
-        raise UnsupportedFeature(what, kind="device", hint="Use `--device cpu`: the tags are then forged.") from error
+        raise UnsupportedFeature(what, kind="device", hint="Use `--device cpu`.") from error
     click.echo(f"wrote {written} fixtures to {folder}")

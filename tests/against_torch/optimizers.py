@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import ckptool
-from ckptool.reference.expected import named_tensors
+from tests.fixture_set.expected import named_tensors
 
 Make: TypeAlias = Callable[[torch.nn.Sequential], Any]
 """Makes an optimizer for a model."""

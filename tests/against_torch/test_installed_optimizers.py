@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.reference.expected import named_tensors
 from tests.against_torch.optimizers import Make, differences, groups, of_object, stepped
+from tests.fixture_set.expected import named_tensors
 
 
 def made(package: str, name: str, **options: Any) -> Make:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.reference.expected import named_tensors
 from tests.against_torch.optimizers import Make, differences, groups, of_object, same, stepped
+from tests.fixture_set.expected import named_tensors
 
 
 def made(name: str, **options: Any) -> Make:

@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.swa_utils import AveragedModel
 
-from ckptool.reference.cases import Case, Place, torch_cases
-from ckptool.reference.everyday import every_habit
-from ckptool.reference.forging import mixed, pretend, tagged
 from ckptool.reference.nets import MLP
-from ckptool.reference.places import relative_places
 from ckptool.reference.trainer import Recipe, Trained, ema_average
 from tests.device.register import KIND, register
+from tests.fixture_set.cases import Case, Place, torch_cases
+from tests.fixture_set.everyday import every_habit
+from tests.fixture_set.forging import mixed, pretend, tagged
+from tests.fixture_set.places import relative_places
 
 TAG = f"{KIND}:0"
 

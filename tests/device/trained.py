@@ -15,14 +15,15 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from ckptool.reference import data, everyday
-from ckptool.reference.cases import Case, Place, torch_cases
+from ckptool.reference import data
 from ckptool.reference.nets import TiedReader
-from ckptool.reference.places import relative_places
 from ckptool.reference.trainer import Recipe, Trained, train
 from ckptool.reference.wraps import process_group, wrap
 from tests.device.register import KIND, register
 from tests.device.tags import WRAPPERS
+from tests.fixture_set import everyday
+from tests.fixture_set.cases import Case, Place, torch_cases
+from tests.fixture_set.places import relative_places
 
 IMAGES = 64
 WIDTH = 16  # as that of the committed fixtures

@@ -23,10 +23,10 @@ from ckptool.loading.memory import device as device_memory
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.device import DeviceMemory, _Sender
 from ckptool.loading.memory.host import HostMemory, buffer_of
-from ckptool.reference.forging import forged, mixed
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from ckptool.torch_ops.accelerators import Accelerator
+from tests.fixture_set.forging import forged, mixed
 from tests.loading.late_device import LateDevice
 from tests.loading.same import assert_same, saved
 

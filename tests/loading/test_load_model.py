@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.reference.forging import forged, pretend, tagged
 from ckptool.reference.nets import LeNet, TiedReader
 from ckptool.reference.wraps import process_group, wrap
+from tests.fixture_set.forging import forged, pretend, tagged
 from tests.loading.same import assert_same, saved
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.reference.forging import forged, mixed, tagged
 from tests.each import each
+from tests.fixture_set.forging import forged, mixed, tagged
 from tests.loading.same import assert_same, saved, sharing, torch_load
 
 TAGS = ["cuda:0", "cuda:3", "npu:0", "xla:0", "mps", "hpu", "meta", "warp:7", "privateuseone:0", "", "gpu", "xpu:1"]

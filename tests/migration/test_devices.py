@@ -20,10 +20,10 @@ from ckptool.cli import cli
 from ckptool.errors import MigrationRefused
 from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Inert, children, is_container
-from ckptool.reference.forging import forged, mixed, tagged
 from tests import build
 from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
+from tests.fixture_set.forging import forged, mixed, tagged
 from tests.scale import exhaustive
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"

@@ -26,10 +26,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def written_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder into which ``ckptool fixtures`` wrote, on the CPU."""
+    """Return a folder into which the fixture set was written anew, on the CPU."""
     pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
     folder = tmp_path_factory.mktemp("fixtures")
     # In a process of its own: what another test has scripted before, torch keeps with the places that it had then.
-    command = [sys.executable, "-m", "ckptool", "fixtures", str(folder), "--device", "cpu"]
+    command = [sys.executable, "-m", "tests.fixture_set", str(folder), "--device", "cpu"]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return folder

@@ -102,4 +102,4 @@ def test_fixtures_of_a_device_that_cannot_train_say_why(tmp_path: Path, monkeypa
 
     assert isinstance(done.exception, UnsupportedFeature)
     assert done.exception.message.startswith("meta cannot do all that the nets need: Tensor.item() cannot be called")
-    assert done.exception.hint == "Use `--device cpu`: the tags are then forged."
+    assert done.exception.hint == "Use `--device cpu`."

@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 
 from ckptool.errors import CkptoolError, FileUnavailable
-from ckptool.reference.expected import digest, entries
-from ckptool.reference.fixtures import write_fixtures
-from ckptool.reference.forging import forged, tagged, true_tag
 from ckptool.reference.wraps import process_group
+from tests.fixture_set.expected import digest, entries
+from tests.fixture_set.forging import forged, tagged, true_tag
+from tests.fixture_set.writing import write_fixtures
 from tests.scale import exhaustive, some
 
 if TYPE_CHECKING:

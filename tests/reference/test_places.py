@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckptool.reference.places import relative, relative_code, relative_places
+from tests.fixture_set.places import relative, relative_code, relative_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ckptool.reference import data
-from ckptool.reference.expected import entries
-from ckptool.reference.forging import true_tag
 from ckptool.reference.nets import MLP, LeNet
 from ckptool.reference.trainer import Recipe, Watch, accuracy, train
+from tests.fixture_set.expected import entries
+from tests.fixture_set.forging import true_tag
 from tests.scale import exhaustive
 
 pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")

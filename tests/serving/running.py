@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ckptool.reference.forging import forged, pretend, tagged
 from ckptool.reference.nets import LeNet
+from tests.fixture_set.forging import forged, pretend, tagged
 
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent / "recipes"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ckptool.reference.cases import Case, Place, torch_cases
-from ckptool.reference.forging import mixed, tagged
+from tests.fixture_set.cases import Case, Place, torch_cases
+from tests.fixture_set.forging import mixed, tagged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,7 +214,7 @@ class _OnXla:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The name is private, and stands in every such pickle.
-        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor  # noqa: SLF001
+        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
         return rebuild, (self.tensor, self.tensor.dtype, "xla:0", self.tensor.requires_grad)
 
 

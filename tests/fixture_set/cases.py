@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckptool.reference.expected import entries
-from ckptool.reference.forging import forged, true_tag
 from ckptool.reference.saving import save
+from tests.fixture_set.expected import entries
+from tests.fixture_set.forging import forged, true_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ckptool.reference.forging import TagOf
+    from tests.fixture_set.forging import TagOf
 
 SCHEMA = "ckptool.fixture/1"
 

@@ -11,10 +11,10 @@ import torch
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from ckptool.reference.cases import Case
-from ckptool.reference.expected import entries
-from ckptool.reference.forging import true_tag
-from ckptool.reference.places import relative_code, relative_program
+from tests.fixture_set.cases import Case
+from tests.fixture_set.expected import entries
+from tests.fixture_set.forging import true_tag
+from tests.fixture_set.places import relative_code, relative_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

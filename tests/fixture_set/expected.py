@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ckptool.errors import UnsupportedFeature
 
 if TYPE_CHECKING:
-    from ckptool.reference.forging import TagOf
+    from tests.fixture_set.forging import TagOf
 
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -86,7 +86,7 @@ def _all(parts: dict[str, Tensor], tag_of: TagOf) -> dict[str, Any]:
 def _sparse_parts(tensor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     if tensor.layout == torch.sparse_coo:
         # The public names refuse a tensor that is not coalesced, and coalescing would change what is saved.
-        indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
+        indices, values = tensor._indices(), tensor._values()
         return values, {"indices": indices, "values": values}
     values = tensor.values()
     pointers = {name: getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]}

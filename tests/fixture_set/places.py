@@ -72,7 +72,7 @@ def relative_code() -> Iterator[None]:
     torch asks the code objects themselves, below Python, so these are what has to change. Python's own import
     does this to code that was compiled elsewhere, and by the same function.
     """
-    put = importlib.import_module("_imp")._fix_co_filename  # noqa: SLF001 - there is no other
+    put = importlib.import_module("_imp")._fix_co_filename
     loaded = [(code, code.co_filename) for code in _loaded_code()]
     places = {place: relative(place) for _, place in loaded}
     try:
@@ -92,7 +92,7 @@ def _loaded_code() -> Iterator[CodeType]:
         gc.freeze()
     for function in functions:
         yield function.__code__
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         yield frame.f_code
         frame = frame.f_back
