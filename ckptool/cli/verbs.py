@@ -20,7 +20,7 @@ SECTIONS: Final = {
     "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
     "Look into thousands": ("scan",),
     "Write one": ("migrate", "recover"),
-    "More": ("devices", "completion", "fixtures"),
+    "More": ("example", "devices", "completion", "fixtures"),
 }
 """Each verb is a command of the same name, in a module of the same name."""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
