@@ -12,7 +12,7 @@ from ckptool.migration.migrate import migrate
 
 @click.command()
 @click.argument("target", metavar="[PATH]", default="example.pth")
-@click.option("-f", "--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
 def example(target: str, *, force: bool) -> None:
     """
     Write a small checkpoint to try the verbs on.

@@ -10,7 +10,7 @@ https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -35,6 +35,8 @@ _DTYPE_ORDER: Final = (
     "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
 )
 # fmt: on
+_NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
+"""Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
 
 
 class SafetensorsPlan(NamedTuple):
@@ -91,14 +93,15 @@ class SafetensorsPlan(NamedTuple):
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
-        Return the reference library and its version; None where neither numpy nor torch is there, which it needs, and
-        of an object far away, which it cannot open.
+        Return the reference library and its version; None where it cannot be asked: it or what it needs (numpy or
+        torch) is not there, an old one does not know a type in the file, or the file is far away.
 
         Raises:
             OutputFailed: The file does not hold what was to be written.
         """
         self._compare(path, checksums, limits, meter)
-        return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors])
+        dtypes = {info.dtype.safetensors for info in self.infos}
+        return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors], dtypes)
 
     def _compare(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> None:
         from ckptool.formats import open_checkpoint
@@ -255,11 +258,13 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     return {name: names[0] for names in groups for name in names[1:]}
 
 
-def _open_with_reference(path: str, names: list[str]) -> str | None:
+def _open_with_reference(path: str, names: list[str], dtypes: Set[str | None]) -> str | None:
     """Compare the names that the reference library finds, and return its version; None if it cannot be used here."""
-    import safetensors
-    from safetensors import SafetensorError
-
+    try:
+        import safetensors
+        from safetensors import SafetensorError
+    except ImportError:
+        return None
     try:
         reference = _reference(path)
         if reference is None:
@@ -267,6 +272,8 @@ def _open_with_reference(path: str, names: list[str]) -> str | None:
         with reference as opened:
             found = set(opened.keys())
     except (SafetensorError, OSError) as error:
+        if "InvalidHeaderDeserialization" in str(error) and dtypes & _NEWER_DTYPES:
+            return None
         raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
     if found != set(names):
         raise OutputFailed("the safetensors library finds other tensors in it", kind="verification-failed")

@@ -150,7 +150,7 @@ def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
         taken = [line.replace("'", '"').partition(";") for line in required]
         return {name for name, _, mark in taken if (mark == marks if marks else not mark)}
 
-    assert names(None) == {"safetensors>=0.4", "click>=8.1", "tabulate>=0.9"}
+    assert names(None) == {"safetensors>=0.4.3", "click>=8.1", "tabulate>=0.9"}
     assert names("torch") == {"torch>=2.1", "numpy>=1.26"}
     assert set(found.get_all("Provides-Extra", [])) == {
         "torch",

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.migration.migrate import MigrationReport, migrate
 from ckptool.names import renaming
 from tests import build
@@ -256,7 +256,7 @@ def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path
     assert done.stdout.strip() == f"['numpy', 'pt'] safetensors {safetensors.__version__}"
 
 
-@pytest.mark.parametrize("missing", [["numpy", "torch"], []], ids=str)
+@pytest.mark.parametrize("missing", [["safetensors"], ["numpy", "torch"], []], ids=str)
 def test_the_report_says_what_read_the_file_back(missing: list[str], tmp_path: Path) -> None:
     torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
     program = (
@@ -267,7 +267,22 @@ def test_the_report_says_what_read_the_file_back(missing: list[str], tmp_path: P
     done = subprocess.run([*command, *missing], capture_output=True, text=True, check=True)
 
     reference = f", safetensors {safetensors.__version__}"
-    assert done.stdout.strip() == "ckptool" + (reference if "torch" not in missing else "")
+    assert done.stdout.strip() == "ckptool" + (reference if not missing else "")
+
+
+def test_a_reference_library_that_does_not_know_a_newer_type_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, framework: str) -> None:
+        raise safetensors.SafetensorError("Error while deserializing header: InvalidHeaderDeserialization")
+
+    monkeypatch.setattr(safetensors, "safe_open", refuse)
+    torch.save({"a": torch.zeros(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)}, tmp_path / "new.pth")
+    torch.save({"a": torch.arange(4.0)}, tmp_path / "old.pth")
+
+    assert migrate(tmp_path / "new.pth", tmp_path / "new.safetensors").read_back_by == ("ckptool",)
+    with pytest.raises(OutputFailed):
+        migrate(tmp_path / "old.pth", tmp_path / "old.safetensors")
 
 
 def test_what_is_no_safetensors_file_is_read_back_by_our_own_readers(tmp_path: Path) -> None:
