@@ -14,9 +14,20 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# What is for readers of a clone, and what is for readers of an index, where the links are none.
-_CLONE = re.compile(r"<!-- clone -->\n.*?<!-- /clone -->\n", re.DOTALL)
-_INDEX = re.compile(r"<!-- index\n(.*?)/index -->\n", re.DOTALL)
+# How to install it from a clone, and from an index.
+_CLONE = re.compile(r"ckptool is not on a package index yet\..*?(?=Any torch from)", re.DOTALL)
+_INDEX = """\
+Python 3.10 or later:
+
+```sh
+pip install ckptool           # small, 9 MB: inspect, check, compare, and migrate without casts
+pip install 'ckptool[stat]'   # and numpy, for stat
+pip install 'ckptool[torch]'  # everything, with numpy: also casts, how far values differ, loading into models and servers
+```
+
+`ckptool example` writes a small checkpoint to try the verbs on.
+
+"""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -29,7 +40,10 @@ class Metadata(MetadataHookInterface):
         classifiers = list(self.config["classifiers"])
         if repository:
             files = f"{repository}/blob/v{metadata['version']}"
-            text = _LINK.sub(rf"{files}/\1", _INDEX.sub(r"\1", _CLONE.sub("", text)))
+            text, count = _CLONE.subn(_INDEX, text)
+            if not count:
+                raise ValueError("README.md no longer says how to install from a clone: mend .ci/metadata.py")
+            text = _LINK.sub(rf"{files}/\1", text)
             metadata["urls"] = {
                 "Source": repository,
                 "Documentation": f"{files}/docs/concepts.md",

@@ -10,16 +10,22 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-_TOP = {"README.md": "index.md", "CHANGELOG.md": "", "CONTRIBUTING.md": "", "SECURITY.md": "", "CODE_OF_CONDUCT.md": ""}
-_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 _ROOT = Path(__file__).parents[1]
+_TOP = {
+    _ROOT / "README.md": "index.md",
+    _ROOT / "CHANGELOG.md": "CHANGELOG.md",
+    _ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    _ROOT / ".github" / "SECURITY.md": "SECURITY.md",
+    _ROOT / ".github" / "CODE_OF_CONDUCT.md": "CODE_OF_CONDUCT.md",
+    _ROOT / ".github" / "RELEASING.md": "RELEASING.md",
+}
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the repository's top."""
-    for name, page in _TOP.items():
-        text = _ROOT.joinpath(name).read_text("utf-8")
-        files.append(File.generated(config, page or name, content=_linked(text, _ROOT)))
+    for path, page in _TOP.items():
+        files.append(File.generated(config, page, content=_linked(path.read_text("utf-8"), path.parent)))
     return files
 
 
@@ -38,8 +44,8 @@ def _target(link: str, folder: Path) -> str:
         raise PluginError(f"a dead link: {link}")
     if target.parent == _ROOT / "docs":
         return target.name
-    if target.parent == _ROOT and target.name in _TOP:
-        return _TOP[target.name] or target.name
+    if target in _TOP:
+        return _TOP[target]
     repository = os.environ.get("CKPTOOL_REPOSITORY", "").rstrip("/")
     if not repository:
         raise PluginError("CKPTOOL_REPOSITORY is not set: the address of the repository on the web")

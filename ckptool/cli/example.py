@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from importlib.resources import as_file, files
+from pathlib import Path
 
 import click
 
@@ -20,6 +20,5 @@ def example(target: str, *, force: bool) -> None:
     It is what a training under DistributedDataParallel on a GPU leaves behind: 11 KB, written to PATH, by default
     example.pth. It needs no torch.
     """
-    with as_file(files("ckptool.cli").joinpath("example.pth")) as source:
-        migrate(str(source), target, form="same", force=force)
+    migrate(Path(__file__).with_name("example.pth"), target, form="same", force=force)
     click.echo(f"{target}: written\nRun: ckptool {shlex.quote(target)}")
