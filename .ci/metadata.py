@@ -22,7 +22,7 @@ Python 3.10 or later:
 ```sh
 pip install ckptool           # small, 9 MB: inspect, check, compare, and migrate without casts
 pip install 'ckptool[stat]'   # and numpy, for stat
-pip install 'ckptool[torch]'  # everything, with numpy: also casts, how far values differ, loading into models and servers
+pip install 'ckptool[torch]'  # everything: also casts, how far values differ, loading into models and servers
 ```
 
 `ckptool example` writes a small checkpoint to try the verbs on.

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the pages at the top of the repository are pages of the site, and links lead to where things are."""
+"""A hook of mkdocs: the pages outside of docs are pages of the site, and links lead to where things are."""
 
 from __future__ import annotations
 

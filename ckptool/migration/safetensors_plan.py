@@ -10,7 +10,7 @@ https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -258,7 +258,7 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     return {name: names[0] for names in groups for name in names[1:]}
 
 
-def _open_with_reference(path: str, names: list[str], dtypes: Set[str | None]) -> str | None:
+def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -> str | None:
     """Compare the names that the reference library finds, and return its version; None if it cannot be used here."""
     try:
         import safetensors
