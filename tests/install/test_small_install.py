@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -173,6 +174,34 @@ def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
     assert found.get_payload()
 
 
+def test_no_index_takes_a_build_that_does_not_know_the_repository(wheel: Path) -> None:
+    found = _metadata(wheel)
+
+    assert "Private :: Do Not Upload" in found.get_all("Classifier", [])
+    assert found.get_all("Project-URL") is None
+
+
+def test_what_is_uploaded_has_links_that_lead_somewhere_and_is_the_same_each_time(
+    pip: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = "https://example.org/someone/ckptool"
+    monkeypatch.setenv("CKPTOOL_REPOSITORY", repository)
+    built = []
+    for name in ("first", "second"):
+        pip(None, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / name, ROOT)
+        built += list((tmp_path / name).glob("*.whl"))
+    found = _metadata(built[0])
+    description = str(found.get_payload())
+
+    assert built[0].read_bytes() == built[1].read_bytes()
+    assert all(link.startswith(("https://", "#")) for link in re.findall(r"\]\(([^)]*)\)", description))
+    assert f"]({repository}/blob/v{found['Version']}/docs/inspect.md)" in description
+    assert "pip install ckptool " in description
+    assert "clone" not in description
+    assert {line.partition(", ")[0] for line in found.get_all("Project-URL", [])} >= {"Source", "Issues", "Changelog"}
+    assert not [line for line in found.get_all("Classifier", []) if line.startswith("Private")]
+
+
 def _metadata(wheel: Path) -> Message:
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -207,6 +236,8 @@ def test_all_that_needs_no_torch_works(environment: Path, files: Path) -> None:
         return done.stdout
 
     assert ckptool("--version").startswith("ckptool, version ")
+    ckptool("example")
+    assert "DistributedDataParallel" in ckptool("example.pth")
     assert "module.conv1.weight" in ckptool("inspect", "lenet.pth")
     assert "every byte was read; all 16 records match" in ckptool("check", "--deep", "lenet.pth")
     for target, *options in (
