@@ -1,8 +1,7 @@
 """
-Refuse a file with a journal beside it: it is being edited in place, or was when the process ended.
+Say of a file with a journal beside it that it is being edited in place, or was when the process ended.
 
-``.NAME.ckptool-undo`` holds what is needed to make the file what it was. Until it is gone, nobody reads the file: it
-may be the old one, the new one, or neither.
+``.NAME.ckptool-undo`` holds what is needed to make the file what it was. Nobody reads it unless it is whole.
 """
 
 from __future__ import annotations
@@ -33,23 +32,37 @@ def journal_name(name: str) -> str:
     return f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
 
 
-def refuse_unfinished(path: str, folder: int | None = None) -> None:
+def refuse_torn(path: str, fd: int, folder: int | None = None) -> None:
     """
-    Raise UnfinishedEdit if there is a journal beside a file; ``path`` is a name where ``folder`` is a descriptor.
+    Raise UnfinishedEdit if an edit in place left an open file neither old nor new; ``path`` may be a name in a folder.
 
     One question to the system, for files are opened by the thousand.
     """
-    there = journal_path(path)
-    is_there = os.access(there, os.F_OK) if folder is None else os.access(there, os.F_OK, dir_fd=folder)
-    if is_there:
+    if not is_there(journal_path(path), folder):
+        return
+    from ckptool.sources.journal import look  # few files have one
+
+    if look(path, fd, folder).state == "torn":
         raise unfinished(path)
 
 
-def explain_link(path: str) -> None:
-    """Raise UnfinishedEdit if a path is a link to a file with a journal: asked of what could not be read."""
+def explain(path: str) -> None:
+    """Raise UnfinishedEdit if a path that cannot be read leads to a file that an edit in place may have left so."""
     real = os.path.realpath(path)
-    if real != path:
-        refuse_unfinished(real)
+    if is_there(journal_path(real)):
+        from ckptool.sources.journal import look
+
+        if look(real).state in ("unread", "damaged", "torn"):
+            raise unfinished(real)
+
+
+def is_there(path: str, folder: int | None = None) -> bool:
+    """Say whether anything has a name, be it a link that leads nowhere."""
+    try:
+        os.lstat(path, dir_fd=folder)
+    except OSError:
+        return False
+    return True
 
 
 def unfinished(path: str) -> UnfinishedEdit:

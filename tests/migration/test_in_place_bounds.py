@@ -20,8 +20,8 @@ from ckptool.archives.zip_layout import END_MAGIC
 from ckptool.migration.in_place import zip_edit
 from ckptool.migration.in_place.stream_edit import tree_room
 from ckptool.migration.in_place.zip_edit import _is_made_of, _refuse_other_ends, plan_zip
-from ckptool.migration.output.editing import FileEdit, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit
+from ckptool.sources.journal import Run, poison_like
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each

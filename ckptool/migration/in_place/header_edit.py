@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckptool.migration.in_place.refusals import not_in_place, too_long
-from ckptool.migration.output.editing import FileEdit, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.safetensors_plan import SafetensorsPlan
+from ckptool.sources.journal import Run, poison_like
 from ckptool.sources.source import Source
 
 LENGTH_NBYTES = 8

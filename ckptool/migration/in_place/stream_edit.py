@@ -12,9 +12,9 @@ from struct import pack
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted
 from ckptool.migration.in_place.refusals import no_room, not_in_place, too_long
-from ckptool.migration.output.editing import FileEdit, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.torch_plan import TorchPlan
+from ckptool.sources.journal import Run, poison_like
 
 _GUARD_NBYTES = 4
 

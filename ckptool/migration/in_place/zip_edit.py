@@ -26,9 +26,9 @@ from ckptool.archives.zip_layout import (
     LOCAL,
 )
 from ckptool.migration.in_place.refusals import not_in_place
-from ckptool.migration.output.editing import FileEdit, masked, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.zip_writer import Frame, end_records
+from ckptool.sources.journal import Run, masked, poison_like
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 
@@ -60,10 +60,16 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
 
 
 def _in_slot(source: Source, directory: Directory, record: Record, pickled: bytes) -> Iterator[Run]:
-    """Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory."""
+    """
+    Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory.
+
+    The directory is written whole: by its other checksums, the journal tells the file from one that was saved over it.
+    """
     checksum = crc32(pickled).to_bytes(4, "little")
     yield Run(record.offset, pickled)
-    yield Run(directory.offset + _entry(source, directory, record.name) + 16, checksum)
+    at = _entry(source, directory, record.name) + 16
+    entries = source.read(directory.offset, directory.nbytes)
+    yield Run(directory.offset, entries[:at] + checksum + entries[at + 4 :])
     header = _name_at(source, record) - LOCAL.size
     local = source.read(header, LOCAL.size)
     if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:

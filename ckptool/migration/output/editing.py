@@ -1,7 +1,7 @@
 """
 Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
 
-1. What will be overwritten is in a journal beside the file, on the disk, before the first byte changes.
+1. What is overwritten, and with what, is in a journal beside the file, on the disk, before the first byte changes.
 2. Poison: the guard, a few bytes without which no reader takes the file, is overwritten with others. Were it not, a
    pickle of which a part is new could be loaded, and be wrong.
 3. The edit, all but the new guard. 4. The new guard.
@@ -18,24 +18,16 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
-from ckptool.errors import CkptoolError, FileUnavailable, MigrationRefused, OutputFailed, reason_of
+from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
-from ckptool.migration.output.journal import (
-    Journal,
-    Run,
-    old_runs,
-    read_journal,
-    remove_incomplete,
-    remove_journal,
-    write_journal,
-)
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.sources.files import FileSource
-from ckptool.sources.unfinished import journal_path, refuse_unfinished, unfinished
+from ckptool.sources.journal import Change, Found, Journal, Run, has, look, masked, poison_like, told
+from ckptool.sources.unfinished import is_there, journal_path, unfinished
 
 try:
     import fcntl
@@ -43,6 +35,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _PIECE: Final = 1 << 16
+_NEW: Final = ".new"
+"""What the name of a journal ends in before it is complete: nothing was changed yet."""
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -110,45 +104,58 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
         source.close()
     if os.lstat(path).st_ino != journal.inode:
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
+    encoded = journal.encoded()
     try:
-        write_journal(path, journal, operations)
+        write_journal(path, encoded, operations)
     except OSError as error:
         raise _failed(error, path) from error
-    return journal.encoded_nbytes
+    return len(encoded)
 
 
 def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
     """
     Make a file what it was before an edit in place that did not end; return the size of what was written back.
 
-    It is 0 where the edit had not begun.
+    It is 0 where nothing was written: the edit had not begun, or all of it was there. What is whole stays as it is.
 
     Raises:
-        FileUnavailable: There is no such file, or no journal of it.
-        MigrationRefused: It is being edited now, or the journal is another file's.
+        FileUnavailable: There is no such file, or no journal of it, or that cannot be read.
+        MigrationRefused: It is being edited now, or the journal does not count, or is not of what is in the file.
         DamagedFile: The journal is not what was written.
         OutputFailed: The system refused; the journal is still there.
     """
     with open_for_editing(path, recovering=True) as fd:
-        if not os.path.lexists(journal_path(path)):
-            if remove_incomplete(path, operations):
-                return 0
-            raise FileUnavailable("it has no journal: no edit in place of it was cut off", kind="no-journal", path=path)
-        journal = read_journal(path)
-        status = os.fstat(fd)
-        if status.st_ino != journal.inode or not journal.nbytes <= status.st_size <= journal.new_nbytes:
-            raise MigrationRefused(
-                "the journal beside it is of another file, which had this name before, or of what this one was",
-                kind="another-file",
-                path=path,
-                hint="If this file is the one that you want, remove the journal.",
-            )
+        found = look(path, fd)
         try:
-            _roll_back(fd, journal, operations)
+            if found.state == "none":
+                if remove_incomplete(path, operations):
+                    return 0
+                raise FileUnavailable(
+                    "it has no journal: no edit in place of it was cut off", kind="no-journal", path=path
+                )
+            if found.journal is None or found.state == "stale":
+                raise _refused_journal(path, found)
+            written = _roll_back(fd, found.journal, operations) if found.state == "torn" else 0
             remove_journal(path, operations)
         except OSError as error:
             raise _failed(error, path) from error
-        return sum(len(run.data) for run in journal.runs)
+        return written
+
+
+def _refused_journal(path: str, found: Found) -> CkptoolError:
+    """Return why nothing is done by what has the name of a file's journal."""
+    from shlex import join
+
+    there, hint = journal_path(path), "The file was not changed now. Get it again, then remove the journal."
+    if found.state == "damaged":
+        what = f"the journal of an edit in place is damaged: {found.why}"
+        return DamagedFile(what, kind="damaged-journal", path=path, hint=hint)
+    if found.state == "unread":
+        return FileUnavailable(found.why, kind="permission", path=there)
+    what, hint = told(path)
+    command = join(("rm", "--", there)) if found.state == "stale" else None
+    kind = "another-file" if found.state == "stale" else "foreign-journal"
+    return MigrationRefused(what, kind=kind, path=path, hint=hint, command=command)
 
 
 @contextmanager
@@ -158,7 +165,7 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
 
     Raises:
         MigrationRefused: It has other names, is a link, read-only, or another process holds it.
-        UnfinishedEdit: It has a journal, unless it is the one for ``recovering``.
+        MigrationRefused, UnfinishedEdit: Something has the name of its journal; not where ``recovering``.
         OutputFailed: The system does not open it.
     """
     if not hasattr(os, "pwrite"):
@@ -185,7 +192,11 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         if not recovering:
             if not stat.S_IMODE(status.st_mode) & 0o222:
                 raise _read_only(path)
-            refuse_unfinished(path)
+            found = look(path, fd)
+            if found.state in ("foreign", "stale"):
+                raise _refused_journal(path, found)
+            if found.state != "none":
+                raise unfinished(path)
         yield fd
     finally:
         os.close(fd)
@@ -252,12 +263,28 @@ def _lock_records(fd: int, how: int) -> None:
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
-    guard_nbytes = len(edit.poison)
-    ranges = [(run.offset, run.end) for run in edit.runs]
-    ranges.append((edit.guard, edit.guard + guard_nbytes))
-    inode = source.place[1]
-    runs = old_runs(source, ranges)
-    return Journal(inode, source.nbytes, edit.nbytes, edit.guard, edit.new_guard.offset, guard_nbytes, runs)
+    n = len(edit.poison)
+    runs = (*edit.runs, edit.new_guard)
+    changes = []
+    for start, stop in _merged([(edit.guard, edit.guard + n), *((run.offset, run.end) for run in runs)]):
+        old = source.read(start, max(0, min(stop, source.nbytes) - start))
+        new = bytearray(old.ljust(stop - start, b"\0"))
+        for run in runs:
+            if start <= run.offset < stop:
+                new[run.offset - start : run.end - start] = run.data
+        changes.append(Change(start, old, bytes(new)))
+    return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard.offset, n, tuple(changes))
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[list[int]]:
+    """Return ranges in order; those that meet become one."""
+    merged: list[list[int]] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], stop)
+        else:
+            merged.append([start, stop])
+    return merged
 
 
 def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
@@ -270,40 +297,21 @@ def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
     operations.sync(fd)
 
 
-def _roll_back(fd: int, journal: Journal, operations: Operations) -> None:
-    """Write back what was there. In between nobody can read it, for what is whole now may be a mixture then."""
-    nbytes = os.fstat(fd).st_size
-    poison = poison_like(_guard_of(journal))
-    for guard in dict.fromkeys((journal.new_guard, journal.guard)):
-        if guard + len(poison) <= nbytes:
-            operations.write(fd, guard, poison)
-    operations.sync(fd)
-    for run in journal.runs:
-        operations.write(fd, run.offset, masked(run, journal.guard, poison))
+def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
+    """Write back what was there, and return its size. In between nobody can read it: it may be a mixture."""
+    guard = journal.guards[0]
+    poison = poison_like(guard.data)
+    for one in journal.guards:
+        if has(fd, one):  # where it is not, nobody can read it now
+            operations.write(fd, one.offset, poison)
+            operations.sync(fd)
+    for offset, old, _ in journal.changes:
+        operations.write(fd, offset, masked(Run(offset, old), guard.offset, poison))
     operations.truncate(fd, journal.nbytes)
     operations.sync(fd)
-    operations.write(fd, journal.guard, _guard_of(journal))
+    operations.write(fd, guard.offset, guard.data)
     operations.sync(fd)
-
-
-def _guard_of(journal: Journal) -> bytes:
-    """Return the guard of the old file."""
-    start, stop = journal.guard, journal.guard + journal.guard_nbytes
-    run = next(run for run in journal.runs if run.offset <= start and stop <= run.end)
-    return run.data[start - run.offset : stop - run.offset]
-
-
-def poison_like(guard: bytes) -> bytes:
-    """Return what no reader takes in place of a guard: a byte that no magic, opcode or sensible length has."""
-    return b"\xff" * len(guard)
-
-
-def masked(run: Run, guard: int, poison: bytes) -> bytes:
-    """Return the bytes of a run, with poison where the guard is, or what of it is in the run."""
-    at = guard - run.offset
-    begin = max(at, 0)
-    stop = max(begin, min(at + len(poison), len(run.data)))
-    return run.data[:begin] + poison[begin - at : stop - at] + run.data[stop:]
+    return sum(len(one.old) for one in journal.changes)
 
 
 def _compare(fd: int, edit: FileEdit) -> None:
@@ -317,11 +325,52 @@ def _compare(fd: int, edit: FileEdit) -> None:
 
 def _roll_back_after(error: BaseException, path: str, fd: int, operations: Operations) -> None:
     """Make the file what it was; raise UnfinishedEdit where that fails as well."""
+    journal = look(path, fd).journal  # it may be as large as the index, so it is not kept
     try:
-        _roll_back(fd, read_journal(path), operations)
+        if journal is None or journal.inode != os.fstat(fd).st_ino:
+            raise unfinished(path)
+        _roll_back(fd, journal, operations)
         remove_journal(path, operations)
     except (CkptoolError, OSError):
         raise unfinished(path) from error
+
+
+def write_journal(path: str, encoded: bytes, operations: Operations) -> None:
+    """Put the journal of a file on the disk, then give it its name. Where that fails, nothing of it is left."""
+    there = journal_path(path)
+    new = there + _NEW
+    remove_incomplete(path, operations)
+    fd = operations.create(new)
+    try:
+        operations.write(fd, 0, encoded)
+        operations.sync(fd)
+        operations.rename(new, there)
+    except OSError:
+        operations.unlink(new)
+        raise
+    finally:
+        os.close(fd)
+    try:
+        operations.sync_folder(os.path.dirname(path))
+    except OSError:
+        operations.unlink(there)
+        raise
+
+
+def remove_journal(path: str, operations: Operations) -> None:
+    """Remove the journal of a file that is whole: from now on it may be read."""
+    operations.unlink(journal_path(path))
+    with suppress(OSError):  # it is gone; should it come back with the power, it is undone, which is as good
+        operations.sync_folder(os.path.dirname(path))
+
+
+def remove_incomplete(path: str, operations: Operations) -> bool:
+    """Remove a journal that was never complete, and say whether there was one: the file was not changed."""
+    new = journal_path(path) + _NEW
+    if not is_there(new):
+        return False
+    operations.unlink(new)
+    return True
 
 
 def _failed(error: OSError, path: str) -> OutputFailed:
