@@ -41,7 +41,7 @@ class OutputFolder(Closing):
             raise OutputFailed("not a path", kind="not-a-path") from error
         self._force = force
         self._progress = progress
-        self._mode = mode
+        self._mode_of_files = mode
         self._expected = 0
         self._written = 0
         self._names: set[str] = set()
@@ -74,7 +74,9 @@ class OutputFolder(Closing):
                 self._progress(self._written, self._expected)
 
         self._names.add(name)
-        return Output(self.path_of(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode)
+        return Output(
+            self.path_of(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
+        )
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of so many bytes; they count as written from now on."""
