@@ -10,7 +10,7 @@ from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
-from ckptool.migration.recover import recover as recover_file
+from ckptool.migration.output.editing import recover as recover_file
 
 
 @click.command()

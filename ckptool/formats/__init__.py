@@ -20,7 +20,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import shown_path
-from ckptool.sources.unfinished import explain
+from ckptool.sources.unfinished import refuse_edited
 
 
 class Format(Protocol):
@@ -110,7 +110,7 @@ def open_keeping(origin: Origin, trees: Trees, limits: Limits = DEFAULT_LIMITS) 
         except BaseException as error:
             source.close()
             if isinstance(error, CkptoolError) and isinstance(source, files.FileSource):
-                explain(source.path)
+                refuse_edited(os.path.realpath(source.path), "unread", "damaged", "torn")
             raise
 
 

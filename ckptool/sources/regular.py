@@ -6,7 +6,7 @@ import os
 import stat
 
 from ckptool.errors import FileUnavailable, reason_of
-from ckptool.sources.unfinished import refuse_torn
+from ckptool.sources.unfinished import refuse_edited
 
 
 def open_regular(path: str) -> int:
@@ -35,7 +35,7 @@ def open_regular(path: str) -> int:
         raise
     if stat.S_ISREG(mode):
         try:
-            refuse_torn(path, fd)
+            refuse_edited(path, "torn", fd=fd)
         except BaseException:
             os.close(fd)
             raise

@@ -32,28 +32,17 @@ def journal_name(name: str) -> str:
     return f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
 
 
-def refuse_torn(path: str, fd: int, folder: int | None = None) -> None:
+def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | None = None) -> None:
     """
-    Raise UnfinishedEdit if an edit in place left an open file neither old nor new; ``path`` may be a name in a folder.
+    Raise UnfinishedEdit if a file, which may be open, has a journal and one of these states: see ``journal.State``.
 
-    One question to the system, for files are opened by the thousand.
+    ``path`` is a name where ``folder`` is a descriptor. One question to the system: files are opened by the thousand.
     """
-    if not is_there(journal_path(path), folder):
-        return
-    from ckptool.sources.journal import look  # few files have one
+    if is_there(journal_path(path), folder):
+        from ckptool.sources.journal import look  # few files have one
 
-    if look(path, fd, folder).state == "torn":
-        raise unfinished(path)
-
-
-def explain(path: str) -> None:
-    """Raise UnfinishedEdit if a path that cannot be read leads to a file that an edit in place may have left so."""
-    real = os.path.realpath(path)
-    if is_there(journal_path(real)):
-        from ckptool.sources.journal import look
-
-        if look(real).state in ("unread", "damaged", "torn"):
-            raise unfinished(real)
+        if look(path, fd, folder).state in states:
+            raise unfinished(path)
 
 
 def is_there(path: str, folder: int | None = None) -> bool:

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ckptool import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.run import migrate_in_place
@@ -230,3 +231,30 @@ def put(files: Files, path: Path) -> None:
         with there.open("r+b" if there.exists() else "wb") as stream:
             stream.truncate(0)
             stream.write(data)
+
+
+def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Files]]:
+    """Edit a file, then put what its folder holds after each operation of that back, and yield it with its files."""
+    path = write(layout, folder, count)
+    files = {path.name: path.read_bytes()}
+    recorder = Recorder(path)
+    edit(path, LAYOUTS[layout].changes, recorder)
+    for entry in recorder.log:
+        if entry.what == "write" and len(entry.data) > 8:
+            half = done(files, entry._replace(data=entry.data[: len(entry.data) // 2]))
+            put(half, path)
+            yield path, half
+        files = done(files, entry)
+        put(files, path)
+        yield path, files
+
+
+def torn(layout: str, folder: Path) -> Path:
+    """Write a file whose edit was cut off when its index was half written."""
+    for path, files in states(layout, folder):
+        if len(files) == 2 and path.read_bytes() and Path(journal_path(str(path))).exists():
+            with suppress(Exception):
+                open_checkpoint(path).close()
+                continue
+            return path
+    raise AssertionError

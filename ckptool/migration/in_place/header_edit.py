@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptool.migration.in_place.refusals import not_in_place, too_long
 from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.sources.journal import Run, poison_like
+from ckptool.sources.journal import Run
 from ckptool.sources.source import Source
 
 LENGTH_NBYTES = 8
@@ -25,7 +25,7 @@ def plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
     if len(header) > room:
         raise too_long("the header", len(header), room)
     runs = (Run(LENGTH_NBYTES, header.ljust(room)),)
-    return FileEdit(source.nbytes, runs, 0, Run(0, length), poison_like(length))
+    return FileEdit(source.nbytes, runs, Run(0, length), Run(0, length))
 
 
 def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:

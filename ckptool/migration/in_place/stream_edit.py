@@ -14,7 +14,7 @@ from ckptool.messages import counted
 from ckptool.migration.in_place.refusals import no_room, not_in_place, too_long
 from ckptool.migration.output.editing import FileEdit
 from ckptool.migration.torch_plan import TorchPlan
-from ckptool.sources.journal import Run, poison_like
+from ckptool.sources.journal import Run
 
 _GUARD_NBYTES = 4
 
@@ -49,8 +49,8 @@ def plan_stream(checkpoint: Checkpoint, plan: TorchPlan) -> FileEdit:
         raise no_room(few, room, len(new), "A name that is longer or shorter by one character fits.")
     if len(new) > room:
         raise too_long("its pickles", len(new), room)
-    guard = checkpoint.source.read(0, _GUARD_NBYTES)
-    return FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), 0, Run(0, guard), poison_like(guard))
+    guard = Run(0, checkpoint.source.read(0, _GUARD_NBYTES))
+    return FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), guard, guard)
 
 
 def _keys(checkpoint: Checkpoint) -> bytes:

@@ -24,8 +24,7 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.migration.output import cloning, parts
 from ckptool.sources.files import FileSource
-from ckptool.sources.journal import look
-from ckptool.sources.unfinished import unfinished
+from ckptool.sources.unfinished import refuse_edited
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -263,8 +262,7 @@ class Output(Closing):
             raise self._failed(error) from error
         if not stat.S_ISREG(mode):
             raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self._shown)
-        if look(self.path).state in ("old", "new", "torn"):
-            raise unfinished(self.path)
+        refuse_edited(self.path, "whole", "torn")
         if not self._force:
             raise self._exists()
 

@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
@@ -26,7 +26,7 @@ from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, Migration
 from ckptool.migration.output import failed
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.sources.files import FileSource
-from ckptool.sources.journal import Change, Found, Journal, Run, has, look, masked, poison_like, told
+from ckptool.sources.journal import Change, Found, Journal, Run, has, look, poison_like, poisoned_at, told
 from ckptool.sources.unfinished import is_there, journal_path, unfinished
 
 try:
@@ -49,12 +49,10 @@ class FileEdit(NamedTuple):
     """Size of the new file; it is never shorter than the old one."""
     runs: tuple[Run, ...]
     """New bytes, in order, none of them twice."""
-    guard: int
-    """Offset of bytes without which no reader takes the old file."""
+    guard: Run
+    """The bytes without which no reader takes the old file; meanwhile there is poison, or a part of it."""
     new_guard: Run
-    """Those without which none takes the new file."""
-    poison: bytes
-    """What is there meanwhile: no reader takes a file with any part of it."""
+    """Those without which none takes the new file, as many."""
 
     @property
     def written_nbytes(self) -> int:
@@ -112,34 +110,41 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
     return len(encoded)
 
 
-def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
+def recover(path: str | os.PathLike[str]) -> int:
     """
-    Make a file what it was before an edit in place that did not end; return the size of what was written back.
+    Undo a ``migrate(path, in_place=True)`` that was cut off, from the journal beside the file.
 
-    It is 0 where nothing was written: the edit had not begun, or all of it was there. What is whole stays as it is.
+    Return how many bytes were written back: 0 where the edit had not begun, or all of it was written. If ``recover`` is
+    cut off, call it again.
 
     Raises:
-        FileUnavailable: There is no such file, or no journal of it, or that cannot be read.
-        MigrationRefused: It is being edited now, or the journal does not count, or is not of what is in the file.
-        DamagedFile: The journal is not what was written.
+        FileUnavailable: There is no such file, or no journal of it (``no-journal``), or it may not be read.
+        MigrationRefused: It is being edited now; or the journal is another file's, or the file was saved over since
+            (``another-file``); or what has the journal's name does not count (``foreign-journal``).
+        DamagedFile: The journal is not what was written. The file was not changed.
         OutputFailed: The system refused; the journal is still there.
     """
+    path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
-        found = look(path, fd)
         try:
-            if found.state == "none":
-                if remove_incomplete(path, operations):
-                    return 0
-                raise FileUnavailable(
-                    "it has no journal: no edit in place of it was cut off", kind="no-journal", path=path
-                )
-            if found.journal is None or found.state == "stale":
-                raise _refused_journal(path, found)
-            written = _roll_back(fd, found.journal, operations) if found.state == "torn" else 0
-            remove_journal(path, operations)
+            return undo(path, fd)
         except OSError as error:
             raise _failed(error, path) from error
-        return written
+
+
+def undo(path: str, fd: int, operations: Operations = OPERATIONS) -> int:
+    """Do what ``recover`` does with a file that ``open_for_editing`` opened."""
+    found = look(path, fd)
+    if found.state == "none":
+        if remove_incomplete(path, operations):
+            return 0
+        what = "it has no journal: no edit in place of it was cut off"
+        raise FileUnavailable(what, kind="no-journal", path=path)
+    if found.journal is None or found.state == "stale":
+        raise _refused_journal(path, found)
+    written = _roll_back(fd, found.journal, operations) if found.state == "torn" else 0
+    remove_journal(path, operations)
+    return written
 
 
 def _refused_journal(path: str, found: Found) -> CkptoolError:
@@ -263,20 +268,19 @@ def _lock_records(fd: int, how: int) -> None:
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
-    n = len(edit.poison)
     runs = (*edit.runs, edit.new_guard)
     changes = []
-    for start, stop in _merged([(edit.guard, edit.guard + n), *((run.offset, run.end) for run in runs)]):
+    for start, stop in _merged((run.offset, run.end) for run in (edit.guard, *runs)):
         old = source.read(start, max(0, min(stop, source.nbytes) - start))
         new = bytearray(old.ljust(stop - start, b"\0"))
         for run in runs:
             if start <= run.offset < stop:
                 new[run.offset - start : run.end - start] = run.data
         changes.append(Change(start, old, bytes(new)))
-    return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard.offset, n, tuple(changes))
+    return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard, tuple(changes))
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[list[int]]:
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
     """Return ranges in order; those that meet become one."""
     merged: list[list[int]] = []
     for start, stop in sorted(ranges):
@@ -288,10 +292,10 @@ def _merged(ranges: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
-    operations.write(fd, edit.guard, edit.poison)
+    operations.write(fd, edit.guard.offset, poison_like(edit.guard))
     operations.sync(fd)
     for run in edit.runs:
-        operations.write(fd, run.offset, masked(run, edit.new_guard.offset, edit.poison))
+        operations.write(fd, run.offset, poisoned_at(edit.new_guard, run))
     operations.sync(fd)
     operations.write(fd, edit.new_guard.offset, edit.new_guard.data)
     operations.sync(fd)
@@ -299,17 +303,16 @@ def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
 
 def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
     """Write back what was there, and return its size. In between nobody can read it: it may be a mixture."""
-    guard = journal.guards[0]
-    poison = poison_like(guard.data)
-    for one in journal.guards:
+    guard = journal.guard
+    for one in (guard, journal.new_guard):
         if has(fd, one):  # where it is not, nobody can read it now
-            operations.write(fd, one.offset, poison)
+            operations.write(fd, one.offset, poison_like(one))
             operations.sync(fd)
     for offset, old, _ in journal.changes:
-        operations.write(fd, offset, masked(Run(offset, old), guard.offset, poison))
+        operations.write(fd, offset, poisoned_at(guard, Run(offset, old)))
     operations.truncate(fd, journal.nbytes)
     operations.sync(fd)
-    operations.write(fd, guard.offset, guard.data)
+    operations.write(fd, *guard)
     operations.sync(fd)
     return sum(len(one.old) for one in journal.changes)
 
