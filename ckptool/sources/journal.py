@@ -52,6 +52,10 @@ class Run(NamedTuple):
         """Offset of what follows."""
         return self.offset + len(self.data)
 
+    def is_in(self, other: Run) -> bool:
+        """Say whether it begins inside another."""
+        return other.offset <= self.offset < other.end
+
 
 class Change(NamedTuple):
     """Bytes of a file before and after an edit. The old ones are fewer where the file ended."""
@@ -73,7 +77,7 @@ class Journal(NamedTuple):
     new_guard: Run
     """Those without which none takes the new file, as many."""
     changes: tuple[Change, ...]
-    """In order; those of the guards are among them."""
+    """No two of one byte; those of the guards are among them."""
 
     def encoded(self) -> bytes:
         """Return the bytes of the journal."""
@@ -126,6 +130,8 @@ def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
         status = os.lstat(there, dir_fd=folder)
     except OSError:
         return Found("none")
+    if not hasattr(os, "pread"):
+        return Found("unread", "this system cannot edit files in place")
     opened = []
     try:
         if fd is None:

@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.run import migrate_in_place
@@ -251,10 +250,9 @@ def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Fi
 
 def torn(layout: str, folder: Path) -> Path:
     """Write a file whose edit was cut off when its index was half written."""
-    for path, files in states(layout, folder):
-        if len(files) == 2 and path.read_bytes() and Path(journal_path(str(path))).exists():
-            with suppress(Exception):
-                open_checkpoint(path).close()
-                continue
-            return path
-    raise AssertionError
+    every = [files for _, files in states(layout, folder)]
+    name = f"model{LAYOUTS[layout].suffix}"
+    old, new = every[0][name], every[-1][name]
+    *_, half, _ = [one for one in every if len(one) == 2 and one[name] not in (old, new)]
+    put(half, folder / name)
+    return folder / name

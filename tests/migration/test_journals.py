@@ -402,7 +402,7 @@ def test_one_byte_that_the_edit_cannot_have_left_is_enough(layout: str, tmp_path
     path = torn(layout, tmp_path)
     before = path.read_bytes()
     journal = journal_of(path).read_bytes()
-    index = before.index(b"longer" if layout == "tail" else b"block")
+    index = before.index(b"longer" if layout == "tail" else b"block", 8)
     for at in (index, index + 1, index + 4):
         path.write_bytes(before[:at] + b"\x7f" + before[at + 1 :])
         refused(path, "another-file")

@@ -213,15 +213,13 @@ def test_pieces_stand_in_the_order_in_which_they_came(way: str, tmp_path: Path) 
     assert (tmp_path / "out").read_bytes() == expected
 
 
-@pytest.mark.parametrize("look", ["flush", "source", "nbytes"])
+@pytest.mark.parametrize("look", ["flush", "nbytes"])
 def test_what_waits_is_there_for_whoever_looks(way: str, look: str, tmp_path: Path) -> None:
     with Output(str(tmp_path / "out")) as output:
         output.write(b"waiting")
         if look == "flush":
             output.flush()
             assert os.stat(output.reading_path()).st_size == 7  # noqa: PTH116 - a link only the system can follow
-        elif look == "source":
-            assert output.source().read(0, 7) == b"waiting"
         else:
             assert output.nbytes == 7
 

@@ -13,11 +13,10 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.header_edit import LENGTH_NBYTES, plan_header
-from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.in_place.rewriters import KeepsMembers, KeepsStream
 from ckptool.migration.in_place.stream_edit import plan_stream, tree_room
 from ckptool.migration.in_place.zip_edit import plan_zip
-from ckptool.migration.output.editing import FileEdit
+from ckptool.migration.output.editing import FileEdit, not_in_place
 from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import Kept, TorchPlan

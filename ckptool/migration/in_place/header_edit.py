@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.migration.in_place.refusals import not_in_place, too_long
-from ckptool.migration.output.editing import FileEdit
+from ckptool.migration.output.editing import FileEdit, not_in_place, too_long
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.sources.journal import Run
 from ckptool.sources.source import Source

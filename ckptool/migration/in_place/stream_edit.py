@@ -11,8 +11,7 @@ from struct import pack
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted
-from ckptool.migration.in_place.refusals import no_room, not_in_place, too_long
-from ckptool.migration.output.editing import FileEdit
+from ckptool.migration.output.editing import FileEdit, no_room, not_in_place, too_long
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.sources.journal import Run
 

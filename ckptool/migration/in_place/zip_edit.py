@@ -26,8 +26,7 @@ from ckptool.archives.zip_layout import (
     FULL16,
     LOCAL,
 )
-from ckptool.migration.in_place.refusals import not_in_place
-from ckptool.migration.output.editing import FileEdit
+from ckptool.migration.output.editing import FileEdit, not_in_place
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.sources.journal import Run, poisoned_at
 from ckptool.sources.read_ahead import ReadAhead

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.migration.output import cloning, parts
-from ckptool.sources.files import FileSource
 from ckptool.sources.unfinished import refuse_edited
 
 if TYPE_CHECKING:
@@ -179,11 +178,6 @@ class Output(Closing):
     def reading_path(self) -> str:
         """Return a path to what was written and flushed, while it has no name yet."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
-
-    def source(self) -> FileSource:
-        """Return what was written, for reading back."""
-        self.flush()
-        return FileSource(self.reading_path())
 
     def sync(self) -> None:
         """

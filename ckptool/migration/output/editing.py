@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
@@ -34,7 +34,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_PIECE: Final = 1 << 16
+_COPY: Final = "Write a copy instead."
 _NEW: Final = ".new"
 """What the name of a journal ends in before it is complete: nothing was changed yet."""
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
@@ -60,6 +60,22 @@ class FileEdit(NamedTuple):
         return sum(len(run.data) for run in self.runs)
 
 
+def not_in_place(fact: str) -> MigrationRefused:
+    """Return the error for what cannot be done without a tensor being moved, or not so that every reader takes it."""
+    return MigrationRefused(fact, kind="not-in-place", hint=_COPY)
+
+
+def no_room(what: str, needed: int, room: int, fits: str = "Shorter names fit.") -> MigrationRefused:
+    """Return the error for an index that would not have the size of the old one; ``fits`` says what would."""
+    hint = f"{fits} Else write a copy instead."
+    return MigrationRefused(what, kind="no-room", hint=hint, needed=needed, actual=room)
+
+
+def too_long(what: str, needed: int, room: int) -> MigrationRefused:
+    """Return the error for an index that would be longer than the old one."""
+    return no_room(f"{what} would have {needed:,} bytes, and there is room for {room:,}", needed, room)
+
+
 def edit_in_place(
     path: str,
     fd: int,
@@ -79,7 +95,8 @@ def edit_in_place(
     journal_nbytes = _begin_journal(path, fd, edit, operations)
     try:
         _apply(fd, edit, operations)
-        _compare(fd, edit)
+        if look(path, fd).state != "whole":
+            raise OutputFailed("it does not hold what was written", kind="verification-failed")
         verify()
     except BaseException as error:
         _roll_back_after(error, path, fd, operations)
@@ -105,6 +122,10 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
     encoded = journal.encoded()
     try:
         write_journal(path, encoded, operations)
+        found = look(path, fd)
+        if found.state != "whole":
+            remove_journal(path, operations)
+            raise not_in_place(f"its journal would not count on this file system: {found.why or 'it reads otherwise'}")
     except OSError as error:
         raise _failed(error, path) from error
     return len(encoded)
@@ -174,9 +195,7 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         OutputFailed: The system does not open it.
     """
     if not hasattr(os, "pwrite"):
-        raise MigrationRefused(
-            "this system cannot edit files in place", kind="not-in-place", hint="Write a copy instead."
-        )
+        raise not_in_place("this system cannot edit files in place")
     _refuse_kind(path)
     try:
         fd = os.open(path, _OPEN)
@@ -192,7 +211,7 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
                 f"it has {status.st_nlink:,} names (hard links), and would change under all of them",
                 kind="hard-links",
                 path=path,
-                hint="Write a copy instead.",
+                hint=_COPY,
             )
         if not recovering:
             if not stat.S_IMODE(status.st_mode) & 0o222:
@@ -228,7 +247,7 @@ def _refuse_kind(path: str) -> None:
             hint="Name the file itself, if it is yours to change: caches name files by what is in them.",
         )
     if not stat.S_ISREG(mode):
-        raise MigrationRefused("it is no regular file", kind="not-a-file", path=path, hint="Write a copy instead.")
+        raise MigrationRefused("it is no regular file", kind="not-a-file", path=path, hint=_COPY)
 
 
 def _read_only(path: str) -> MigrationRefused:
@@ -268,27 +287,12 @@ def _lock_records(fd: int, how: int) -> None:
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
-    runs = (*edit.runs, edit.new_guard)
+    guards = [one for one in dict.fromkeys((edit.guard, edit.new_guard)) if not any(map(one.is_in, edit.runs))]
     changes = []
-    for start, stop in _merged((run.offset, run.end) for run in (edit.guard, *runs)):
-        old = source.read(start, max(0, min(stop, source.nbytes) - start))
-        new = bytearray(old.ljust(stop - start, b"\0"))
-        for run in runs:
-            if start <= run.offset < stop:
-                new[run.offset - start : run.end - start] = run.data
-        changes.append(Change(start, old, bytes(new)))
+    for run in (*edit.runs, *guards):
+        old = source.read(run.offset, max(0, min(run.end, source.nbytes) - run.offset))
+        changes.append(Change(run.offset, old, run.data))
     return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard, tuple(changes))
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Return ranges in order; those that meet become one."""
-    merged: list[list[int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], stop)
-        else:
-            merged.append([start, stop])
-    return merged
 
 
 def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
@@ -315,15 +319,6 @@ def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
     operations.write(fd, *guard)
     operations.sync(fd)
     return sum(len(one.old) for one in journal.changes)
-
-
-def _compare(fd: int, edit: FileEdit) -> None:
-    """Raise OutputFailed if what was written cannot be read back."""
-    for run in (*edit.runs, edit.new_guard):
-        for start in range(0, len(run.data), _PIECE):
-            piece = run.data[start : start + _PIECE]
-            if os.pread(fd, len(piece), run.offset + start) != piece:
-                raise OutputFailed("it does not hold what was written", kind="verification-failed")
 
 
 def _roll_back_after(error: BaseException, path: str, fd: int, operations: Operations) -> None:
