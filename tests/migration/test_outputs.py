@@ -441,15 +441,18 @@ def test_any_name_that_the_system_takes(way: str, name: str, folder: Path) -> No
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
-def test_a_new_file_has_the_mode_that_any_program_would_give_it(
+def test_a_new_file_has_the_mode_of_its_source_less_the_umask(
     way: str, mask: int, folder: Path, umask: Callable[[int], int]
 ) -> None:
     umask(mask)
-    migrate(folder / "model.pth", folder / "new.pth")
-    migrate(folder / "model.pth", folder / "forced.pth", force=True)
+    for mode in (0o666, 0o644, 0o600):
+        (folder / "model.pth").chmod(mode)
+        migrate(folder / "model.pth", folder / "new.pth")
+        migrate(folder / "model.pth", folder / "forced.pth", force=True)
 
-    for name in ("new.pth", "forced.pth"):
-        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o666 & ~mask
+        for name in ("new.pth", "forced.pth"):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == mode & ~mask
+            (folder / name).unlink()
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
