@@ -31,7 +31,7 @@ _HEAD: Final = Struct("<16s3qq8sq8s2q")
 """Magic; inode, size before, size after; offset and bytes of the two guards, and their size; number of changes."""
 _RANGE: Final = Struct("<2q")
 _SUM_NBYTES: Final = 4
-_MOST_NBYTES: Final = 1 << 30
+_MOST_NBYTES: Final = 1 << 28
 _PIECE: Final = 1 << 16
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _REMOVE: Final = "If the file is the one that you want, remove what has that name."
@@ -61,8 +61,8 @@ class Change(NamedTuple):
     """Bytes of a file before and after an edit. The old ones are fewer where the file ended."""
 
     offset: int
-    old: bytes
-    new: bytes
+    old: bytes | memoryview
+    new: bytes | memoryview
 
 
 class Journal(NamedTuple):
@@ -81,8 +81,8 @@ class Journal(NamedTuple):
 
     def encoded(self) -> bytes:
         """Return the bytes of the journal."""
-        size = len(self.guard.data)
-        parts = [_HEAD.pack(_MAGIC, *self[:3], *self.guard, *self.new_guard, size, len(self.changes))]
+        sizes = len(self.guard.data), len(self.changes)
+        parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, *self[:3], *self.guard, *self.new_guard, *sizes)]
         parts += [_RANGE.pack(one.offset, len(one.new)) for one in self.changes]
         for one in self.changes:
             parts += one.old, one.new
@@ -98,14 +98,15 @@ class Journal(NamedTuple):
             return "stale"
         is_old, is_new = status.st_size == self.nbytes, status.st_size == self.new_nbytes
         for offset, old, new in self.changes:
-            old = old.ljust(len(new), b"\0")
-            poisoned = poisoned_at(self.new_guard, Run(offset, poisoned_at(self.guard, Run(offset, new))))
             for at in range(0, len(new), _PIECE):
-                was, will, meanwhile = (one[at : at + _PIECE] for one in (old, new, poisoned))
-                now = os.pread(fd, len(was), offset + at).ljust(len(was), b"\0")
-                is_old, is_new = is_old and now == was, is_new and now == will
-                if now not in (was, will) and not _is_made_of(now, was, will, meanwhile):
-                    return "stale"
+                will = Run(offset + at, bytes(new[at : at + _PIECE]))
+                was = bytes(old[at : at + _PIECE]).ljust(len(will.data), b"\0")
+                now = os.pread(fd, len(was), will.offset).ljust(len(was), b"\0")
+                is_old, is_new = is_old and now == was, is_new and now == will.data
+                if now not in (was, will.data):
+                    poisoned = poisoned_at(self.new_guard, Run(will.offset, poisoned_at(self.guard, will)))
+                    if not _is_made_of(now, was, will.data, poisoned):
+                        return "stale"
         if is_old or is_new:
             return "whole"
         return "stale" if has(fd, self.guard) or has(fd, self.new_guard) else "torn"
@@ -140,7 +141,7 @@ def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
         if not why:
             opened.append(journal := os.open(there, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=folder))
             why = _foreign(os.fstat(journal), os.fstat(fd))
-            data = b"" if why else os.pread(journal, _MOST_NBYTES, 0)
+            data = b"" if why else os.pread(journal, _MOST_NBYTES + 1, 0)
             if data.startswith(_MAGIC):
                 return _judged(data, fd)
         return Found("foreign", why or "its first bytes are no journal's")
@@ -171,12 +172,14 @@ def _foreign(journal: os.stat_result, file: os.stat_result) -> str:
         return f"it has {journal.st_nlink:,} names"
     if hasattr(os, "geteuid") and journal.st_uid not in (0, file.st_uid, os.geteuid()):
         return f"it is of user {journal.st_uid}, who does not own the checkpoint"
+    if journal.st_size > _MOST_NBYTES:
+        return f"it has {journal.st_size:,} bytes; {_MOST_NBYTES:,} are allowed"
     return "others may write to it" if journal.st_mode & 0o022 else ""
 
 
 def _judged(data: bytes, fd: int) -> Found:
     """Return what the bytes of a journal say of an open file."""
-    content, checksum = data[:-_SUM_NBYTES], data[-_SUM_NBYTES:]
+    content, checksum = memoryview(data)[:-_SUM_NBYTES], data[-_SUM_NBYTES:]
     if len(content) < _HEAD.size or crc32(content).to_bytes(_SUM_NBYTES, "little") != checksum:
         return Found("damaged", "its checksum does not match")
     _, inode, nbytes, new_nbytes, guard, old, new_guard, new, size, count = _HEAD.unpack_from(content)

@@ -22,6 +22,7 @@ from ckptool import load, migrate, open_checkpoint, recover
 from ckptool.cli import cli
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, UnfinishedEdit
 from ckptool.migration.changes import Changes
+from ckptool.migration.output.operations import Operations
 from ckptool.sources.journal import Change, Journal, Run
 from ckptool.sources.unfinished import journal_path
 from tests import build
@@ -265,6 +266,27 @@ def test_journals_with_a_right_checksum_and_wrong_numbers_change_nothing(
         recover(path)
     assert path.read_bytes() == before
     open_checkpoint(path).close()
+
+
+@LAYOUT
+@each("what", ["mode", "bytes"])
+def test_nothing_is_edited_where_a_journal_would_not_count(what: str, layout: str, tmp_path: Path) -> None:
+    class Other(Operations):
+        def rename(self, old: str, new: str) -> None:
+            if what == "mode":  # as on a file system without modes
+                Path(old).chmod(0o666)
+            else:
+                Path(old).write_bytes(Path(old).read_bytes()[:-1] + b"?")
+            super().rename(old, new)
+
+    path = write(layout, tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(MigrationRefused, match="its journal would not count") as refusal:
+        edit(path, LAYOUTS[layout].changes, Other())
+
+    assert refusal.value.kind == "not-in-place"
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 @as_root

@@ -114,21 +114,23 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
     source = FileSource(path, fd=os.dup(fd))
     try:
-        journal = _journal_of(source, edit)
+        encoded = _journal_of(source, edit).encoded()
+        inode = source.place[1]
     finally:
         source.close()
-    if os.lstat(path).st_ino != journal.inode:
+    if os.lstat(path).st_ino != inode:
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
-    encoded = journal.encoded()
+    nbytes = len(encoded)
     try:
         write_journal(path, encoded, operations)
+        del encoded
         found = look(path, fd)
         if found.state != "whole":
             remove_journal(path, operations)
-            raise not_in_place(f"its journal would not count on this file system: {found.why or 'it reads otherwise'}")
+            raise not_in_place(f"its journal would not count here: {found.why or 'it reads otherwise'}")
     except OSError as error:
         raise _failed(error, path) from error
-    return len(encoded)
+    return nbytes
 
 
 def recover(path: str | os.PathLike[str]) -> int:
@@ -313,7 +315,7 @@ def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
             operations.write(fd, one.offset, poison_like(one))
             operations.sync(fd)
     for offset, old, _ in journal.changes:
-        operations.write(fd, offset, poisoned_at(guard, Run(offset, old)))
+        operations.write(fd, offset, poisoned_at(guard, Run(offset, bytes(old))))
     operations.truncate(fd, journal.nbytes)
     operations.sync(fd)
     operations.write(fd, *guard)
