@@ -7,6 +7,7 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -19,8 +20,8 @@ from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
+from ckptool.sources.journal import journal_path, told
 from ckptool.sources.source import HasVersions, far_under
-from ckptool.sources.unfinished import is_there, journal_path
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import ARRAY
 
@@ -74,9 +75,7 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def journals(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK179: a file has the journal of an edit in place beside it, or something of that name."""
     for path, _version in checkpoint.source.versions() if isinstance(checkpoint.source, HasVersions) else ():
-        if is_there(journal_path(path)):
-            from ckptool.sources.journal import told  # few files have one
-
+        if os.path.lexists(journal_path(path)):
             yield Finding("CK179", "info", *told(path))
 
 

@@ -19,8 +19,8 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.journal import refuse_edited
 from ckptool.sources.naming import shown_path
-from ckptool.sources.unfinished import refuse_edited
 
 
 class Format(Protocol):

@@ -23,8 +23,7 @@ from struct import Struct
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
-from ckptool.errors import reason_of
-from ckptool.sources.unfinished import journal_path
+from ckptool.errors import UnfinishedEdit, reason_of
 
 _MAGIC: Final = b"ckptool undo 2\n\0"
 _HEAD: Final = Struct("<16s3qq8sq8s2q")
@@ -34,11 +33,52 @@ _SUM_NBYTES: Final = 4
 _MOST_NBYTES: Final = 1 << 28
 _PIECE: Final = 1 << 16
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_END: Final = ".ckptool-undo"
+_LONGEST: Final = 255 - len(".new")
+"""Bytes in the name of a file, and room for what a journal is called before it is complete."""
 _REMOVE: Final = "If the file is the one that you want, remove what has that name."
 
 State = Literal["none", "foreign", "unread", "damaged", "stale", "whole", "torn"]
 """What has the name of a journal does not count, may not be read, is not what was written, or is not of what is in the
 file; or the file is the old one or the new one, or neither so far."""
+
+
+def journal_path(path: str) -> str:
+    """Return the path of the journal that a file has while it is edited in place."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, journal_name(name))
+
+
+def journal_name(name: str) -> str:
+    """Return the name of the journal of a file in the same folder."""
+    found = f".{name}{_END}"
+    if len(found) <= _LONGEST // 4 or len(os.fsencode(found)) <= _LONGEST:  # a character has at most four bytes
+        return found
+    from hashlib import sha256  # few names are so long
+
+    return f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
+
+
+def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | None = None) -> None:
+    """
+    Raise UnfinishedEdit if a file, which may be open, has a journal and one of these states: see ``journal.State``.
+
+    ``path`` is a name where ``folder`` is a descriptor. One question to the system: files are opened by the thousand.
+    """
+    if look(path, fd, folder).state in states:
+        raise unfinished(path)
+
+
+def unfinished(path: str) -> UnfinishedEdit:
+    """Return the error for a file that has a journal."""
+    from shlex import join  # few files have one
+
+    return UnfinishedEdit(
+        "it is being edited in place, or was when the process ended: it may be neither the old file nor the new one",
+        path=path,
+        hint="Wait if it is being edited; if nothing edits it any more, make it what it was before.",
+        command=join(("ckptool", "recover", "--", path) if path.startswith("-") else ("ckptool", "recover", path)),
+    )
 
 
 class Run(NamedTuple):

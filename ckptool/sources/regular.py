@@ -6,7 +6,7 @@ import os
 import stat
 
 from ckptool.errors import FileUnavailable, reason_of
-from ckptool.sources.unfinished import refuse_edited
+from ckptool.sources.journal import refuse_edited
 
 
 def open_regular(path: str) -> int:

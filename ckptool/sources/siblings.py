@@ -20,7 +20,7 @@ import stat
 from contextlib import ExitStack
 
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit, reason_of
-from ckptool.sources.unfinished import refuse_edited
+from ckptool.sources.journal import refuse_edited
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

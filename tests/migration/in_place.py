@@ -18,7 +18,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.run import migrate_in_place
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.unfinished import journal_path
+from ckptool.sources.journal import journal_path
 
 SHORTER: Final = Changes(strip_module=True)
 LONGER: Final = Changes(rename=[("^", "wrapped.in.longer.names.")], to="cuda:1")

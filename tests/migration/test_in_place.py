@@ -30,8 +30,8 @@ from ckptool.migration.changes import Changes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.journal import journal_path
 from ckptool.sources.source import BytesSource
-from ckptool.sources.unfinished import journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, torn, weights, write

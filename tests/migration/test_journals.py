@@ -23,8 +23,7 @@ from ckptool.cli import cli
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, UnfinishedEdit
 from ckptool.migration.changes import Changes
 from ckptool.migration.output.operations import Operations
-from ckptool.sources.journal import Change, Journal, Run
-from ckptool.sources.unfinished import journal_path
+from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, Files, Stepped, edit, put, states, torn, weights, write

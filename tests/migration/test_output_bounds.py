@@ -13,7 +13,7 @@ import pytest
 
 from ckptool.errors import OutputFailed
 from ckptool.migration.output.folder import OutputFolder
-from ckptool.sources.unfinished import journal_name
+from ckptool.sources.journal import journal_name
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, modes")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.migration.output import cloning, parts
-from ckptool.sources.unfinished import refuse_edited
+from ckptool.sources.journal import refuse_edited
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

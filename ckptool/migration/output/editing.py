@@ -26,8 +26,19 @@ from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, Migration
 from ckptool.migration.output import failed
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.sources.files import FileSource
-from ckptool.sources.journal import Change, Found, Journal, Run, has, look, poison_like, poisoned_at, told
-from ckptool.sources.unfinished import is_there, journal_path, unfinished
+from ckptool.sources.journal import (
+    Change,
+    Found,
+    Journal,
+    Run,
+    has,
+    journal_path,
+    look,
+    poison_like,
+    poisoned_at,
+    told,
+    unfinished,
+)
 
 try:
     import fcntl
@@ -367,7 +378,7 @@ def remove_journal(path: str, operations: Operations) -> None:
 def remove_incomplete(path: str, operations: Operations) -> bool:
     """Remove a journal that was never complete, and say whether there was one: the file was not changed."""
     new = journal_path(path) + _NEW
-    if not is_there(new):
+    if not os.path.lexists(new):
         return False
     operations.unlink(new)
     return True
