@@ -494,4 +494,15 @@ def test_several_sources_are_as_private_as_the_most_private(tmp_path: Path) -> N
     index.write_bytes(build.index_of_shards({"a": "one.safetensors", "b": "two.safetensors"}))
     (tmp_path / "two.safetensors").chmod(0o600)
     migrate(index, tmp_path / "out.safetensors")
-    assert list(modes(tmp_path / "out.safetensors")) == [0o600]
+    migrate(index, tmp_path / "whole.pth", form="state_dict")
+    migrate(tmp_path / "whole.pth", tmp_path / "folder", form="dcp")
+    (next((tmp_path / "folder").glob("*.distcp"))).chmod(0o640)
+    migrate(tmp_path / "folder", tmp_path / "of-folder.safetensors")
+    names = ("out.safetensors", "whole.pth", "of-folder.safetensors")
+    assert [list(modes(tmp_path / name)) for name in names] == [[0o600]] * 3
+    (tmp_path / "two.safetensors").chmod(0o644)
+    migrate(index, tmp_path / "open.pth", form="state_dict")
+    migrate(tmp_path / "open.pth", tmp_path / "other", form="dcp")
+    (next((tmp_path / "other").glob("*.distcp"))).chmod(0o640)
+    migrate(tmp_path / "other", tmp_path / "of-other.safetensors")
+    assert list(modes(tmp_path / "of-other.safetensors")) == [0o640]
