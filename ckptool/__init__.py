@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
     from ckptool.migration.changes import Changes
     from ckptool.migration.migrate import migrate
-    from ckptool.migration.recover import recover
+    from ckptool.migration.output.editing import recover
     from ckptool.migration.report import MigrationReport
     from ckptool.pickles.nodes import Global
     from ckptool.sources.remote.address import Remote
@@ -115,7 +115,7 @@ _MODULES = {
     "ckptool.migration.changes": ("Changes",),
     "ckptool.migration.migrate": ("migrate",),
     "ckptool.migration.report": ("MigrationReport",),
-    "ckptool.migration.recover": ("recover",),
+    "ckptool.migration.output.editing": ("recover",),
     "ckptool.pickles.nodes": ("Global",),
     "ckptool.sources.remote.address": ("Remote",),
     "ckptool.sources.source": ("Source",),

@@ -279,7 +279,7 @@ class OutputExists(OutputFailed):
 
 class UnfinishedEdit(Failure):
     """
-    The file has the journal of an edit in place, which goes on or was cut off; nothing was read or changed.
+    An edit in place of the file goes on or was cut off, and left it neither old nor new; nothing was read or changed.
 
     The ``command`` makes it what it was before the edit.
     """

@@ -70,6 +70,7 @@ CODES: Final = {
     "CK169": Code("warning", "What lies beside the checkpoint cannot be opened, or is not whole."),
     "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK171": Code("info", "The folder has other checkpoints, going by names, that were not opened."),
+    "CK179": Code("info", "Beside a file is a journal of an edit in place, or what has its name."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),

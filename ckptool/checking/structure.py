@@ -7,6 +7,7 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -19,7 +20,8 @@ from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
-from ckptool.sources.source import far_under
+from ckptool.sources.journal import journal_path, told
+from ckptool.sources.source import HasVersions, far_under
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import ARRAY
 
@@ -68,6 +70,13 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
+
+
+def journals(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK179: a file has the journal of an edit in place beside it, or something of that name."""
+    for path, _version in checkpoint.source.versions() if isinstance(checkpoint.source, HasVersions) else ():
+        if os.path.lexists(journal_path(path)):
+            yield Finding("CK179", "info", *told(path))
 
 
 def left_unread(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -356,6 +365,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (index_of_files, ("remarks", "absent", "unmerged")),
     (container_notes, ("notes",)),
     (left_unread, ()),
+    (journals, ()),
     (other_members, ("members",)),
     (embedded_files, ("extras",)),
     (other_files, ("unopened", "is announced", "part_of", "beside")),

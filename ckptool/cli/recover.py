@@ -10,7 +10,7 @@ from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
-from ckptool.migration.recover import recover as recover_file
+from ckptool.migration.output.editing import recover as recover_file
 
 
 @click.command()
@@ -20,7 +20,9 @@ def recover(files: tuple[str, ...]) -> None:
     Undo a 'migrate --in-place' that was cut off.
 
     The bytes that the edit overwrote are in a journal beside the file, '.FILE.ckptool-undo'. They are written back, and
-    the journal is removed. A file that is being edited now is left alone, and so is one without a journal.
+    the journal is removed. A file that is whole stays as it is, before the edit or after it. One that is being edited
+    now is left alone, and so is one that was saved over since, or has no journal that counts: a regular file of root,
+    of the owner of FILE or of yourself, which nobody else may write.
 
     Exit code 1: refused; 2: could not be done.
     """
@@ -33,6 +35,7 @@ def recover(files: tuple[str, ...]) -> None:
             code = max(code, 1 if isinstance(error, MigrationRefused) else 2)
             say(error_text(error), err=True)
             continue
-        what = f"{show_nbytes(done)} written back" if done else "no edit had begun"
-        say(f"{show(path)}: it is what it was before the edit, {what}")
+        undone = f"it is what it was before the edit, {show_nbytes(done)} written back"
+        whole = "it is whole, and was not changed: no edit had begun, or all of it was written"
+        say(f"{show(path)}: {undone if done else whole}")
     sys.exit(code)

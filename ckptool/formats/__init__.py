@@ -19,8 +19,8 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.journal import refuse_edited
 from ckptool.sources.naming import shown_path
-from ckptool.sources.unfinished import explain_link
 
 
 class Format(Protocol):
@@ -110,7 +110,7 @@ def open_keeping(origin: Origin, trees: Trees, limits: Limits = DEFAULT_LIMITS) 
         except BaseException as error:
             source.close()
             if isinstance(error, CkptoolError) and isinstance(source, files.FileSource):
-                explain_link(source.path)
+                refuse_edited(os.path.realpath(source.path), "unread", "damaged", "torn")
             raise
 
 

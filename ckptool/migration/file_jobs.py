@@ -22,7 +22,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.folders.folder_plan import BytesFile, FolderPlan, PlannedFile
-from ckptool.migration.output.opening import open_place
+from ckptool.migration.output.opening import mode_of, open_place
 from ckptool.migration.output.sink import Place, SinkFolder
 from ckptool.migration.plan import make_plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
@@ -137,7 +137,7 @@ class Opened(Closing):
         work = Work(checkpoint, self._plan, self._changes, DEFAULT_LIMITS if order.verifies else None, meter)
         with about(checkpoint.path):
             checkpoint.announce(LazyTensor(name, info) for info in _read_for(file, self._folder))
-            with open_place(job.place, progress) as output:
+            with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
                 reader = write_planned(work, file, output, syncs=order.syncs, about=order.folder)
                 output.publish()
             versions = self._compare()

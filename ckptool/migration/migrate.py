@@ -25,7 +25,7 @@ from ckptool.migration.in_place.run import migrate_in_place, report_of
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
 from ckptool.migration.output.editing import open_for_editing
-from ckptool.migration.output.opening import open_folder, open_output
+from ckptool.migration.output.opening import mode_of, open_folder, open_output
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
@@ -185,9 +185,9 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         meter = Meter(wanted.read_back, (plan.folder or plan.file).nbytes)
         work = Work(checkpoint, plan, asked, limits if wanted.verify else None, meter)
-        on_written = _cancellable(wanted.progress, limits.cancellation)
+        on_written, mode = _cancellable(wanted.progress, limits.cancellation), mode_of(checkpoint.source)
         if plan.folder is not None:
-            with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:
+            with open_folder(plan.target, force=wanted.force, progress=on_written, mode=mode) as folder:
                 elsewhere = None
                 if wanted.writers is not None:
                     from ckptool.migration.file_jobs import HandedOut  # most folders are written here
@@ -195,10 +195,10 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
                     elsewhere = HandedOut(wanted.writers, src, target, on_written, wanted.read_back)
                 done = write_folder(work, plan.folder, folder, elsewhere)
         elif edit is not None:
-            with Output(plan.target, force=wanted.force, progress=on_written) as output:
+            with Output(plan.target, force=wanted.force, progress=on_written, mode=mode) as output:
                 done = write_clone(work, edit, output)
         else:
-            with open_output(plan.target, force=wanted.force, progress=on_written) as sink:
+            with open_output(plan.target, force=wanted.force, progress=on_written, mode=mode) as sink:
                 done = write_file(work, sink)
     return planned._replace(
         written=True,

@@ -6,7 +6,7 @@ import os
 import stat
 
 from ckptool.errors import FileUnavailable, reason_of
-from ckptool.sources.unfinished import refuse_unfinished
+from ckptool.sources.journal import refuse_edited
 
 
 def open_regular(path: str) -> int:
@@ -15,7 +15,7 @@ def open_regular(path: str) -> int:
 
     Raises:
         FileUnavailable: It is missing, not permitted, or something else.
-        UnfinishedEdit: It is being edited in place.
+        UnfinishedEdit: An edit in place left it neither old nor new, so far.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -35,7 +35,7 @@ def open_regular(path: str) -> int:
         raise
     if stat.S_ISREG(mode):
         try:
-            refuse_unfinished(path)
+            refuse_edited(path, "torn", fd=fd)
         except BaseException:
             os.close(fd)
             raise

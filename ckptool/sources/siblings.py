@@ -20,7 +20,7 @@ import stat
 from contextlib import ExitStack
 
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit, reason_of
-from ckptool.sources.unfinished import refuse_unfinished
+from ckptool.sources.journal import refuse_edited
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -158,7 +158,7 @@ def open_below(folder: int, name: str) -> int:
             fd = copied
         if stat.S_ISREG(os.fstat(fd).st_mode):
             try:
-                refuse_unfinished(file, folder)
+                refuse_edited(file, "torn", fd=fd, folder=folder)
             except UnfinishedEdit:
                 os.close(fd)
                 raise

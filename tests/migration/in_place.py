@@ -18,7 +18,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.run import migrate_in_place
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.unfinished import journal_path
+from ckptool.sources.journal import journal_path
 
 SHORTER: Final = Changes(strip_module=True)
 LONGER: Final = Changes(rename=[("^", "wrapped.in.longer.names.")], to="cuda:1")
@@ -230,3 +230,29 @@ def put(files: Files, path: Path) -> None:
         with there.open("r+b" if there.exists() else "wb") as stream:
             stream.truncate(0)
             stream.write(data)
+
+
+def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Files]]:
+    """Edit a file, then put what its folder holds after each operation of that back, and yield it with its files."""
+    path = write(layout, folder, count)
+    files = {path.name: path.read_bytes()}
+    recorder = Recorder(path)
+    edit(path, LAYOUTS[layout].changes, recorder)
+    for entry in recorder.log:
+        if entry.what == "write" and len(entry.data) > 8:
+            half = done(files, entry._replace(data=entry.data[: len(entry.data) // 2]))
+            put(half, path)
+            yield path, half
+        files = done(files, entry)
+        put(files, path)
+        yield path, files
+
+
+def torn(layout: str, folder: Path) -> Path:
+    """Write a file whose edit was cut off when its index was half written."""
+    every = [files for _, files in states(layout, folder)]
+    name = f"model{LAYOUTS[layout].suffix}"
+    old, new = every[0][name], every[-1][name]
+    *_, half, _ = [one for one in every if len(one) == 2 and one[name] not in (old, new)]
+    put(half, folder / name)
+    return folder / name

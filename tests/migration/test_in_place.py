@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import save_file
 
 import ckptool
 from ckptool import CkptoolError, MigrationRefused, diff, load, migrate, open_checkpoint, recover
@@ -31,11 +30,11 @@ from ckptool.migration.changes import Changes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.journal import journal_path
 from ckptool.sources.source import BytesSource
-from ckptool.sources.unfinished import journal_path
 from tests import build
 from tests.each import each
-from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, weights, write
+from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, torn, weights, write
 from tests.scale import exhaustive
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -258,7 +257,7 @@ def test_what_others_share_or_hold_is_refused(tmp_path: Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_SH)
         assert refused(path, to="cpu").kind == "locked"
     Path(journal_path(str(path))).write_bytes(b"")
-    assert refused(path, to="cpu").kind == "unfinished-edit"
+    assert refused(path, to="cpu").kind == "foreign-journal"
 
 
 OTHERS = {
@@ -366,11 +365,9 @@ def test_two_processes_at_once_make_two_edits_or_one(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-def test_whatever_meets_a_journal_refuses_the_file(tmp_path: Path) -> None:
-    path = write("slot", tmp_path)
-    other = tmp_path / "other.pth"
-    shutil.copy(path, other)
-    Path(journal_path(str(path))).write_bytes(b"")
+def test_whatever_meets_a_file_that_is_neither_old_nor_new_refuses_it(tmp_path: Path) -> None:
+    other = write("slot", tmp_path).rename(tmp_path / "other.pth")
+    path = torn("slot", tmp_path)
     link = tmp_path / "link.pth"
     link.symlink_to(path)
     names = sorted(os.listdir(tmp_path))  # noqa: PTH208
@@ -391,15 +388,14 @@ def test_whatever_meets_a_journal_refuses_the_file(tmp_path: Path) -> None:
         assert "ckptool recover" in done.output
     assert sorted(os.listdir(tmp_path)) == names  # noqa: PTH208
 
-    path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UnfinishedEdit):
         open_checkpoint(link)
 
 
 def test_shards_that_are_being_edited_are_refused(tmp_path: Path) -> None:
-    save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_bytes(build.index_of_shards({"a": "one.safetensors"}))
-    (tmp_path / ".one.safetensors.ckptool-undo").write_bytes(b"")
+    path = torn("header", tmp_path)
+    names = {f"block{number}.weight": path.name for number in range(8)}
+    (tmp_path / "model.safetensors.index.json").write_bytes(build.index_of_shards(names))
 
     with pytest.raises(UnfinishedEdit):
         open_checkpoint(tmp_path / "model.safetensors.index.json")

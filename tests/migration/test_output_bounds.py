@@ -11,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptool.errors import DamagedFile, OutputFailed
+from ckptool.errors import OutputFailed
 from ckptool.migration.output.folder import OutputFolder
-from ckptool.migration.output.journal import Journal, Run, decoded, old_runs
-from ckptool.sources.files import FileSource
-from ckptool.sources.unfinished import journal_name
+from ckptool.sources.journal import journal_name
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, modes")
-
-JOURNAL = Journal(7, 100, 120, 10, 116, 4, (Run(8, b"8 to 15."), Run(20, b"20-23"), Run(25, b"25")))
 
 
 @pytest.fixture(params=["usual", "first", "none"])
@@ -77,69 +73,6 @@ def test_progress_never_stands_still(tmp_path: Path) -> None:
         folder.publish()
 
     assert told == [(3, 9), (6, 9), (9, 9)]
-
-
-def sealed(content: bytes) -> bytes:
-    return content + sha256(content).digest()
-
-
-@each(
-    "journal",
-    [
-        JOURNAL,
-        JOURNAL._replace(runs=(Run(8, b"8 to 11."), Run(16, b"16"))),
-        JOURNAL._replace(runs=(Run(10, b"1013"), Run(98, b"98"))),
-    ],
-)
-def test_journals_that_are_just_sound_are_read(journal: Journal) -> None:
-    assert decoded(journal.encoded()) == journal
-
-
-@each(
-    ("journal", "content", "words"),
-    [
-        (JOURNAL._replace(runs=()), slice(None), "contradicts itself"),
-        (JOURNAL, slice(-1), "contradicts itself"),
-        (JOURNAL, slice(72), "too short"),
-        (JOURNAL, slice(72 + 3 * 16 - 1), "too short"),
-        (JOURNAL, slice(72 + 3 * 16), "contradicts itself"),
-        (JOURNAL, slice(71), "checksum"),
-        (JOURNAL._replace(new_guard=117), slice(None), "contradicts itself"),
-        (JOURNAL._replace(nbytes=26), slice(None), "contradicts itself"),
-        (JOURNAL._replace(guard=13), slice(None), "contradicts itself"),
-        (JOURNAL._replace(guard=7), slice(None), "contradicts itself"),
-        (JOURNAL._replace(runs=(Run(8, b"8 to 15."), Run(15, b"15"))), slice(None), "contradicts itself"),
-    ],
-)
-def test_journals_that_are_just_not_sound_are_damaged(journal: Journal, content: slice, words: str) -> None:
-    data = journal.encoded()[:-32][content]
-    with pytest.raises(DamagedFile, match=words):
-        decoded(sealed(data))
-
-
-def test_nothing_may_follow_the_runs_of_a_journal() -> None:
-    with pytest.raises(DamagedFile, match="contradicts itself"):
-        decoded(sealed(JOURNAL.encoded()[:-32] + b"\0"))
-
-
-@each(
-    ("ranges", "expected"),
-    [
-        ([(2, 4), (4, 6)], [(2, 6)]),
-        ([(5, 6), (2, 4)], [(2, 4), (5, 6)]),
-        ([(2, 6), (3, 4)], [(2, 6)]),
-        ([(3, 3), (10, 12), (8, 12)], [(8, 10)]),
-        ([(0, 1)], [(0, 1)]),
-    ],
-)
-def test_what_is_overwritten_is_kept_once(
-    ranges: list[tuple[int, int]], expected: list[tuple[int, int]], tmp_path: Path
-) -> None:
-    data = bytes(range(10))
-    (tmp_path / "file").write_bytes(data)
-    source = FileSource(str(tmp_path / "file"))
-    assert old_runs(source, ranges) == tuple(Run(start, data[start:stop]) for start, stop in expected)
-    source.close()
 
 
 @each("character", ["a", "\u00e9", "\u20ac", "\U0001f600", "\udc80"])

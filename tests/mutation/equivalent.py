@@ -363,16 +363,11 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "max(1, source.nbytes - END_SEARCH)",
     ): "the end record of a zip with a member does not stand at its first byte",
     ("migration/in_place/zip_edit", "_end_of", "max(0, source.nbytes - END_SEARCH)", "max(0, 0)"): ONLY_FASTER,
-    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) > len(head)"): ONLY_FASTER,
-    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) < len(head)"): ONLY_FASTER,
-    ("migration/in_place/zip_edit", "_is_made_of", "begin >= 0", "begin >= -1"): (
-        "from the last byte on there are fewer than are looked for"
-    ),
-    ("migration/in_place/header_edit", "_refuse_gaps", "begin == position", "begin <= position"): (
+    ("migration/in_place/file_plan", "_refuse_gaps", "begin == position", "begin <= position"): (
         "no tensor of a file that was read begins inside another"
     ),
-    ("migration/in_place/header_edit", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
-    ("migration/in_place/stream_edit", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
+    ("migration/in_place/file_plan", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
+    ("migration/in_place/file_plan", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
         NEVER_BEYOND
     ),
     ("formats/directories/rank_files/dtensor", "_layout", "len(said) != 2", "len(said) < 2"): NEVER_LONGER,
@@ -391,8 +386,8 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
-    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) < _LONGEST // 4"): ONLY_FASTER,
-    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) <= _LONGEST // 5"): ONLY_FASTER,
+    ("sources/journal", "journal_name", "len(found) <= _LONGEST // 4", "len(found) < _LONGEST // 4"): ONLY_FASTER,
+    ("sources/journal", "journal_name", "len(found) <= _LONGEST // 4", "len(found) <= _LONGEST // 5"): ONLY_FASTER,
     (
         "migration/in_place/zip_edit",
         "_pieces",

@@ -2,30 +2,39 @@
 The plan of an edit in place, made as for every migration: only the place of the bytes differs.
 
 What cannot be done without a tensor being moved, or not so that every reader takes the result, is refused.
+
+- safetensors: a header of the same length, padded with spaces, which the format allows.
+- A legacy stream: other pickles of the same length in front of the storages, which stay where they are. Its tree is
+  padded. Where one byte is missing, or three, which no padding has, the keys behind it are written shorter: without
+  the memo that nothing in them uses.
+- A torch zip: ``zip_edit``.
 """
 
 from __future__ import annotations
 
+from struct import pack
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
-from ckptool.messages import show
+from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
-from ckptool.migration.in_place.header_edit import LENGTH_NBYTES, plan_header
-from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.in_place.rewriters import KeepsMembers, KeepsStream
-from ckptool.migration.in_place.stream_edit import plan_stream, tree_room
 from ckptool.migration.in_place.zip_edit import plan_zip
-from ckptool.migration.output.editing import FileEdit
+from ckptool.migration.output.editing import FileEdit, no_room, not_in_place, too_long
 from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.sources.files import FileSource
+from ckptool.sources.journal import Run
+from ckptool.sources.source import Source
 from ckptool.tensors.tensor import StorageRef
 
 _WRITES_ALL: Final = ("max_shard_size", "key", "dtype", "expand_tied", "model")
 """Changes after which tensors have other bytes, or others are beside them."""
+
+_LENGTH_NBYTES: Final = 8
+_GUARD_NBYTES: Final = 4
 
 
 class EditPlan(NamedTuple):
@@ -61,11 +70,11 @@ def plan_edit(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
 
 def _of_header(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     source = checkpoint.source
-    start = LENGTH_NBYTES + int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
+    start = _LENGTH_NBYTES + int.from_bytes(source.read(0, _LENGTH_NBYTES), "little")
     plan = make_plan(checkpoint, None, changes, kept=Kept(tensors_at=start))
     if plan.form != "safetensors" or not isinstance(plan.file, SafetensorsPlan):
         raise _refused(f"form {plan.form!r} of a safetensors file")
-    return EditPlan(plan, plan_header(source, plan.file), 0)
+    return EditPlan(plan, _plan_header(source, plan.file), 0)
 
 
 def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
@@ -85,7 +94,7 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
         plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsStream, room))
         if len(_tree_of(plan).pickled) == room:
             break
-    return EditPlan(plan, plan_stream(checkpoint, _tree_of(plan)), 0)
+    return EditPlan(plan, _plan_stream(checkpoint, _tree_of(plan)), 0)
 
 
 def _tree_of(plan: Plan) -> TorchPlan:
@@ -128,3 +137,74 @@ def _refuse_file(checkpoint: Checkpoint) -> None:
 
 def _refused(fact: str) -> MigrationRefused:
     return not_in_place(f"cannot be done in place: {fact}")
+
+
+def _plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
+    """
+    Return the edit that gives a file another header.
+
+    Raises:
+        MigrationRefused: The header is too long, or some bytes would be no tensor's, which the format does not allow.
+    """
+    length = source.read(0, _LENGTH_NBYTES)
+    room = int.from_bytes(length, "little")
+    _refuse_gaps(plan, _LENGTH_NBYTES + room, source.nbytes)
+    header = plan.header.rstrip(b" ")
+    if len(header) > room:
+        raise too_long("the header", len(header), room)
+    runs = (Run(_LENGTH_NBYTES, header.ljust(room)),)
+    return FileEdit(source.nbytes, runs, Run(0, length), Run(0, length))
+
+
+def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:
+    stored = [info.storage for info in plan.infos if info.storage is not None]
+    position = start
+    for begin, stop in sorted((storage.offset, storage.offset + storage.nbytes) for storage in stored):
+        if begin == position:
+            position = stop
+    if position != end:
+        raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")
+
+
+def tree_room(checkpoint: Checkpoint, *, whole: bool) -> int:
+    """Return how long the pickle of the tree may be; with ``whole``, where the keys behind it are written shorter."""
+    *_, tree, keys = checkpoint.pickles
+    return keys.end - tree.start - len(_keys(checkpoint)) if whole else tree.end - tree.start
+
+
+def _plan_stream(checkpoint: Checkpoint, plan: TorchPlan) -> FileEdit:
+    """
+    Return the edit that gives a stream another tree.
+
+    Raises:
+        MigrationRefused: The tree is too long, or does not refer to all storages any more.
+    """
+    *_, tree, keys = checkpoint.pickles
+    stored = {payload.storage.key for payload in plan.storages}
+    listed = [str(key) for key in keys.root] if isinstance(keys.root, list) else []
+    if stored != set(listed):
+        left = len(set(listed) - stored)
+        raise not_in_place(
+            f"{left:,} of its {len(listed):,} storages would be in the file and be nobody's, which torch refuses"
+        )
+    new = plan.pickled
+    if len(new) != tree.end - tree.start:
+        new += _keys(checkpoint)
+    room = (keys.end if len(new) > len(plan.pickled) else tree.end) - tree.start
+    if len(new) < room:
+        few = f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short"
+        raise no_room(few, room, len(new), "A name that is longer or shorter by one character fits.")
+    if len(new) > room:
+        raise too_long("its pickles", len(new), room)
+    guard = Run(0, checkpoint.source.read(0, _GUARD_NBYTES))
+    return FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), guard, guard)
+
+
+def _keys(checkpoint: Checkpoint) -> bytes:
+    """Return the pickle of the list of keys, as short as it can be."""
+    keys = checkpoint.pickles[-1]
+    texts = keys.root if isinstance(keys.root, list) else []
+    encoded = [one.encode() for one in texts if isinstance(one, str)]
+    if len(encoded) != len(texts):
+        return checkpoint.source.read(keys.start, keys.end - keys.start)
+    return b"\x80\x02](" + b"".join(pack("<cI", b"X", len(one)) + one for one in encoded) + b"e."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ckptool.migration.device_tags import new_tag
-from ckptool.migration.in_place.refusals import not_in_place
+from ckptool.migration.output.editing import not_in_place
 from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId

@@ -9,6 +9,7 @@ a name that says so: what belongs to no member, or has a name twice, would make 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from string import ascii_lowercase, digits
 from typing import Final
@@ -25,15 +26,17 @@ from ckptool.archives.zip_layout import (
     FULL16,
     LOCAL,
 )
-from ckptool.migration.in_place.refusals import not_in_place
-from ckptool.migration.output.editing import FileEdit, masked, poison_like
-from ckptool.migration.output.journal import Run
+from ckptool.migration.output.editing import FileEdit, not_in_place
 from ckptool.migration.zip_writer import Frame, end_records
+from ckptool.sources.journal import Run, poisoned_at
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 
 _UNUSED: Final = ".unused"
 _PIECE: Final = 1 << 16
+_BITS: Final = bytes(1 << END_MAGIC.index(byte) if byte in END_MAGIC else 0 for byte in range(256))
+_END_IN: Final = re.compile(b"".join(b"[%s]" % bytes(n for n in range(16) if n >> place & 1) for place in range(4)))
+"""Finds where each byte of the magic is in its place, of either text."""
 _MARKS: Final = digits + ascii_lowercase
 """What the names of old pickles end in: with one of these, a name is as long as that of data.pkl."""
 
@@ -54,16 +57,22 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
     runs = tuple(sorted(planned))
     nbytes = max(source.nbytes, runs[-1].end)
     new_end = end if in_slot else nbytes - _comment(source, end) - END.size
-    edit = FileEdit(nbytes, runs, end, Run(new_end, END_MAGIC), poison_like(END_MAGIC))
+    edit = FileEdit(nbytes, runs, Run(end, END_MAGIC), Run(new_end, END_MAGIC))
     _refuse_other_ends(source, edit)
     return edit
 
 
 def _in_slot(source: Source, directory: Directory, record: Record, pickled: bytes) -> Iterator[Run]:
-    """Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory."""
+    """
+    Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory.
+
+    The directory is written whole: by its other checksums, the journal tells the file from one that was saved over it.
+    """
     checksum = crc32(pickled).to_bytes(4, "little")
     yield Run(record.offset, pickled)
-    yield Run(directory.offset + _entry(source, directory, record.name) + 16, checksum)
+    at = _entry(source, directory, record.name) + 16
+    entries = source.read(directory.offset, directory.nbytes)
+    yield Run(directory.offset, entries[:at] + checksum + entries[at + 4 :])
     header = _name_at(source, record) - LOCAL.size
     local = source.read(header, LOCAL.size)
     if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:
@@ -151,42 +160,26 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
     One of a zip inside the zip, in the last bytes of the old or the new file; or one that is made of old bytes and new
     ones, where a write is torn.
     """
-    start = max(0, edit.guard - END_SEARCH)
-    tail = masked(Run(start, source.read(start, source.nbytes - start)), edit.guard, edit.poison)
-    found = END_MAGIC in tail
-    for old, new in _pieces(source, edit):
-        found = found or END_MAGIC in new or _is_made_of(old, new) or _is_made_of(new, old)
-    if found:
+    start = max(0, edit.guard.offset - END_SEARCH)
+    found = END_MAGIC in poisoned_at(edit.guard, Run(start, source.read(start, source.nbytes - start)))
+    if found or any(_END_IN.search(either) for either in _pieces(source, edit)):
         raise not_in_place("something in it looks like the end of a zip, which readers would find meanwhile")
 
 
-def _pieces(source: Source, edit: FileEdit) -> Iterator[tuple[bytes, bytes]]:
-    """Yield what is where something is written, and what will be there; with as much around it as a magic reaches."""
+def _pieces(source: Source, edit: FileEdit) -> Iterator[bytes]:
+    """
+    Yield, where something is written, which bytes of the magic the old bytes or the new ones are: a bit for each.
+
+    With as much around it as a magic reaches.
+    """
     for run in edit.runs:
-        data = masked(run, edit.new_guard.offset, edit.poison)
+        data = poisoned_at(edit.new_guard, run)
         for start in range(run.offset - 3, run.end, _PIECE):  # a local header stands in front of all that is edited
             stop = min(start + _PIECE, run.end) + 3
             around = source.read(start, max(0, min(stop, source.nbytes) - start))
             begin = start - run.offset
             new = around[: max(0, -begin)] + data[max(0, begin) : stop - run.offset]
             new += around[len(new) :]
-            yield masked(Run(start, around), edit.guard, edit.poison), new
-
-
-def _is_made_of(first: bytes, second: bytes) -> bool:
-    """Say whether the magic of an end record begins in one text and goes on in the other, which has the same place."""
-    if END_MAGIC[2:] not in second and END_MAGIC[:3] not in first:
-        return False  # nearly always; what follows looks for less and less of it
-    for cut in (1, 2, 3):
-        head, rest = END_MAGIC[:cut], END_MAGIC[cut:]
-        # The longer part is rarer.
-        text, part, other, wanted, shift = (
-            (second, rest, first, head, -cut) if len(rest) >= len(head) else (first, head, second, rest, cut)
-        )
-        at = text.find(part)
-        while at >= 0:
-            begin = at + shift
-            if begin >= 0 and other[begin : begin + len(wanted)] == wanted:
-                return True
-            at = text.find(part, at + 1)
-    return False
+            old = poisoned_at(edit.guard, Run(start, around)).translate(_BITS)
+            either = int.from_bytes(old, "little") | int.from_bytes(new.translate(_BITS), "little")
+            yield either.to_bytes(max(len(old), len(new)), "little")

@@ -4,7 +4,8 @@ Write the output: files that get their name, which ``target`` chose, only when t
 1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
    same folder.
 2. It gets its name by one link or rename, so nobody ever sees half a file. An old file keeps the name until then.
-3. It takes over the old file's mode and, where the system allows, its owner and extended attributes.
+3. It takes over the old file's mode and, where the system allows, its owner and extended attributes. A new one is for
+   nobody who may not read or write each file of its source (``mode_of``).
 4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
 5. Another name of the old file, a hard link, keeps the old file; ``other_names`` counts them.
 """
@@ -22,8 +23,7 @@ from typing import TYPE_CHECKING
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.migration.output import cloning, parts
-from ckptool.sources.files import FileSource
-from ckptool.sources.unfinished import refuse_unfinished
+from ckptool.sources.journal import refuse_edited
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -46,6 +46,7 @@ class Output(Closing):
         force: bool = False,
         progress: Callable[[int, int], None] | None = None,
         shown: str | None = None,
+        mode: int = 0o666,
     ) -> None:
         self._fd = -1
         self._temporary: str | None = None
@@ -57,6 +58,7 @@ class Output(Closing):
         self._shown = shown or self.path
         self._force = force
         self._progress = progress
+        self._mode = mode
         self._expected: int | None = None
         self.position = 0
         """Bytes appended so far; the last of them may wait for more before they go to the file together."""
@@ -177,11 +179,6 @@ class Output(Closing):
         """Return a path to what was written and flushed, while it has no name yet."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
 
-    def source(self) -> FileSource:
-        """Return what was written, for reading back."""
-        self.flush()
-        return FileSource(self.reading_path())
-
     def sync(self) -> None:
         """
         Begin to put what was written on the disk; ``publish`` waits for it.
@@ -259,7 +256,7 @@ class Output(Closing):
             raise self._failed(error) from error
         if not stat.S_ISREG(mode):
             raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self._shown)
-        refuse_unfinished(self.path)
+        refuse_edited(self.path, "whole", "torn")
         if not self._force:
             raise self._exists()
 
@@ -269,7 +266,7 @@ class Output(Closing):
             self._fd = self._open_nameless(flags)
             if self._fd < 0:
                 self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
-                self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, self._mode)
             parts.hold(self._fd)
         except OSError as error:
             self._temporary = None
@@ -280,7 +277,7 @@ class Output(Closing):
         if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
             return -1
         try:
-            return os.open(self._folder, flags | os.O_TMPFILE, 0o666)
+            return os.open(self._folder, flags | os.O_TMPFILE, self._mode)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 return -1

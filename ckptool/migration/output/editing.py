@@ -1,7 +1,7 @@
 """
 Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
 
-1. What will be overwritten is in a journal beside the file, on the disk, before the first byte changes.
+1. What is overwritten, and with what, is in a journal beside the file, on the disk, before the first byte changes.
 2. Poison: the guard, a few bytes without which no reader takes the file, is overwritten with others. Were it not, a
    pickle of which a part is new could be loaded, and be wrong.
 3. The edit, all but the new guard. 4. The new guard.
@@ -18,31 +18,36 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
-from ckptool.errors import CkptoolError, FileUnavailable, MigrationRefused, OutputFailed, reason_of
+from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
-from ckptool.migration.output.journal import (
-    Journal,
-    Run,
-    old_runs,
-    read_journal,
-    remove_incomplete,
-    remove_journal,
-    write_journal,
-)
 from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.sources.files import FileSource
-from ckptool.sources.unfinished import journal_path, refuse_unfinished, unfinished
+from ckptool.sources.journal import (
+    Change,
+    Found,
+    Journal,
+    Run,
+    has,
+    journal_path,
+    look,
+    poison_like,
+    poisoned_at,
+    told,
+    unfinished,
+)
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_PIECE: Final = 1 << 16
+_COPY: Final = "Write a copy instead."
+_NEW: Final = ".new"
+"""What the name of a journal ends in before it is complete: nothing was changed yet."""
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -55,17 +60,31 @@ class FileEdit(NamedTuple):
     """Size of the new file; it is never shorter than the old one."""
     runs: tuple[Run, ...]
     """New bytes, in order, none of them twice."""
-    guard: int
-    """Offset of bytes without which no reader takes the old file."""
+    guard: Run
+    """The bytes without which no reader takes the old file; meanwhile there is poison, or a part of it."""
     new_guard: Run
-    """Those without which none takes the new file."""
-    poison: bytes
-    """What is there meanwhile: no reader takes a file with any part of it."""
+    """Those without which none takes the new file, as many."""
 
     @property
     def written_nbytes(self) -> int:
         """How many bytes of the file are written."""
         return sum(len(run.data) for run in self.runs)
+
+
+def not_in_place(fact: str) -> MigrationRefused:
+    """Return the error for what cannot be done without a tensor being moved, or not so that every reader takes it."""
+    return MigrationRefused(fact, kind="not-in-place", hint=_COPY)
+
+
+def no_room(what: str, needed: int, room: int, fits: str = "Shorter names fit.") -> MigrationRefused:
+    """Return the error for an index that would not have the size of the old one; ``fits`` says what would."""
+    hint = f"{fits} Else write a copy instead."
+    return MigrationRefused(what, kind="no-room", hint=hint, needed=needed, actual=room)
+
+
+def too_long(what: str, needed: int, room: int) -> MigrationRefused:
+    """Return the error for an index that would be longer than the old one."""
+    return no_room(f"{what} would have {needed:,} bytes, and there is room for {room:,}", needed, room)
 
 
 def edit_in_place(
@@ -87,7 +106,8 @@ def edit_in_place(
     journal_nbytes = _begin_journal(path, fd, edit, operations)
     try:
         _apply(fd, edit, operations)
-        _compare(fd, edit)
+        if look(path, fd).state != "whole":
+            raise OutputFailed("it does not hold what was written", kind="verification-failed")
         verify()
     except BaseException as error:
         _roll_back_after(error, path, fd, operations)
@@ -105,50 +125,76 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
     source = FileSource(path, fd=os.dup(fd))
     try:
-        journal = _journal_of(source, edit)
+        encoded = _journal_of(source, edit).encoded()
+        inode = source.place[1]
     finally:
         source.close()
-    if os.lstat(path).st_ino != journal.inode:
+    if os.lstat(path).st_ino != inode:
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
+    nbytes = len(encoded)
     try:
-        write_journal(path, journal, operations)
+        write_journal(path, encoded, operations)
+        del encoded
+        found = look(path, fd)
+        if found.state != "whole":
+            remove_journal(path, operations)
+            raise not_in_place(f"its journal would not count here: {found.why or 'it reads otherwise'}")
     except OSError as error:
         raise _failed(error, path) from error
-    return journal.encoded_nbytes
+    return nbytes
 
 
-def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
+def recover(path: str | os.PathLike[str]) -> int:
     """
-    Make a file what it was before an edit in place that did not end; return the size of what was written back.
+    Undo a ``migrate(path, in_place=True)`` that was cut off, from the journal beside the file.
 
-    It is 0 where the edit had not begun.
+    Return how many bytes were written back: 0 where the edit had not begun, or all of it was written. If ``recover`` is
+    cut off, call it again.
 
     Raises:
-        FileUnavailable: There is no such file, or no journal of it.
-        MigrationRefused: It is being edited now, or the journal is another file's.
-        DamagedFile: The journal is not what was written.
+        FileUnavailable: There is no such file, or no journal of it (``no-journal``), or it may not be read.
+        MigrationRefused: It is being edited now; or the journal is another file's, or the file was saved over since
+            (``another-file``); or what has the journal's name does not count (``foreign-journal``).
+        DamagedFile: The journal is not what was written. The file was not changed.
         OutputFailed: The system refused; the journal is still there.
     """
+    path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
-        if not os.path.lexists(journal_path(path)):
-            if remove_incomplete(path, operations):
-                return 0
-            raise FileUnavailable("it has no journal: no edit in place of it was cut off", kind="no-journal", path=path)
-        journal = read_journal(path)
-        status = os.fstat(fd)
-        if status.st_ino != journal.inode or not journal.nbytes <= status.st_size <= journal.new_nbytes:
-            raise MigrationRefused(
-                "the journal beside it is of another file, which had this name before, or of what this one was",
-                kind="another-file",
-                path=path,
-                hint="If this file is the one that you want, remove the journal.",
-            )
         try:
-            _roll_back(fd, journal, operations)
-            remove_journal(path, operations)
+            return undo(path, fd)
         except OSError as error:
             raise _failed(error, path) from error
-        return sum(len(run.data) for run in journal.runs)
+
+
+def undo(path: str, fd: int, operations: Operations = OPERATIONS) -> int:
+    """Do what ``recover`` does with a file that ``open_for_editing`` opened."""
+    found = look(path, fd)
+    if found.state == "none":
+        if remove_incomplete(path, operations):
+            return 0
+        what = "it has no journal: no edit in place of it was cut off"
+        raise FileUnavailable(what, kind="no-journal", path=path)
+    if found.journal is None or found.state == "stale":
+        raise _refused_journal(path, found)
+    written = _roll_back(fd, found.journal, operations) if found.state == "torn" else 0
+    remove_journal(path, operations)
+    return written
+
+
+def _refused_journal(path: str, found: Found) -> CkptoolError:
+    """Return why nothing is done by what has the name of a file's journal."""
+    from shlex import join
+
+    there, hint = journal_path(path), "The file was not changed now. Get it again, then remove the journal."
+    if found.state == "damaged":
+        what = f"the journal of an edit in place is damaged: {found.why}"
+        return DamagedFile(what, kind="damaged-journal", path=path, hint=hint)
+    if found.state == "unread":
+        return FileUnavailable(found.why, kind="permission", path=there)
+    what, hint = told(path)
+    command = join(("rm", "--", there)) if found.state == "stale" else None
+    kind = "another-file" if found.state == "stale" else "foreign-journal"
+    return MigrationRefused(what, kind=kind, path=path, hint=hint, command=command)
 
 
 @contextmanager
@@ -158,13 +204,11 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
 
     Raises:
         MigrationRefused: It has other names, is a link, read-only, or another process holds it.
-        UnfinishedEdit: It has a journal, unless it is the one for ``recovering``.
+        MigrationRefused, UnfinishedEdit: Something has the name of its journal; not where ``recovering``.
         OutputFailed: The system does not open it.
     """
     if not hasattr(os, "pwrite"):
-        raise MigrationRefused(
-            "this system cannot edit files in place", kind="not-in-place", hint="Write a copy instead."
-        )
+        raise not_in_place("this system cannot edit files in place")
     _refuse_kind(path)
     try:
         fd = os.open(path, _OPEN)
@@ -180,12 +224,16 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
                 f"it has {status.st_nlink:,} names (hard links), and would change under all of them",
                 kind="hard-links",
                 path=path,
-                hint="Write a copy instead.",
+                hint=_COPY,
             )
         if not recovering:
             if not stat.S_IMODE(status.st_mode) & 0o222:
                 raise _read_only(path)
-            refuse_unfinished(path)
+            found = look(path, fd)
+            if found.state in ("foreign", "stale"):
+                raise _refused_journal(path, found)
+            if found.state != "none":
+                raise unfinished(path)
         yield fd
     finally:
         os.close(fd)
@@ -212,7 +260,7 @@ def _refuse_kind(path: str) -> None:
             hint="Name the file itself, if it is yours to change: caches name files by what is in them.",
         )
     if not stat.S_ISREG(mode):
-        raise MigrationRefused("it is no regular file", kind="not-a-file", path=path, hint="Write a copy instead.")
+        raise MigrationRefused("it is no regular file", kind="not-a-file", path=path, hint=_COPY)
 
 
 def _read_only(path: str) -> MigrationRefused:
@@ -252,76 +300,88 @@ def _lock_records(fd: int, how: int) -> None:
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
-    guard_nbytes = len(edit.poison)
-    ranges = [(run.offset, run.end) for run in edit.runs]
-    ranges.append((edit.guard, edit.guard + guard_nbytes))
-    inode = source.place[1]
-    runs = old_runs(source, ranges)
-    return Journal(inode, source.nbytes, edit.nbytes, edit.guard, edit.new_guard.offset, guard_nbytes, runs)
+    guards = [one for one in dict.fromkeys((edit.guard, edit.new_guard)) if not any(map(one.is_in, edit.runs))]
+    changes = []
+    for run in (*edit.runs, *guards):
+        old = source.read(run.offset, max(0, min(run.end, source.nbytes) - run.offset))
+        changes.append(Change(run.offset, old, run.data))
+    return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard, tuple(changes))
 
 
 def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
-    operations.write(fd, edit.guard, edit.poison)
+    operations.write(fd, edit.guard.offset, poison_like(edit.guard))
     operations.sync(fd)
     for run in edit.runs:
-        operations.write(fd, run.offset, masked(run, edit.new_guard.offset, edit.poison))
+        operations.write(fd, run.offset, poisoned_at(edit.new_guard, run))
     operations.sync(fd)
     operations.write(fd, edit.new_guard.offset, edit.new_guard.data)
     operations.sync(fd)
 
 
-def _roll_back(fd: int, journal: Journal, operations: Operations) -> None:
-    """Write back what was there. In between nobody can read it, for what is whole now may be a mixture then."""
-    nbytes = os.fstat(fd).st_size
-    poison = poison_like(_guard_of(journal))
-    for guard in dict.fromkeys((journal.new_guard, journal.guard)):
-        if guard + len(poison) <= nbytes:
-            operations.write(fd, guard, poison)
-    operations.sync(fd)
-    for run in journal.runs:
-        operations.write(fd, run.offset, masked(run, journal.guard, poison))
+def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
+    """Write back what was there, and return its size. In between nobody can read it: it may be a mixture."""
+    guard = journal.guard
+    for one in (guard, journal.new_guard):
+        if has(fd, one):  # where it is not, nobody can read it now
+            operations.write(fd, one.offset, poison_like(one))
+            operations.sync(fd)
+    for offset, old, _ in journal.changes:
+        operations.write(fd, offset, poisoned_at(guard, Run(offset, bytes(old))))
     operations.truncate(fd, journal.nbytes)
     operations.sync(fd)
-    operations.write(fd, journal.guard, _guard_of(journal))
+    operations.write(fd, *guard)
     operations.sync(fd)
-
-
-def _guard_of(journal: Journal) -> bytes:
-    """Return the guard of the old file."""
-    start, stop = journal.guard, journal.guard + journal.guard_nbytes
-    run = next(run for run in journal.runs if run.offset <= start and stop <= run.end)
-    return run.data[start - run.offset : stop - run.offset]
-
-
-def poison_like(guard: bytes) -> bytes:
-    """Return what no reader takes in place of a guard: a byte that no magic, opcode or sensible length has."""
-    return b"\xff" * len(guard)
-
-
-def masked(run: Run, guard: int, poison: bytes) -> bytes:
-    """Return the bytes of a run, with poison where the guard is, or what of it is in the run."""
-    at = guard - run.offset
-    begin = max(at, 0)
-    stop = max(begin, min(at + len(poison), len(run.data)))
-    return run.data[:begin] + poison[begin - at : stop - at] + run.data[stop:]
-
-
-def _compare(fd: int, edit: FileEdit) -> None:
-    """Raise OutputFailed if what was written cannot be read back."""
-    for run in (*edit.runs, edit.new_guard):
-        for start in range(0, len(run.data), _PIECE):
-            piece = run.data[start : start + _PIECE]
-            if os.pread(fd, len(piece), run.offset + start) != piece:
-                raise OutputFailed("it does not hold what was written", kind="verification-failed")
+    return sum(len(one.old) for one in journal.changes)
 
 
 def _roll_back_after(error: BaseException, path: str, fd: int, operations: Operations) -> None:
     """Make the file what it was; raise UnfinishedEdit where that fails as well."""
+    journal = look(path, fd).journal  # it may be as large as the index, so it is not kept
     try:
-        _roll_back(fd, read_journal(path), operations)
+        if journal is None or journal.inode != os.fstat(fd).st_ino:
+            raise unfinished(path)
+        _roll_back(fd, journal, operations)
         remove_journal(path, operations)
     except (CkptoolError, OSError):
         raise unfinished(path) from error
+
+
+def write_journal(path: str, encoded: bytes, operations: Operations) -> None:
+    """Put the journal of a file on the disk, then give it its name. Where that fails, nothing of it is left."""
+    there = journal_path(path)
+    new = there + _NEW
+    remove_incomplete(path, operations)
+    fd = operations.create(new)
+    try:
+        operations.write(fd, 0, encoded)
+        operations.sync(fd)
+        operations.rename(new, there)
+    except OSError:
+        operations.unlink(new)
+        raise
+    finally:
+        os.close(fd)
+    try:
+        operations.sync_folder(os.path.dirname(path))
+    except OSError:
+        operations.unlink(there)
+        raise
+
+
+def remove_journal(path: str, operations: Operations) -> None:
+    """Remove the journal of a file that is whole: from now on it may be read."""
+    operations.unlink(journal_path(path))
+    with suppress(OSError):  # it is gone; should it come back with the power, it is undone, which is as good
+        operations.sync_folder(os.path.dirname(path))
+
+
+def remove_incomplete(path: str, operations: Operations) -> bool:
+    """Remove a journal that was never complete, and say whether there was one: the file was not changed."""
+    new = journal_path(path) + _NEW
+    if not os.path.lexists(new):
+        return False
+    operations.unlink(new)
+    return True
 
 
 def _failed(error: OSError, path: str) -> OutputFailed:

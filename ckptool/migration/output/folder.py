@@ -30,7 +30,9 @@ _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 class OutputFolder(Closing):
     """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
-    def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None, mode: int = 0o666
+    ) -> None:
         self._fd = -1
         self._temporary: str | None = None
         try:
@@ -39,6 +41,7 @@ class OutputFolder(Closing):
             raise OutputFailed("not a path", kind="not-a-path") from error
         self._force = force
         self._progress = progress
+        self._mode_of_files = mode
         self._expected = 0
         self._written = 0
         self._names: set[str] = set()
@@ -71,7 +74,9 @@ class OutputFolder(Closing):
                 self._progress(self._written, self._expected)
 
         self._names.add(name)
-        return Output(self.path_of(name), progress=progress, shown=os.path.join(self.path, name))
+        return Output(
+            self.path_of(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
+        )
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of so many bytes; they count as written from now on."""

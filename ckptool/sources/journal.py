@@ -1,0 +1,265 @@
+"""
+The journal of an edit in place: what it overwrites and what it writes, in a file beside the one that is edited.
+
+    magic                     16 bytes
+    head                      which file, its size before and after, the guards, how many changes
+    offset, size              of each change, twice 64 bits
+    the bytes of each change  as they were, as far as the file went, and as they are to be
+    CRC-32                    of all of the above
+
+It is complete and on the disk when it gets its name. It is written in little-endian order.
+
+1. It counts only if it is a regular file with one name, of root, of the owner of the checkpoint or of this user, that
+   no other user may write: whoever may only add files to a folder changes no file by it, and blocks nobody.
+2. It is stale unless the edit can have left what is in the file: the old bytes, the new ones, or a mixture without a
+   whole guard, in which each byte is old, new or poison. A file that was saved over since is never written to.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from struct import Struct
+from typing import Final, Literal, NamedTuple
+from zlib import crc32
+
+from ckptool.errors import UnfinishedEdit, reason_of
+
+_MAGIC: Final = b"ckptool undo 2\n\0"
+_HEAD: Final = Struct("<16s3qq8sq8s2q")
+"""Magic; inode, size before, size after; offset and bytes of the two guards, and their size; number of changes."""
+_RANGE: Final = Struct("<2q")
+_SUM_NBYTES: Final = 4
+_MOST_NBYTES: Final = 1 << 28
+_PIECE: Final = 1 << 16
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_END: Final = ".ckptool-undo"
+_LONGEST: Final = 255 - len(".new")
+"""Bytes in the name of a file, and room for what a journal is called before it is complete."""
+_REMOVE: Final = "If the file is the one that you want, remove what has that name."
+
+State = Literal["none", "foreign", "unread", "damaged", "stale", "whole", "torn"]
+"""What has the name of a journal does not count, may not be read, is not what was written, or is not of what is in the
+file; or the file is the old one or the new one, or neither so far."""
+
+
+def journal_path(path: str) -> str:
+    """Return the path of the journal that a file has while it is edited in place."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, journal_name(name))
+
+
+def journal_name(name: str) -> str:
+    """Return the name of the journal of a file in the same folder."""
+    found = f".{name}{_END}"
+    if len(found) <= _LONGEST // 4 or len(os.fsencode(found)) <= _LONGEST:  # a character has at most four bytes
+        return found
+    from hashlib import sha256  # few names are so long
+
+    return f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
+
+
+def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | None = None) -> None:
+    """
+    Raise UnfinishedEdit if a file, which may be open, has a journal and one of these states: see ``journal.State``.
+
+    ``path`` is a name where ``folder`` is a descriptor. One question to the system: files are opened by the thousand.
+    """
+    if look(path, fd, folder).state in states:
+        raise unfinished(path)
+
+
+def unfinished(path: str) -> UnfinishedEdit:
+    """Return the error for a file that has a journal."""
+    from shlex import join  # few files have one
+
+    return UnfinishedEdit(
+        "it is being edited in place, or was when the process ended: it may be neither the old file nor the new one",
+        path=path,
+        hint="Wait if it is being edited; if nothing edits it any more, make it what it was before.",
+        command=join(("ckptool", "recover", "--", path) if path.startswith("-") else ("ckptool", "recover", path)),
+    )
+
+
+class Run(NamedTuple):
+    """Bytes of a file from an offset on."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of what follows."""
+        return self.offset + len(self.data)
+
+    def is_in(self, other: Run) -> bool:
+        """Say whether it begins inside another."""
+        return other.offset <= self.offset < other.end
+
+
+class Change(NamedTuple):
+    """Bytes of a file before and after an edit. The old ones are fewer where the file ended."""
+
+    offset: int
+    old: bytes | memoryview
+    new: bytes | memoryview
+
+
+class Journal(NamedTuple):
+    """What an edit makes of a file, and what undoes it."""
+
+    inode: int
+    """The file's number: another file that has its name by now is none of this journal's."""
+    nbytes: int
+    new_nbytes: int
+    guard: Run
+    """The bytes without which no reader takes the old file, eight at most."""
+    new_guard: Run
+    """Those without which none takes the new file, as many."""
+    changes: tuple[Change, ...]
+    """No two of one byte; those of the guards are among them."""
+
+    def encoded(self) -> bytes:
+        """Return the bytes of the journal."""
+        sizes = len(self.guard.data), len(self.changes)
+        parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, *self[:3], *self.guard, *self.new_guard, *sizes)]
+        parts += [_RANGE.pack(one.offset, len(one.new)) for one in self.changes]
+        for one in self.changes:
+            parts += one.old, one.new
+        checksum = 0
+        for part in parts:
+            checksum = crc32(part, checksum)
+        return b"".join((*parts, checksum.to_bytes(_SUM_NBYTES, "little")))
+
+    def state(self, fd: int) -> State:
+        """Return what the edit made of an open file so far."""
+        status = os.fstat(fd)
+        if status.st_ino != self.inode or not self.nbytes <= status.st_size <= self.new_nbytes:
+            return "stale"
+        is_old, is_new = status.st_size == self.nbytes, status.st_size == self.new_nbytes
+        for offset, old, new in self.changes:
+            for at in range(0, len(new), _PIECE):
+                will = Run(offset + at, bytes(new[at : at + _PIECE]))
+                was = bytes(old[at : at + _PIECE]).ljust(len(will.data), b"\0")
+                now = os.pread(fd, len(was), will.offset).ljust(len(was), b"\0")
+                is_old, is_new = is_old and now == was, is_new and now == will.data
+                if now not in (was, will.data):
+                    poisoned = poisoned_at(self.new_guard, Run(will.offset, poisoned_at(self.guard, will)))
+                    if not _is_made_of(now, was, will.data, poisoned):
+                        return "stale"
+        if is_old or is_new:
+            return "whole"
+        return "stale" if has(fd, self.guard) or has(fd, self.new_guard) else "torn"
+
+
+class Found(NamedTuple):
+    """What has the name of a journal."""
+
+    state: State
+    why: str = ""
+    journal: Journal | None = None
+
+
+def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
+    """
+    Return what has the name of the journal of a file, and what it says of the file, which may be open.
+
+    ``path`` is a name where ``folder`` is a descriptor.
+    """
+    there = journal_path(path)
+    try:
+        status = os.lstat(there, dir_fd=folder)
+    except OSError:
+        return Found("none")
+    if not hasattr(os, "pread"):
+        return Found("unread", "this system cannot edit files in place")
+    opened = []
+    try:
+        if fd is None:
+            opened.append(fd := os.open(path, _FLAGS, dir_fd=folder))
+        why = _foreign(status, os.fstat(fd))
+        if not why:
+            opened.append(journal := os.open(there, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=folder))
+            why = _foreign(os.fstat(journal), os.fstat(fd))
+            data = b"" if why else os.pread(journal, _MOST_NBYTES + 1, 0)
+            if data.startswith(_MAGIC):
+                return _judged(data, fd)
+        return Found("foreign", why or "its first bytes are no journal's")
+    except OSError as error:
+        return Found("unread", f"it cannot be read: {reason_of(error)}")
+    finally:
+        for one in opened:
+            os.close(one)
+
+
+def told(path: str) -> tuple[str, str]:
+    """Return what is to be said of what has the name of the journal of a file that was read, and a hint."""
+    state, why, _ = look(path)
+    name = repr(os.path.basename(journal_path(path)))
+    if state in ("whole", "torn", "none"):
+        what = f"{name} is of an edit in place that goes on or was cut off; what was read is whole"
+        return what, "If nothing edits it, `ckptool recover` removes the journal."
+    if state == "stale":
+        return f"{name} is stale: the file was saved over since that edit in place was cut off", _REMOVE
+    return f"{name} has the name of a journal of an edit in place, and does not count: {why}", _REMOVE
+
+
+def _foreign(journal: os.stat_result, file: os.stat_result) -> str:
+    """Return why what has the name of a file's journal does not count; nothing if it may."""
+    if not stat.S_ISREG(journal.st_mode):
+        return "it is no regular file"
+    if journal.st_nlink > 1:
+        return f"it has {journal.st_nlink:,} names"
+    if hasattr(os, "geteuid") and journal.st_uid not in (0, file.st_uid, os.geteuid()):
+        return f"it is of user {journal.st_uid}, who does not own the checkpoint"
+    if journal.st_size > _MOST_NBYTES:
+        return f"it has {journal.st_size:,} bytes; {_MOST_NBYTES:,} are allowed"
+    return "others may write to it" if journal.st_mode & 0o022 else ""
+
+
+def _judged(data: bytes, fd: int) -> Found:
+    """Return what the bytes of a journal say of an open file."""
+    content, checksum = memoryview(data)[:-_SUM_NBYTES], data[-_SUM_NBYTES:]
+    if len(content) < _HEAD.size or crc32(content).to_bytes(_SUM_NBYTES, "little") != checksum:
+        return Found("damaged", "its checksum does not match")
+    _, inode, nbytes, new_nbytes, guard, old, new_guard, new, size, count = _HEAD.unpack_from(content)
+    at = _HEAD.size + count * _RANGE.size
+    changes = []
+    for offset, length in _RANGE.iter_unpack(content[_HEAD.size : at]) if at <= len(content) else ():
+        middle = at + max(0, min(length, nbytes - offset))
+        changes.append(Change(offset, content[at:middle], content[middle : middle + length]))
+        at = middle + length
+    if at != len(content) or any(one.offset + len(one.new) > new_nbytes for one in changes):
+        return Found("damaged", "it contradicts itself")
+    guards = Run(guard, old[:size]), Run(new_guard, new[:size])
+    journal = Journal(inode, nbytes, new_nbytes, *guards, tuple(changes))
+    return Found(journal.state(fd), journal=journal)
+
+
+def has(fd: int, run: Run) -> bool:
+    """Say whether an open file has these bytes."""
+    return os.pread(fd, len(run.data), run.offset) == run.data
+
+
+def poison_like(guard: Run) -> bytes:
+    """Return what no reader takes in place of a guard: a byte that no magic, opcode or sensible length has."""
+    return b"\xff" * len(guard.data)
+
+
+def poisoned_at(guard: Run, run: Run) -> bytes:
+    """Return the bytes of a run, with poison where a guard is, or what of it is in the run."""
+    at, data = guard.offset - run.offset, run.data
+    begin = max(at, 0)
+    stop = max(begin, min(at + len(guard.data), len(data)))
+    return data[:begin] + poison_like(guard)[: stop - begin] + data[stop:]
+
+
+def _is_made_of(data: bytes, *others: bytes) -> bool:
+    """Say whether each byte is the one that some of the others have in its place; all are of one length."""
+    value, left = int.from_bytes(data, "little"), int.from_bytes(b"\1" * len(data), "little")
+    for other in others:
+        unlike = value ^ int.from_bytes(other, "little")
+        for shift in (4, 2, 1):  # then the lowest bit of each byte says whether it has any
+            unlike |= unlike >> shift
+        left &= unlike
+    return not left
