@@ -85,9 +85,7 @@ def _hashed(facts: object) -> str:
     return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def version_under(
-    path: str | os.PathLike[str], cancellation: Cancellation | None = None
-) -> tuple[object, ...] | None:
+def version_under(path: str | os.PathLike[str], cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
     """
     Return a key that changes when what is under a path or an address is replaced or written to; None if nothing is.
 

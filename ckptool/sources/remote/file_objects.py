@@ -46,9 +46,7 @@ class FileObject:
     def fetch(self, start: int, stop: int) -> bytes:
         """Return the bytes of a range."""
         try:
-            found = in_time(
-                lambda: self._files.cat_file(self._path, start=start, end=stop), self._cancellation
-            )
+            found = in_time(lambda: self._files.cat_file(self._path, start=start, end=stop), self._cancellation)
         except CkptoolError:
             raise
         except Exception as error:
@@ -62,6 +60,7 @@ class FileObject:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if another file has its name by now; ranges do not tell."""
+
         def look() -> object:
             self._files.invalidate_cache()
             return self._files.info(self._path)

@@ -88,7 +88,6 @@ class StoredFile:
             raise changed_far()
         return data
 
-
     def _answer(self, options: dict[str, Any]) -> tuple[memoryview, Any]:
         answer = self._bucket.library.get(self._bucket.store, self._key, options=options)
         start, stop = answer.range

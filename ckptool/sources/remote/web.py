@@ -16,7 +16,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import BinaryIO, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ckptool.cancellation import Cancellation, check_cancelled, in_time
+from ckptool.cancellation import Cancellation, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.connections import Connections
@@ -151,6 +151,7 @@ class WebFile:
                 try:
                     found = take(answer)
                 except BaseException:
+                    answer.close()
                     self._connections.drop(connection)
                     raise
                 self._place = place
