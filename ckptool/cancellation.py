@@ -7,7 +7,10 @@ so for a loop over many items or bytes. Most calls have no cancellation, and ``N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from math import inf
 from time import monotonic
 from typing import Final, TypeVar
@@ -78,6 +81,34 @@ def check_cancelled(cancellation: Cancellation | None) -> None:
     """Raise Cancelled if there is a cancellation, and it was cancelled or its seconds are over."""
     if cancellation is not None:
         cancellation.check()
+
+
+def in_time(call: Callable[[], T], cancellation: Cancellation | None) -> T:
+    """
+    Return what a call returns that waits for somebody else, a server say, and takes no cancellation.
+
+    Raises:
+        Cancelled: It was cancelled meanwhile; a thread is left behind, in which the call ends or not.
+    """
+    if cancellation is None:
+        return call()
+    cancellation.check()
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="ckptool-wait", daemon=True).start()
+    while True:
+        try:
+            return done.result(LOOK_SECONDS)
+        except NotYet:
+            if done.done():  # it is the call's own, or has just come
+                return done.result()
+            cancellation.check()
 
 
 def each(items: Iterable[T], cancellation: Cancellation | None) -> Iterable[T]:

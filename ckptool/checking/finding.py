@@ -5,6 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import labelled, show
+from ckptool.sources.naming import shown_path
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
@@ -82,7 +83,7 @@ def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequ
     """
     from shlex import join  # few files need advice
 
-    shown = f"./{path}" if path.startswith("-") else path  # or it would be taken for an option
+    shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
     return join(("ckptool", verb, shown, *_spelled(options), *words))
 
 

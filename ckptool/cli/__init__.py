@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOMEM
 from typing import Any
 
 import click
@@ -117,6 +118,8 @@ def _exit_code() -> int:
     except MemoryError:
         return _failed("there is not enough memory")
     except OSError as error:
+        if error.errno == ENOMEM:
+            return _failed("there is not enough memory")
         what = "the output cannot be written" if error.filename is None else os.fsdecode(error.filename)
         return _failed(f"{what}: {reason_of(error)}")
     except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it

@@ -17,6 +17,7 @@ from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError
+from ckptool.sources.naming import shown_path
 
 SCHEMA = "ckptool.diff/2"
 
@@ -155,4 +156,5 @@ def _plain(value: object) -> object:
 
 
 def _error_object(a: str, b: str, error: CkptoolError) -> dict[str, object]:
-    return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": error_object(error)}
+    paths = {side: {"path": shown_path(path)} for side, path in (("a", a), ("b", b))}
+    return {"schema": SCHEMA, **paths, "error": error_object(error)}

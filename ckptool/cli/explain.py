@@ -15,6 +15,7 @@ from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
+from ckptool.sources.naming import shown_path
 from ckptool.sources.paths import exists as is_there
 
 if TYPE_CHECKING:
@@ -46,23 +47,24 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
         what = "folder" if os.path.isdir(text) else "file"
         look = show(command_line(text, "check"))
         raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")
+    shown = None if path is None else shown_path(path)
     text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
     try:
         found = explanations(text, path)
     except CkptoolError as error:
         if not as_json:
             raise
-        print_json({"schema": SCHEMA, "path": path, "error": error_object(error)})
+        print_json({"schema": SCHEMA, "path": shown, "error": error_object(error)})
         return 2
     if as_json:
-        print_json({"schema": SCHEMA, "path": path, "explanations": [one._asdict() for one in found]})
+        print_json({"schema": SCHEMA, "path": shown, "explanations": [one._asdict() for one in found]})
     elif not found:
         command = command_line(path or "FILE", "check")
         say(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
     for number, one in enumerate(found if not as_json else ()):
         if number:
             say("")
-        say("\n".join(_lines(one, path)))
+        say("\n".join(_lines(one, shown)))
     return 0 if found else 1
 
 

@@ -11,6 +11,7 @@ from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.output.editing import recover as recover_file
+from ckptool.sources.naming import shown_path
 
 
 @click.command()
@@ -31,7 +32,7 @@ def recover(files: tuple[str, ...]) -> None:
         try:
             done = recover_file(path)
         except CkptoolError as error:
-            error.path = error.path or path
+            error.path = shown_path(error.path or path)
             code = max(code, 1 if isinstance(error, MigrationRefused) else 2)
             say(error_text(error), err=True)
             continue

@@ -25,7 +25,6 @@ from ckptool.torch_ops.likeness import Likeness, Products
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
-_BLOCK_NUMEL: Final = 1 << 16
 _MOSTLY_WANTED: Final = 4
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -196,22 +195,13 @@ class ValueComparer:
             self._meter.read(nbytes - position)
 
     def _count(self, tally: _Tally, start: int, a: Buffer, info_a: TensorInfo, b: Buffer, info_b: TensorInfo) -> None:
-        """Compare a piece block by block: what torch makes of one block in float64 is small."""
-        left, right = memoryview(a), memoryview(b)
-        sizes = info_a.dtype.itemsize, info_b.dtype.itemsize
-        numel = len(left) // sizes[0]
-        if len(right) != numel * sizes[1]:
+        one, other = (data if isinstance(data, bytearray) else bytearray(data) for data in (a, b))
+        if len(one) * info_b.dtype.itemsize != len(other) * info_a.dtype.itemsize:
             raise SourceChanged("a file was changed while it was being read", hint="Read it again once it is complete.")
-        same_type = info_a.dtype == info_b.dtype
-        for first in range(0, numel, _BLOCK_NUMEL):
-            last = min(numel, first + _BLOCK_NUMEL)
-            block = left[first * sizes[0] : last * sizes[0]], right[first * sizes[1] : last * sizes[1]]
-            one, other = bytearray(block[0]), bytearray(block[1])
-            if same_type and one == other:
-                continue
-            tally.add(start + first, self._compare(one, info_a.dtype, other, info_b.dtype))
+        for block in self._compare(one, info_a.dtype, other, info_b.dtype):
+            tally.add(start, block)
 
-    def _compare(self, a: bytearray, a_type: DType, b: bytearray, b_type: DType) -> BlockDiff:
+    def _compare(self, a: bytearray, a_type: DType, b: bytearray, b_type: DType) -> list[BlockDiff]:
         """Return by how much elements differ or, where torch is missing, which: all that bits of one type can tell."""
         if self.torch_missing is None:
             try:
@@ -220,7 +210,7 @@ class ValueComparer:
                 self.torch_missing = error  # to import it for every block would take long
         if a_type != b_type or self._tolerance is not None:
             raise self.torch_missing
-        return differences.compare_bits(a, b, a_type.itemsize)
+        return [differences.compare_bits(a, b, a_type.itemsize)]
 
 
 class _Range:
@@ -260,7 +250,7 @@ class _Tally:
         self._found: ValueDiff | None = None
 
     def add(self, start: int, block: BlockDiff) -> None:
-        """Count one block, whose first element is the tensor's ``start``-th."""
+        """Count a part of a piece, whose first element is the tensor's ``start``-th."""
         if block.first is None:
             return
         new = ValueDiff(

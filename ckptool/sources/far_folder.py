@@ -9,7 +9,7 @@ from hashlib import sha256
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, cast
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
@@ -113,8 +113,8 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
     bucket = Bucket(remote)
     facts: dict[str, tuple[str | None, int]] = {}
     try:
-        for chunk in bucket.library.list(bucket.store, bucket.key or None):
-            check_cancelled(cancellation)
+        chunks = iter(bucket.library.list(bucket.store, bucket.key or None))
+        while (chunk := in_time(lambda: next(chunks, None), cancellation)) is not None:
             facts.update((one["path"], (one["e_tag"], one["size"])) for one in chunk)
             if len(facts) > _MOST_OBJECTS:
                 hint = "Name a folder in it."

@@ -25,9 +25,9 @@ def below(folder: str, name: str) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return what to call a file in messages: its path; of an address, what is not secret in it."""
+    """Return what to call a file in messages: its path; of an address, of any scheme, what is not secret in it."""
     text = os.fspath(path)
-    if not is_far(text):
+    if "://" not in text:
         return text
     from ckptool.sources.remote.address import as_remote
 

@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Final, NamedTuple
 
+from ckptool.cancellation import Cancellation
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import INDEX, file_identity
 
@@ -84,7 +85,7 @@ def _hashed(facts: object) -> str:
     return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def version_under(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
+def version_under(path: str | os.PathLike[str], cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
     """
     Return a key that changes when what is under a path or an address is replaced or written to; None if nothing is.
 
@@ -97,5 +98,5 @@ def version_under(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
         if is_address(text):
             from ckptool.sources.remote.opening import remote_version  # few files are far away
 
-            return remote_version(text)
+            return remote_version(text, cancellation)
     return file_identity(path)

@@ -10,9 +10,11 @@ from operator import ne
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 _SIGN: Final = -(1 << 63)
@@ -72,15 +74,22 @@ class BlockDiff(NamedTuple):
     max_rel: float | None = None
     rel_at: int = 0
 
+    def among(self, places: NDArray[Any]) -> BlockDiff:
+        """Return it with the positions that these elements have among others."""
+        if self.first is None:
+            return self
+        first, at, rel_at = (int(places[one]) for one in (self.first, self.at, self.rel_at))
+        return self._replace(first=first, at=at, rel_at=rel_at)
+
 
 def comparable(a_type: str, b_type: str) -> bool:
     """Say whether values of two types can be compared with each other."""
     return all(name in _INTEGERS or name in _FLOATS for name in (a_type, b_type))
 
 
-def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tolerance | None) -> BlockDiff:
+def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
     """
-    Return how two packed runs of as many elements differ.
+    Return how two packed runs of as many elements differ, in some parts.
 
     Values are widened to float64 or complex128; integers are compared as integers, but for unsigned 64-bit ones beside
     another type. A tolerance is for floating values: integers must be equal.
@@ -89,17 +98,32 @@ def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tol
         MissingPackage: torch is not installed.
     """
     needed()
+    np = needed("numpy", "numpy")
     import torch
 
-    left, right = _wide(a, a_type), _wide(b, b_type)
-    if left is None or right is None:
-        return compare_bits(a, b)
+    if not all(name in _INTEGERS or hasattr(torch, _FLOATS.get(name, "")) for name in (a_type, b_type)):
+        return [compare_bits(a, b)]  # float8 came with torch 2.1, float8_e8m0fnu with 2.7
+    one, other = np.frombuffer(a, _bits(a_type)), np.frombuffer(b, _bits(b_type))
+    # Elements of one type that are not the same bit for bit, which numpy finds with one thread; all of two types.
+    found = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
+    return [
+        _compare(_wide(one[places], a_type), a_type, _wide(other[places], b_type), b_type, tolerance).among(places)
+        for places in (found[start : start + BLOCK_NUMEL] for start in range(0, len(found), BLOCK_NUMEL))
+    ]
+
+
+def _compare(
+    left: torch.Tensor, a_type: str, right: torch.Tensor, b_type: str, tolerance: Tolerance | None
+) -> BlockDiff:
+    """Compare values; those of one type all differ, bit for bit."""
+    import torch
+
     integers = not (left.dtype.is_floating_point or left.is_complex() or right.dtype.is_floating_point)
     if integers and (a_type == "uint64") == (b_type == "uint64"):
         return _compare_integers(left, right, unsigned=a_type == "uint64", boolean=a_type == b_type == "bool")
     left, right = _floating(left, a_type), _floating(right, b_type)
     equal = (left == right) | (left.isnan() & right.isnan())
-    unlike = _unlike_bits(a, b, left.numel()) if a_type == b_type else ~equal
+    unlike = torch.ones_like(equal) if a_type == b_type else ~equal
     gap = torch.where(left == right, 0.0, (left - right).abs())
     size = right.abs()
     if tolerance is None:
@@ -167,18 +191,25 @@ def compare_bits(a: bytearray, b: bytearray, itemsize: int = 1) -> BlockDiff:
     return BlockDiff(first, count, at=first or 0, rel_at=first or 0)
 
 
-def _wide(data: bytearray, name: str) -> torch.Tensor | None:
-    """Return elements as int64, float64 or complex128; None if torch does not compute with their type."""
+def _bits(name: str) -> str:
+    """Return the type of numpy for elements of a type as they are, bit for bit."""
     import torch
 
+    nbytes = getattr(torch, _INTEGERS[name][0] if name in _INTEGERS else _FLOATS[name]).itemsize
+    nbytes *= 2 if name.startswith("complex") else 1
+    return f"u{nbytes}" if nbytes <= 8 else f"V{nbytes}"
+
+
+def _wide(bits: NDArray[Any], name: str) -> torch.Tensor:
+    """Return elements as int64, float64 or complex128."""
+    import torch
+
+    packed = torch.from_numpy(bits.view("u1"))
     if name in _INTEGERS:
         read_as, mask = _INTEGERS[name]
-        values = torch.frombuffer(data, dtype=getattr(torch, read_as)).to(torch.int64)
+        values = packed.view(getattr(torch, read_as)).to(torch.int64)
         return values & mask if mask is not None else values
-    real: Any = getattr(torch, _FLOATS.get(name, ""), None)  # float8 came with torch 2.1, float8_e8m0fnu with 2.7
-    if real is None:
-        return None
-    values = torch.frombuffer(data, dtype=real).to(torch.float64)
+    values = packed.view(getattr(torch, _FLOATS[name])).to(torch.float64)
     return torch.view_as_complex(values.view(-1, 2)) if name.startswith("complex") else values
 
 
@@ -189,13 +220,6 @@ def _floating(values: torch.Tensor, name: str) -> torch.Tensor:
         return values
     wide = values.to(torch.float64)
     return torch.where(values < 0, wide + float(_MODULUS), wide) if name == "uint64" else wide
-
-
-def _unlike_bits(a: bytearray, b: bytearray, numel: int) -> torch.Tensor:
-    import torch
-
-    left, right = (torch.frombuffer(data, dtype=torch.uint8).view(numel, -1) for data in (a, b))
-    return (left != right).any(dim=1)
 
 
 def _first(mask: torch.Tensor) -> int | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import string_at
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     import torch
+
+
+BLOCK_NUMEL: Final = 1 << 14
+"""What torch computes with at a time. Of 32,768 elements it gives a part to each of its threads, and these wait for each
+other in a loop: where other processes are at work, that takes many times the processor time."""
 
 
 class CastBytes(NamedTuple):
@@ -33,21 +38,19 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     if not data:
         return CastBytes(b"", 0.0, 0)
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
-    wanted = getattr(torch, target)
-    exact = values.to(torch.float64)
-    result = values.to(wanted)
-    lost = exact.isfinite() & ~result.to(torch.float64).isfinite()
-    overflowed = int(lost.sum())
-    if overflowed:
-        largest = torch.finfo(wanted).max
-        result = torch.where(lost, exact.clamp(-largest, largest).to(wanted), result)
-    finite = exact.isfinite() & ~lost
-    errors = (result.to(torch.float64) - exact)[finite].abs()
-    return CastBytes(
-        string_at(result.data_ptr(), result.nbytes),
-        float(errors.max()) if errors.numel() else 0.0,
-        overflowed,
-    )
+    result = torch.empty(values.numel(), dtype=getattr(torch, target), device="cpu")
+    largest = torch.finfo(result.dtype).max
+    max_error, overflowed = 0.0, 0
+    for given, made in zip(values.split(BLOCK_NUMEL), result.split(BLOCK_NUMEL), strict=True):
+        made.copy_(given)
+        exact, rounded = given.to(torch.float64), made.to(torch.float64)
+        lost = exact.isfinite() & ~rounded.isfinite()
+        if count := int(lost.sum()):
+            overflowed += count
+            made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
+        errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
+        max_error = max(max_error, float(errors.max()))
+    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed)
 
 
 class ValueFacts(NamedTuple):
@@ -96,12 +99,12 @@ def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
         if not of_type.is_floating_point and not of_type.is_complex:
             all_zero = all_zero and not any(piece)
             continue
-        values = torch.frombuffer(bytearray(piece), dtype=of_type)
-        values = torch.view_as_real(values) if of_type.is_complex else values
-        if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
-            values = values.to(torch.float32)
-        nan += int(values.isnan().sum())
-        infinite += int(values.isinf().sum())
-        all_zero = all_zero and not bool(values.count_nonzero())
-        only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
+        for values in torch.frombuffer(bytearray(piece), dtype=of_type).split(BLOCK_NUMEL):
+            values = torch.view_as_real(values) if of_type.is_complex else values
+            if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
+                values = values.to(torch.float32)
+            nan += int(values.isnan().sum())
+            infinite += int(values.isinf().sum())
+            all_zero = all_zero and not bool(values.count_nonzero())
+            only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
     return ValueFacts(nan, infinite, all_zero, only_masks)

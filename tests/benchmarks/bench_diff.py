@@ -10,7 +10,9 @@ Every figure is of whole processes, run in turn; times are the best of the runs.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from measuring import SMALL_TENSORS, benchmark_files, options, processes_in_turn, report
@@ -19,6 +21,17 @@ TORCH = (
     "import sys, torch; a, b = (torch.load(f, mmap=True, weights_only=True) for f in sys.argv[1:]); "
     "sys.exit(not (list(a) == list(b) and all(torch.equal(a[k], b[k]) for k in a)))"
 )
+BY_HOW_MUCH = """
+import sys, torch
+torch.set_num_threads(1)
+a, b = (torch.load(f, mmap=True, weights_only=True) for f in sys.argv[1:])
+for name, left in a.items():
+    left, right = left.float(), b[name].float()
+    gap = (left - right).abs()
+    print(name, int((left != right).sum()), float(gap.max()), float((gap / right.abs()).nan_to_num().max()))
+sys.exit(1)
+"""
+BUSY = [sys.executable, "-c", "while True: pass"]
 DIFF = [sys.executable, "-m", "ckptool", "diff"]
 
 
@@ -36,9 +49,35 @@ def main() -> int:
             compare("2.3 GB pair, one element changed", files["zip"], changed, runs, same=False, wall=1.25),
             compare("2.3 GB zip and safetensors", files["zip"], files["safetensors"], runs, same=True, peak_mib=64),
             compare(f"{SMALL_TENSORS:,} small tensors, equal", files["many"], many, runs, same=True, wall=0.75),
+            *spread(files["zip"], folder / "spread.pth", runs),
             compare("2.3 GB pair, structure alone", files["zip"], equal, runs, "--no-values", same=True, peak_mib=48),
         ]
     return 0 if all(held) else 1
+
+
+def spread(a: Path, b: Path, runs: int) -> Iterator[bool]:
+    """Compare a pair in which 1 % of the elements of every tensor differ, alone and beside two busy processes."""
+    change_one_percent(a, b)
+    for busy in (0, 2):
+        others = [subprocess.Popen(BUSY) for _ in range(busy)]
+        try:
+            title = f"2.3 GB pair, 1 % of all elements changed, beside {busy} busy processes"
+            yield compare(title, a, b, runs, same=False, cpu=1.0)
+        finally:
+            for one in others:
+                one.kill()
+                one.wait()
+
+
+def change_one_percent(a: Path, b: Path) -> None:
+    """Write a copy in which every hundredth element of bfloat16 has another last bit."""
+    import numpy as np
+    import torch
+
+    changed = torch.load(a, weights_only=True)
+    for tensor in changed.values():
+        tensor.view(torch.int16).numpy().reshape(-1)[::100] ^= np.int16(1)
+    torch.save(changed, b)
 
 
 def change_one_element(path: Path) -> None:
@@ -60,6 +99,7 @@ def compare(
     same: bool,
     wall: float | None = None,
     cmp: float | None = None,
+    cpu: float | None = None,
     peak_mib: float | None = None,
 ) -> bool:
     """Run all in turn, print a row for each, and say whether the bounds hold."""
@@ -67,6 +107,9 @@ def compare(
     if b.suffix == a.suffix and "safetensors" not in b.name:
         commands["torch.load(mmap=True) + torch.equal"] = [sys.executable, "-c", TORCH, str(a), str(b)]
         commands["cmp"] = ["cmp", "-s", str(a), str(b)]
+    if cpu is not None:
+        commands = {"ckptool diff": commands["ckptool diff"]}
+        commands["torch, counts and largest differences"] = [sys.executable, "-c", BY_HOW_MUCH, str(a), str(b)]
     figures = processes_in_turn(commands, runs, 0 if same else 1)
     ours = figures["ckptool diff"]
     checks = []
@@ -74,6 +117,9 @@ def compare(
         if bound is not None:
             ratio = ours.wall / figures[peer].wall
             checks.append((ratio <= bound, f"time {ratio:.2f} of {peer} (at most {bound})"))
+    if cpu is not None:
+        ratio = ours.cpu / figures["torch, counts and largest differences"].cpu
+        checks.append((ratio <= cpu, f"time of CPU {ratio:.2f} of torch with one thread (at most {cpu})"))
     if peak_mib is not None:
         checks.append((ours.peak <= peak_mib, f"peak {ours.peak:.1f} MiB (at most {peak_mib})"))
     return report(f"{title}: {a.stat().st_size + b.stat().st_size:,} bytes", figures, checks)

@@ -12,7 +12,7 @@ from ckptool.names.wrappers import HEADS
 
 _MOST_NAMES = 10_000
 _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
-_BARE = re.compile(r"[\w.]{0,1000}\w(?=[\s,;.\]']|$)")
+_BARE = re.compile(r"(?<![\w.])[\w.]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
 _HOLDERS = (
     "state_dict",

@@ -226,9 +226,10 @@ class LiveModel(Closing):
         """
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
-        seen = (os.fspath(source), version_under(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
         limits = limits if limits is not None else self._limits
         cancellation = limits.cancellation
+        path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        seen = None if path is None else (path, version_under(path, cancellation))
         with self._turn(cancellation), opened(source, limits) as checkpoint:
             checkpoint.check_index()
             targets = choose_targets(self.model, checkpoint, *self._which)

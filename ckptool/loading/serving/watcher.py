@@ -92,7 +92,10 @@ class Watcher(Generic[T]):
     def _run(self) -> None:
         seen, waiting = self._loaded, _Waiting()
         while not self._stopped.wait(self._every):
-            found = version_under(self._path)
+            try:
+                found = version_under(self._path, self._cancellation)
+            except Cancelled:
+                break
             if found is None or found == self._loaded or not is_committed(found, self._served):
                 waiting.keep(None)
             elif found == seen or waiting.was_replaced_whole(found, self._loaded):

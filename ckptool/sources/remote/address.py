@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -15,6 +15,10 @@ HUB: Final = "hf"
 
 _ADDRESS: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
 _MEMBER_MARK: Final = "::"
+_SIGNED: Final = re.compile(r"\?.*?(sig|token|secret|credential|password|key)[\w-]*=", re.IGNORECASE)
+"""What is no part of a key, though a key may have any character in it."""
+_CUT_PASSWORD: Final = re.compile(r"[^\[:]*:(?!\d*$)")
+"""Of a user and a password in which a slash or a question mark was not escaped, what stands in front of that."""
 CONNECTIONS: Final = 16
 
 
@@ -76,10 +80,12 @@ class Remote(str):
         return (self.elsewhere(f"{scheme}{mark}{host}{slash}{path}"), member) if found else (self, None)
 
     def beside(self, name: str) -> Remote:
-        """Return the address of a file in the same folder."""
+        """Return the address of a file in the same folder. A store takes any character of a name as it is."""
+        if self.scheme not in WEB:
+            return self.elsewhere(f"{self.rpartition('/')[0]}/{name}")
         parts = urlsplit(self)
-        folder = parts.path.rpartition("/")[0]
-        return self.elsewhere(urlunsplit(parts._replace(path=f"{folder}/{name}")))
+        path = f"{parts.path.rpartition('/')[0]}/{quote(name, errors='surrogatepass')}"
+        return self.elsewhere(urlunsplit(parts._replace(path=path)))
 
     @property
     def reached(self) -> dict[str, Any]:
@@ -94,10 +100,13 @@ class Remote(str):
     @property
     def shown(self) -> str:
         """The address without what may be secret: a password, and what a signature adds behind a question mark."""
-        bare = self.partition("?")[0].partition("#")[0] if self.scheme in WEB else str(self)
-        scheme, mark, rest = bare.partition("://")
+        query = re.search(r"[?#]" if self.scheme in WEB else _SIGNED, self)
+        scheme, mark, rest = self[: query.start() if query else None].partition("://")
         host, slash, path = rest.partition("/")
-        return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+        host = host.rpartition("@")[2]
+        if self.scheme in WEB and _CUT_PASSWORD.match(host):
+            return f"{scheme}{mark}…"  # it is refused, and where its password ends is not known
+        return f"{scheme}{mark}{host}{slash}{path}"
 
 
 def is_address(path: str) -> bool:

@@ -6,17 +6,28 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Final
+from io import BufferedReader, RawIOBase
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.places import Place, check_peer
 from ckptool.sources.remote.retries import Passing
 from ckptool.sources.source import CLOSED
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 _SECONDS: Final = 30
+_LEAST_NBYTES: Final = 30 << 10
+"""What has to come in that time, of headers or of a body."""
+_STEP_SECONDS: Final = 0.5
+"""How long to wait for bytes before asking again whether anybody still wants them."""
 
 
 class Connections:
@@ -36,23 +47,29 @@ class Connections:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
-    def ask(self, place: Place, headers: dict[str, str]) -> tuple[HTTPConnection, HTTPResponse]:
+    def ask(
+        self, place: Place, headers: dict[str, str], cancellation: Cancellation | None = None
+    ) -> tuple[HTTPConnection, HTTPResponse]:
         """
         Send a GET, and return its answer. Its body is still to be read; then call ``done`` or ``drop``.
 
         Raises:
-            Passing: The connection was cut, or nothing came for some time.
+            Passing: The connection was cut, or too little came for some time.
             FileUnavailable: There is no such server, or it is not to be asked.
+            Cancelled: It was cancelled while the answer came; its body, too, is read only until then.
         """
         while True:
             kept = self._kept(place)
             connection = kept or self._connect(place)
+            connection.response_class = partial(_Answer, cancellation=cancellation)  # type: ignore[assignment]
             try:
                 connection.request("GET", self._target(place), headers=headers)
                 return connection, connection.getresponse()
-            except (OSError, HTTPException) as error:
+            except BaseException as error:
                 self.drop(connection)
                 self._refuse_closed()
+                if not isinstance(error, (OSError, HTTPException)):
+                    raise
                 if kept is None:  # else the server had closed it meanwhile, and there may be another
                     raise Passing(f"the server ended the connection ({_reason(error)})") from error
 
@@ -114,6 +131,9 @@ class Connections:
         self._check(place, connection, is_proxied=proxy is not None)
         with self._lock:
             self._all.add(connection)
+        if self._closed:
+            self.drop(connection)
+            self._refuse_closed()
         return connection
 
     def _target(self, place: Place) -> str:
@@ -137,12 +157,61 @@ class Connections:
         peer = str(connection.sock.getpeername()[0])
         if self._first is None:
             self._first, self._home = place.server, peer
-        elif place.server != self._first and not is_proxied:
+        elif not is_proxied:
             try:
-                check_peer(peer, self._home)
+                check_peer(peer, self._home, is_first=place.server == self._first)
             except FileUnavailable:
                 connection.close()
                 raise
+
+
+class _Answer(HTTPResponse):
+    """An answer of which every byte comes through ``_Incoming``."""
+
+    def __init__(self, sock: socket.socket, *, cancellation: Cancellation | None = None, **how: Any) -> None:
+        super().__init__(sock, **how)
+        self.fp = BufferedReader(_Incoming(sock, self.fp, cancellation))
+
+
+class _Incoming(RawIOBase):
+    """What a server sends: no more waited for when it was cancelled, or when too little came for some time."""
+
+    def __init__(self, sock: socket.socket, held: BufferedReader, cancellation: Cancellation | None) -> None:
+        self._sock = sock
+        self._held = held  # as long as it is open, so is the socket
+        self._cancellation = cancellation
+        self._nbytes = 0
+        self._seconds = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        usual = self._sock.gettimeout()
+        self._sock.settimeout(_STEP_SECONDS)
+        found = None
+        try:
+            while found is None:
+                check_cancelled(self._cancellation)
+                begun = monotonic()
+                with suppress(TimeoutError):
+                    found = self._sock.recv_into(buffer)
+                self._count(found or 0, monotonic() - begun)
+        finally:
+            self._sock.settimeout(usual)
+        return found
+
+    def _count(self, nbytes: int, seconds: float) -> None:
+        self._nbytes += nbytes
+        self._seconds += seconds
+        if self._seconds > _SECONDS:
+            if self._nbytes < _LEAST_NBYTES:
+                raise Passing(f"only {self._nbytes:,} bytes came in {_SECONDS} seconds")
+            self._nbytes, self._seconds = 0, 0.0
+
+    def close(self) -> None:
+        self._held.close()
+        super().close()
 
 
 def _proxy(place: Place) -> tuple[str, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptool.cancellation import Cancellation, in_time
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.sources.remote.transport import Tail, changed_far
 
@@ -29,7 +30,8 @@ def is_ranged(origin: object) -> bool:
 class FileObject:
     """An open file of fsspec, which stays as it is: nothing is read through it, and it is not closed."""
 
-    def __init__(self, origin: Any) -> None:
+    def __init__(self, origin: Any, cancellation: Cancellation | None = None) -> None:
+        self._cancellation = cancellation
         self.shown: str = origin.path
         self._files = origin.fs
         self._path: str = origin.path
@@ -44,7 +46,7 @@ class FileObject:
     def fetch(self, start: int, stop: int) -> bytes:
         """Return the bytes of a range."""
         try:
-            found = self._files.cat_file(self._path, start=start, end=stop)
+            found = in_time(lambda: self._files.cat_file(self._path, start=start, end=stop), self._cancellation)
         except CkptoolError:
             raise
         except Exception as error:
@@ -58,9 +60,15 @@ class FileObject:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if another file has its name by now; ranges do not tell."""
-        try:
+
+        def look() -> object:
             self._files.invalidate_cache()
-            now = self._seen(self._files.info(self._path))
+            return self._files.info(self._path)
+
+        try:
+            now = self._seen(in_time(look, self._cancellation))
+        except CkptoolError:
+            raise
         except Exception as error:
             raise _unreadable(error) from error
         if self._version is not None and now != self._version:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.remote.beside import Beside
@@ -79,15 +79,16 @@ def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple
         MissingPackage: What its scheme needs is not installed.
     """
     remote = as_remote(address)
-    found, headers = _resolved(remote)
+    found, headers = in_time(lambda: _resolved(remote), cancellation)
     return _opened(found, headers, remote.shown, cancellation), remote.shown
 
 
-def remote_version(address: str) -> tuple[object, ...] | None:
+def remote_version(address: str, cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
     """Return what tells the version of a file that is there now from others; None if none can be read."""
     remote = as_remote(address)
     try:
-        transport = _transport(*_resolved(remote), remote.shown, None)
+        resolved = in_time(lambda: _resolved(remote), cancellation)
+        transport = _transport(*resolved, remote.shown, cancellation)
         try:
             transport.tail(1)
             return ("far", remote.shown, *transport.version)
@@ -129,7 +130,7 @@ def open_file_object(origin: object, cancellation: Cancellation | None = None) -
         hint = "Give its address instead, or download the folder."
         raise FileUnavailable(f"{name!r} is beside a file object, which opens nothing else", kind="missing", hint=hint)
 
-    return _fetched(FileObject(origin), Fetchers(CONNECTIONS), open_named, cancellation)
+    return _fetched(FileObject(origin, cancellation), Fetchers(CONNECTIONS), open_named, cancellation)
 
 
 def _opened(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.bucket import Bucket
@@ -67,7 +67,7 @@ class StoredFile:
 
     def _tail_by_size(self, nbytes: int) -> Tail:
         try:
-            meta = self._bucket.library.head(self._bucket.store, self._key)
+            meta = in_time(lambda: self._bucket.library.head(self._bucket.store, self._key), self._cancellation)
         except Exception as error:
             raise self._bucket.explained(error) from error
         self._tag, self._nbytes = meta["e_tag"], meta["size"]
@@ -75,20 +75,10 @@ class StoredFile:
         return Tail(self.fetch(start, self._nbytes) if self._nbytes else b"", self._nbytes)
 
     def _get(self, options: dict[str, Any]) -> memoryview:
-        check_cancelled(self._cancellation)
         try:
-            answer = self._bucket.library.get(self._bucket.store, self._key, options=options)
-            meta = answer.meta
-            start, stop = answer.range
-            data = memory_of(stop - start)
-            filled = 0
-            for piece in answer.stream(min_chunk_size=_PIECE_NBYTES):
-                data[filled : filled + len(piece)] = memoryview(piece)
-                filled += len(piece)
+            data, meta = in_time(lambda: self._answer(options), self._cancellation)
         except Exception as error:
             raise self._bucket.explained(error) from error
-        if filled != stop - start:
-            raise FileUnavailable("the answer was cut short", kind="network", hint="Try again later.")
         if not self._nbytes:
             self._tag, self._nbytes = meta["e_tag"], meta["size"]
             tag, nbytes = self._listed or (self._tag, self._nbytes)
@@ -97,6 +87,19 @@ class StoredFile:
         if (meta["e_tag"], meta["size"]) != (self._tag, self._nbytes):
             raise changed_far()
         return data
+
+    def _answer(self, options: dict[str, Any]) -> tuple[memoryview, Any]:
+        answer = self._bucket.library.get(self._bucket.store, self._key, options=options)
+        start, stop = answer.range
+        data = memory_of(stop - start)
+        filled = 0
+        for piece in answer.stream(min_chunk_size=_PIECE_NBYTES):
+            check_cancelled(self._cancellation)
+            data[filled : filled + len(piece)] = memoryview(piece)
+            filled += len(piece)
+        if filled != stop - start:
+            raise FileUnavailable("the answer was cut short", kind="network", hint="Try again later.")
+        return data, answer.meta
 
 
 def _bare(tag: str | None) -> str | None:

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
-from ckptool.errors import FileUnavailable, SourceChanged
+from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
 
 _LARGE_NBYTES: Final = 1 << 20
 
@@ -51,7 +51,10 @@ def memory_of(nbytes: int) -> memoryview:
 
     if sys.platform == "win32":
         return memoryview(mmap.mmap(-1, nbytes))
-    found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):  # the system gives it in large pieces then, which takes far less time
         with suppress(OSError):
             found.madvise(mmap.MADV_HUGEPAGE)

@@ -8,13 +8,15 @@ what was asked for, since a server may ignore every header. What may pass is tri
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPException, HTTPResponse
 from typing import BinaryIO, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.connections import Connections
@@ -27,6 +29,10 @@ T = TypeVar("T")
 
 _SMALL_NBYTES: Final = 8 << 20
 """What a server without ranges may give as a whole."""
+_MOST_UNSIZED_NBYTES: Final = 16 << 30
+"""Downloaded at most where the server does not say how much there is."""
+_LEFT_FREE: Final = 16
+"""One part in so many of what is free on the disk is left."""
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
@@ -76,7 +82,7 @@ class WebFile:
         Raises:
             FileUnavailable: The file cannot be read; the message says why. ``no-ranges`` where it could be as a whole.
         """
-        found = self._ask(f"bytes=-{nbytes}", lambda answer: self._body(answer, None))
+        found = self._ask(f"bytes=-{nbytes}", lambda answer: self._body(answer, nbytes))
         assert self._version is not None  # _ask saw it
         whole = self._version.nbytes
         if self._is_html:
@@ -102,7 +108,11 @@ class WebFile:
             nbytes = answer.length
             stream.seek(0)
             stream.truncate()
-            stream.writelines(self._pieces(answer))
+            most = _downloadable(nbytes)
+            for piece in self._pieces(answer):
+                if stream.tell() + len(piece) > most:
+                    raise _too_large("the server does not say how many bytes it sends", most)
+                stream.write(piece)
             if nbytes is not None and stream.tell() != nbytes:
                 raise Passing("the answer was cut short")
 
@@ -117,7 +127,11 @@ class WebFile:
 
     def _ask(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         """Ask for a range, or for everything, and return what ``take`` makes of the answer."""
-        return retried(lambda: self._ask_once(ranged, take), self._cancellation)
+
+        def attempt() -> T:
+            return in_time(lambda: self._ask_once(ranged, take), self._cancellation)
+
+        return retried(attempt, self._cancellation)
 
     def _ask_once(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         headers = {"Accept-Encoding": "identity", "User-Agent": "ckptool"}
@@ -126,7 +140,7 @@ class WebFile:
         place = self._place
         for _ in range(_MOST_REDIRECTS + 2):
             own = self._own if place.server == self._first.server else {}
-            connection, answer = self._connections.ask(place, {**headers, **own})
+            connection, answer = self._connections.ask(place, {**headers, **own}, self._cancellation)
             if answer.status in _REDIRECTS:
                 self._connections.drop(connection)
                 place = follow(place, answer.getheader("Location", ""))
@@ -137,6 +151,7 @@ class WebFile:
                 try:
                     found = take(answer)
                 except BaseException:
+                    answer.close()
                     self._connections.drop(connection)
                     raise
                 self._place = place
@@ -144,8 +159,8 @@ class WebFile:
                 return found
         raise FileUnavailable(f"more than {_MOST_REDIRECTS} redirects", kind="redirect", hint="Check the address.")
 
-    def _body(self, answer: HTTPResponse, wanted: tuple[int, int] | None) -> memoryview:
-        """Return the bytes of an answer, once all that it says of them was compared with what was asked for."""
+    def _body(self, answer: HTTPResponse, wanted: tuple[int, int] | int) -> memoryview:
+        """Return the bytes of an answer, once all that it says of them was compared with the range, or size of a tail."""
         _refuse(answer)
         self._is_html = answer.getheader("Content-Type", "").startswith("text/html")
         if answer.status == 206:
@@ -158,7 +173,11 @@ class WebFile:
         version = _Version(nbytes, answer.getheader("ETag"), answer.getheader("Last-Modified"))
         if self._version is not None and self._version.differs(version):
             raise changed_far()
-        if (start, stop) != wanted and (wanted is not None or stop != nbytes):
+        if isinstance(wanted, int):
+            is_right = stop == nbytes and 0 <= stop - start <= max(wanted, _SMALL_NBYTES)
+        else:
+            is_right = (start, stop) == wanted and stop <= nbytes
+        if not is_right or (answer.status == 206 and answer.length not in (None, stop - start)):
             raise _no_ranges("the server gives another range than it was asked for")
         data = self._read(answer, stop - start)
         self._version = self._version or version
@@ -191,12 +210,27 @@ class WebFile:
     def _pieces(self, answer: HTTPResponse) -> Iterator[bytes]:
         try:
             while piece := answer.read(_READ_NBYTES):
-                check_cancelled(self._cancellation)
                 yield piece
         except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two where it was closed
             if self._closed:
                 raise ValueError(CLOSED) from error
             raise Passing("the answer was cut short") from error
+
+
+def _downloadable(nbytes: int | None) -> int:
+    """Return how many bytes of a file may be taken, which has ``nbytes`` or does not say; refuse a larger one."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    room = free - free // _LEFT_FREE
+    if nbytes is None:
+        return min(room, _MOST_UNSIZED_NBYTES)
+    if nbytes > room:
+        raise _too_large(f"it has {nbytes:,} bytes", room)
+    return nbytes
+
+
+def _too_large(what: str, most: int) -> FileUnavailable:
+    hint = f"Download it by other means, or set TMPDIR to a folder with more room than {tempfile.gettempdir()}."
+    return FileUnavailable(f"cannot be downloaded: {what}; at most {most:,} are taken", kind="download", hint=hint)
 
 
 def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
