@@ -285,7 +285,12 @@ def _examine(
         acts=seen.acts,
         unseen=seen.unseen,
         member=checkpoint.member,
-        loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
+        loading=would_run.loading(
+            survey,
+            (checkpoint, *members),
+            refused=bool(stock.refusals),
+            is_alone=beside is None or beside.are_plain,
+        ),
     )
 
 
