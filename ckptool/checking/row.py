@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checking import safety
+from ckptool.checking import safety, would_run
 from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
-from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
@@ -152,12 +151,9 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
 def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
     """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
     findings = examine(checkpoint, summary, advises=False)
-    grade: str | None = safety.glance(checkpoint)
-    if grade is None:
-        seen = safety.quick(checkpoint)
-        findings = (*system_calls(seen, lambda: None), *findings)
-        grade = _grade(seen.acts, seen.unseen)
-    return _judged(grade, findings, worst_of(findings))
+    seen = safety.whole(checkpoint)
+    findings = (*would_run.findings(seen), *findings)
+    return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
 
 
 def _checked(report: CheckReport) -> Row:

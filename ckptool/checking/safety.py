@@ -10,18 +10,17 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.usual_names import has_settings, unexpected
+from ckptool.checking.usual_names import has_settings
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
-from ckptool.formats.runnable.trees import is_telling, scanned
+from ckptool.formats.runnable.trees import scanned
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import called, grades
+from ckptool.pickles import grades
 from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.grades import Grade
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
@@ -89,46 +88,26 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
     return chain((checkpoint.pickles,), repeat(()))
 
 
-def glance(checkpoint: Checkpoint) -> Grade | None:
+def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: Limits = DEFAULT_LIMITS) -> Survey:
     """
-    Return the grade of what ``quick`` finds, where no more than that is to be said of it, and it takes less.
+    Look at every pickle of an open checkpoint, of those in its archive, and of the other members.
 
-    None where ``quick`` has to look: something may reach the system, or lies elsewhere than in what the format reads.
+    ``scans`` are those of its streams, and of the streams of each of ``inside``; they are made where they are not given.
     """
-    if checkpoint.inside or has_settings(checkpoint):
-        return None
-    if checkpoint.traits.program:
-        search = Search(DEFAULT_LIMITS)
-        _programs(search, checkpoint)
-        if search.acts or search.unseen:
-            return None
-    reached: set[Grade] = set()
-    for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
-        if not unexpected(stream):
-            continue
-        scan = scanned(stream, pickles)
-        found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
-        if found is None or scan.carriers:
-            return None
-        reached.add(found)
-    return "code" if "code" in reached else "data"
+    members = (checkpoint, *inside(checkpoint))
+    known = scans or [list(map(scanned, one.streams, _pickles(one))) for one in members]
+    surveys = [
+        (one.member or "" if one is not checkpoint else "", survey(one, found, limits))
+        for one, found in zip(members, known, strict=True)
+    ]
+    return merged([*surveys, ("", packed(members, limits))])
 
 
-def quick(checkpoint: Checkpoint) -> Survey:
-    """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
-    search = Search(DEFAULT_LIMITS)
-    todo = [checkpoint]
-    while todo:
-        one = todo.pop()
-        todo += reversed(one.inside.values())
-        _settings(search, one)
-        if one.traits.program:
-            _programs(search, one, one.member or "" if one is not checkpoint else "")
-        for stream, pickles in zip(one.streams, _pickles(one), strict=False):
-            if unexpected(stream):
-                record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.read(stream, pickles, scanned(stream, pickles), record)
-    return search.survey()
+def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """Yield the other checkpoints in an archive, and those in these."""
+    for member in checkpoint.inside.values():
+        yield member
+        yield from inside(member)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:
