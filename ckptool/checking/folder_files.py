@@ -21,7 +21,7 @@ from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far, shown_path
-from ckptool.sources.paths import UNTOLD, is_likely
+from ckptool.sources.paths import UNTOLD, is_below, is_likely
 from ckptool.sources.siblings import LINK
 
 _DEEPEST = 64
@@ -182,9 +182,8 @@ def _leads_out(folder: FolderSource, name: str) -> bool:
     """Say whether a link leads to what is there, and is not looked at under a name of its own."""
     if is_far(folder.path):
         return False
-    target = os.path.realpath(os.path.join(folder.path, name))
-    inside = os.path.relpath(target, os.path.realpath(folder.path)).split(os.sep)
-    return os.path.exists(target) and (os.pardir in inside or not UNTOLD.isdisjoint(inside))
+    path = os.path.join(folder.path, name)
+    return os.path.exists(path) and not is_below(folder.path, path)
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:

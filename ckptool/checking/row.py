@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ckptool.cancellation import each
 from ckptool.checking import safety, would_run
 from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
-from ckptool.checking.check import CheckReport, Depth, look, refused
+from ckptool.checking.check import CheckReport, Depth, look, neighbours, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -74,7 +74,11 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             deeper = asked.check or asked.deep
-            judged = _checked(look(path, checkpoint, depth, limits)) if deeper else _glanced(checkpoint, summary)
+            judged = (
+                _checked(look(path, checkpoint, depth, limits))
+                if deeper
+                else _glanced(path, checkpoint, summary, limits)
+            )
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
@@ -148,12 +152,20 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     return {"digest": digest, "digest_error": error and error.kind}
 
 
-def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
-    """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
+def _glanced(path: str, checkpoint: Checkpoint, summary: Summary, limits: Limits) -> Row:
+    """Return what ``inspect`` finds, and what loading would run; of a folder here, its other files as well."""
     findings = examine(checkpoint, summary, advises=False)
-    seen = safety.whole(checkpoint)
-    findings = (*would_run.findings(seen), *findings)
-    return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
+    grade: str | None = safety.glance(checkpoint)
+    beside = None if is_far(path) else neighbours(path, checkpoint, limits)
+    if grade is None or (beside is not None and beside.files):
+        seen = safety.whole(checkpoint, limits=limits)
+        others = () if beside is None else tuple(beside.findings())
+        findings = (*would_run.findings(seen), *others, *findings)
+        seen = seen if beside is None else beside.with_others(seen)
+        grade = _grade(seen.acts, seen.unseen)
+    elif grade == "code":
+        findings = (Finding("CK206", "warning", "unpickling runs code of packages"), *findings)
+    return _judged(grade, findings, worst_of(findings))
 
 
 def _checked(report: CheckReport) -> Row:

@@ -7,24 +7,35 @@ Nothing is looked up or called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
+from typing import Final
 
-from ckptool.checking.usual_names import has_settings
+from ckptool.archives.archive import Archive
+from ckptool.checking.usual_names import has_settings, unexpected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
-from ckptool.formats.runnable.trees import scanned
+from ckptool.formats.runnable.trees import is_telling, scanned
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grades
+from ckptool.pickles import called, grades
 from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.grades import Grade
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.naming import is_far
+
+_OF_PROGRAMS: Final = (".py", ".debug_pkl", ".json", "bytecode.pkl", "constants.pkl")
+"""Members that torch alone reads, with the programs that they are of."""
+_SHORT: Final = 64
+_IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
+"""What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
 
 
 def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAULT_LIMITS) -> Survey:
@@ -86,6 +97,44 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
 def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
     """Yield the pickles of each stream, as far as they are known."""
     return chain((checkpoint.pickles,), repeat(()))
+
+
+def glance(checkpoint: Checkpoint) -> Grade | None:
+    """Return the grade of what ``whole`` finds where that is no more than a grade, and known in less time; else None."""
+    known = _own_records(checkpoint) if checkpoint.archives else set()
+    if checkpoint.inside or len(checkpoint.archives) > 1 or has_settings(checkpoint):
+        return None
+    if any(stream.rest is not None for stream in checkpoint.streams):
+        return None
+    search = Search(DEFAULT_LIMITS)
+    if not is_far(checkpoint.path or ""):
+        _disguised(search, checkpoint)
+    for archive in checkpoint.archives:
+        others = _others(checkpoint, archive, known)
+        if checkpoint.traits.program:
+            others = (name for name in others if not name.endswith(_OF_PROGRAMS))
+        if any(archive[name].nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)) for name in others):
+            return None
+        search.others(archive, "")
+    if checkpoint.traits.program:
+        _programs(search, checkpoint)
+    if search.acts or search.names or search.unseen:
+        return None
+    reached: set[Grade] = set()
+    for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
+        scan = scanned(stream, pickles)
+        if (
+            scan.carriers
+            or scan.split_frame is not None
+            or any(is_asking(one.pid) for x in pickles for one in x.persistent_ids)
+        ):
+            return None
+        if unexpected(stream):
+            found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
+            if found is None:
+                return None
+            reached.add(found)
+    return "code" if "code" in reached else "data"
 
 
 def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: Limits = DEFAULT_LIMITS) -> Survey:
@@ -175,6 +224,7 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     if unseen is not search:
                         search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
             if id(archive) not in done:
+                search.foreign(archive, place.removesuffix("::"))
                 search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
@@ -192,19 +242,22 @@ def _own_records(checkpoint: Checkpoint) -> set[str]:
 def _beside(search: Search, checkpoint: Checkpoint) -> None:
     """Look at the members of a checkpoint's own archives that are neither its streams nor its storages."""
     known = _own_records(checkpoint)
+    for archive in checkpoint.archives:
+        if any(name in archive for name in known):
+            for name in _others(checkpoint, archive, known):
+                search.member(archive, name, name, 0)
+            search.others(archive, "")
+
+
+def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:
+    """Yield the members of an archive that are none of its ``known`` streams, and no storages."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
     folders = {name.rpartition("/")[0] for name in known}
-    of_storages = {f"{one}/{kind}".lstrip("/") for one in folders for kind in ("data", "constants")}
-    for archive in checkpoint.archives:
-        if not any(name in archive for name in known):
-            continue
-        for name, record in archive.items():
-            folder, _, last = name.rpartition("/")
-            is_storage = last in keys and folder in of_storages
-            if name not in known and record.nbytes and not is_storage:
-                search.member(archive, name, name, 0)
-        search.others(archive, "")
+    of_storages = {
+        f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
+    }
+    yield from (name for name in archive if name not in known and name not in of_storages and archive[name].nbytes)
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

@@ -49,6 +49,12 @@ def is_likely_packed(name: str) -> bool:
     return is_likely(stem if suffix.lower() in _PACKED else name)
 
 
+def is_below(root: str, path: str) -> bool:
+    """Say whether what a path leads to lies in a folder, and in none there that is left out."""
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
+    return os.pardir not in inside and UNTOLD.isdisjoint(inside)
+
+
 def directory_entries(path: str, *, folders: bool = False) -> list[str]:
     """Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed."""
     try:
