@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checking import safety, would_run
+from ckptool.checking import safety, torch_load
 from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
-from ckptool.checking.check import CheckReport, Depth, look, neighbours, refused
+from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -152,19 +152,14 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     return {"digest": digest, "digest_error": error and error.kind}
 
 
-def _glanced(path: str, checkpoint: Checkpoint, summary: Summary, limits: Limits) -> Row:
-    """Return what ``inspect`` finds, and what loading would run; of a folder here, its other files as well."""
-    findings = examine(checkpoint, summary, advises=False)
-    grade: str | None = safety.glance(checkpoint)
-    beside = None if is_far(path) else neighbours(path, checkpoint, limits)
-    if grade is None or (beside is not None and beside.files):
-        seen = safety.whole(checkpoint, limits=limits)
-        others = () if beside is None else tuple(beside.findings())
-        findings = (*would_run.findings(seen), *others, *findings)
-        seen = seen if beside is None else beside.with_others(seen)
-        grade = _grade(seen.acts, seen.unseen)
-    elif grade == "code":
-        findings = (Finding("CK206", "warning", "unpickling runs code of packages"), *findings)
+def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row | None:
+    """Return what ``check`` comes to, where that takes no more than a glance at what was read; else None."""
+    grade = safety.glance(checkpoint)
+    if grade is None:
+        return None
+    findings = [*examine(checkpoint, summary, advises=False), *torch_load.at_a_glance(checkpoint)]
+    if grade == "code":
+        findings.append(Finding("CK206", "warning", "unpickling runs code of packages"))
     return _judged(grade, findings, worst_of(findings))
 
 

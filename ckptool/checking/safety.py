@@ -100,7 +100,7 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
 
 
 def glance(checkpoint: Checkpoint) -> Grade | None:
-    """Return the grade of what ``whole`` finds where that is no more than a grade, and known in less time; else None."""
+    """Return the grade of what ``whole`` finds, where no more is to be said and it takes less time; else None."""
     known = _own_records(checkpoint) if checkpoint.archives else set()
     if checkpoint.inside or len(checkpoint.archives) > 1 or has_settings(checkpoint):
         return None
@@ -123,11 +123,8 @@ def glance(checkpoint: Checkpoint) -> Grade | None:
     reached: set[Grade] = set()
     for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
         scan = scanned(stream, pickles)
-        if (
-            scan.carriers
-            or scan.split_frame is not None
-            or any(is_asking(one.pid) for x in pickles for one in x.persistent_ids)
-        ):
+        asks = any(is_asking(node.pid) for one in pickles for node in one.persistent_ids)
+        if asks or scan.carriers or scan.split_frame is not None:
             return None
         if unexpected(stream):
             found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
@@ -141,7 +138,7 @@ def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: 
     """
     Look at every pickle of an open checkpoint, of those in its archive, and of the other members.
 
-    ``scans`` are those of its streams, and of the streams of each of ``inside``; they are made where they are not given.
+    ``scans`` are those of its streams, and of the streams of each of ``inside``; they are made if they are not given.
     """
     members = (checkpoint, *inside(checkpoint))
     known = scans or [list(map(scanned, one.streams, _pickles(one))) for one in members]

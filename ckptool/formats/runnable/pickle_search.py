@@ -23,7 +23,8 @@ from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.trees import is_telling, scanned, tree
-from ckptool.formats.runnable.unpacking import Content, Unpacking, place
+from ckptool.formats.runnable.unpacking import Content, Unpacking
+from ckptool.formats.runnable.unpacking import place as placed
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -269,9 +270,9 @@ class Search(Found):
         """Keep what loaders of other kinds run in an archive, and say what of that is not looked into."""
         for name, what in other_programs.among(archive, archive.head):
             if isinstance(what, str):
-                self.miss(f"{place(record, name)}: {what}")
+                self.miss(f"{placed(record, name)}: {what}")
             else:
-                self.keep(what._replace(record=place(record, name)))
+                self.keep(what._replace(record=placed(record, name)))
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""
