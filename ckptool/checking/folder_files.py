@@ -15,7 +15,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
 from ckptool.formats import open_checkpoint, other_programs
 from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.surveys import Survey
+from ckptool.formats.runnable.surveys import Found, Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
@@ -150,8 +150,10 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
 
 def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:
     """Yield what loaders run because of what files are called, or what settings name."""
-    for name, what in other_programs.among(dict.fromkeys(names), folder.head):
-        yield name, Survey(unseen=(what,)) if isinstance(what, str) else Survey((what,))
+    for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
+        found = Found()
+        found.foreign("", [("", what, why)])
+        yield name, found.survey()
 
 
 def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:

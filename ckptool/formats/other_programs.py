@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
-from ckptool.archives.archive import Archive
 from ckptool.errors import Failure
-from ckptool.formats.runnable.surveys import Act, Found
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
 from ckptool.sources.source import Source
+
+Known: TypeAlias = tuple[str, str, str | None]
+"""A file, what its loader runs, and why; or what it is, and None, where that is not looked into."""
 
 _BLOCK: Final = 1 << 20
 _MOST_SEARCHED: Final = 1 << 30
@@ -69,20 +70,9 @@ def in_content(name: str, source: Source) -> str | None:
     return f"HDF5 after {_MOST_SEARCHED:,} bytes, which may be {_KERAS}" if source.nbytes > _MOST_SEARCHED else None
 
 
-def look(archive: Archive, record: str, found: Found) -> None:
-    """Add to what was ``found`` what loaders of other kinds run in an archive, and what of that is not looked into."""
-    for name, what in among(archive, archive.head):
-        place = "::".join(filter(None, (record, name)))
-        if isinstance(what, str):
-            found.miss(f"{place}: {what}")
-        else:
-            found.keep(what._replace(record=place))
-
-
-def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[tuple[str, Act | str]]:
+def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[Known]:
     """
-    Yield the files that a loader runs code for because of their names, or what settings name: code that it runs, or
-    what is not looked into.
+    Yield the files that a loader runs code for because of their names, or what settings name.
 
     ``head`` returns so many bytes that a file begins with, or raises a ``Failure``.
     """
@@ -91,33 +81,30 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
         folder, _, last = name.rpartition("/")
         beside = f"{folder}/" if folder else ""
         if name.endswith("MAR-INF/MANIFEST.json"):
-            yield name, "an archive of TorchServe, whose handler is a program"
+            yield name, "an archive of TorchServe, whose handler is a program", None
         elif last == "model.weights.h5" and f"{beside}config.json" in names:
-            yield name, _KERAS
+            yield name, _KERAS, None
         elif name in ("handler.py", "custom_generate/generate.py"):
-            yield name, _source(name.removesuffix(_PY).replace("/", "."))
+            yield name, name.removesuffix(_PY).replace("/", "."), SOURCE
         elif _CONFIG.fullmatch(last):
             try:
                 data = head(name, _MOST_READ + 1)
             except Failure:
                 continue  # that it cannot be read is said elsewhere
             if len(data) > _MOST_READ:
-                yield name, f"settings of more than {_MOST_READ:,} bytes"
+                yield name, f"settings of more than {_MOST_READ:,} bytes", None
             text = _ESCAPE.sub(lambda one: chr(int(one[1], 16)), str(data, "utf-8", "replace"))
-            yield from ((name, act) for act in _named(text, beside, scripts, is_pipeline=last == "model_index.json"))
+            named = _named(text, beside, scripts, is_pipeline=last == "model_index.json")
+            yield from ((name, cut(what, _LONGEST), why) for what, why in named)
 
 
-def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[Act]:
+def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[tuple[str, str]]:
     """Yield the modules that settings name and that are beside them, or in another repository."""
     if '"auto_map"' in text:
-        for elsewhere in dict.fromkeys(one[0].strip('"') for one in _MENTION.finditer(text) if one[1]):
-            yield Act("code", "runs", cut(elsewhere, _LONGEST), "what its settings name", SETTINGS, "", 0)
+        elsewhere = (one[0].strip('"') for one in _MENTION.finditer(text) if one[1])
+        yield from ((one, SETTINGS) for one in dict.fromkeys(elsewhere))
     modules = dict.fromkeys(one[2].rstrip(".") for one in _MENTION.finditer(text) if scripts and not one[1])
-    yield from (_source(one) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
+    yield from ((one, SOURCE) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
     if is_pipeline:
         parts = {one.rpartition("/")[2] for one in scripts if one.startswith(beside)}
-        yield from (_source(one) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)
-
-
-def _source(module: str) -> Act:
-    return Act("code", "runs", cut(module, _LONGEST), f"the source of {cut(module, _LONGEST)}", SOURCE, "", 0)
+        yield from ((one, SOURCE) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)
