@@ -76,7 +76,7 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
 
     ``head`` returns so many bytes that a file begins with, or raises a ``Failure``.
     """
-    scripts = {name.removesuffix(_PY) for name in names if name.endswith(_PY)}
+    scripts = {name.removesuffix(_PY).removesuffix("/__init__") for name in names if name.endswith(_PY)}
     for name in names:
         folder, _, last = name.rpartition("/")
         beside = f"{folder}/" if folder else ""
