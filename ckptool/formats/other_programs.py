@@ -26,6 +26,7 @@ _LONGEST: Final = 200
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 _HDF5_AT: Final = (0, 512, 1024, 2048, 4096, 8192)
 """A block of the user's, of such a size, may stand in front."""
+_OF_HDF5: Final = (".h5", ".hdf5", ".hdf", ".keras")
 _OF_KERAS: Final = b"model_config"
 """The attribute of a whole model, which files of weights alone have not."""
 _KERAS: Final = "a Keras model, whose loader may run code in it"
@@ -62,7 +63,8 @@ def in_content(name: str, source: Source) -> str | None:
         if _TAG.search(text):
             return _TAGS
         return f"settings after {_MOST_READ:,} bytes" if source.nbytes > _MOST_READ else None
-    if not any(source.read(at, len(_HDF5)) == _HDF5 for at in _HDF5_AT if at + len(_HDF5) <= source.nbytes):
+    places = _HDF5_AT if last.endswith(_OF_HDF5) else (0,)
+    if not any(source.read(at, len(_HDF5)) == _HDF5 for at in places if at + len(_HDF5) <= source.nbytes):
         return None
     for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
         if _OF_KERAS in source.read(at, min(_BLOCK + len(_OF_KERAS), source.nbytes - at)):

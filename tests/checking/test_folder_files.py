@@ -158,6 +158,13 @@ def test_of_many_files_with_the_same_the_first_are_told(tmp_path: Path) -> None:
     assert found[-1].message.startswith(f"4 more files of the folder with the same: {folder}/16.bak, ")
 
 
+def test_a_line_for_a_folder_names_each_file_with_the_worst(tmp_path: Path) -> None:
+    evil = {"model.pth": WEIGHTS, "a.bak": EVIL, "b/c.bin": IN_ZIP, "d": EVIL, "e.txt": b"text"}
+    shown = CliRunner().invoke(cli, ["check", "-b", str(written(tmp_path / "x", evil))]).stdout
+    assert "'a.bak' in the folder: unpickling calls" in shown
+    assert "(and 2 more: d, c.bin)" in shown
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_files_of_a_checkpoint_are_told_once(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(4), "epoch": 1}, checkpoint_id=str(tmp_path / "x"))
