@@ -7,6 +7,7 @@ Content decides, never the suffix: each format is shown the same look at the fil
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -39,8 +40,10 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_OF_A_SET = ("-of-", "rank", "_states.pt", ".distcp")
-"""What the names of files have in them that are one of several. Most have none of it."""
+_OF_A_SET = re.compile(
+    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+)\.pt$"
+)
+"""What the names of files have in them that are one of several, or are kept beside others. Most have none of it."""
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
 _LONGEST_POINTER = 512
@@ -137,12 +140,13 @@ def _read(probe: Probe) -> Parsed:
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
     name = os.path.basename(path) if isinstance(path, str) else ""
-    if not isinstance(path, str) or not any(mark in name for mark in _OF_A_SET):
+    if not isinstance(path, str) or not _OF_A_SET.search(name):
         return _read(probe)
     from ckptool.formats.directories import sets
 
     try:
-        return _read(probe)._replace(part_of=sets.part_of(path))
+        parsed = _read(probe)
+        return parsed._replace(part_of=sets.part_of(path, parsed, probe))
     except Failure as error:
         raise sets.explained(error, path) from error
 

@@ -32,7 +32,7 @@ _PARAMETERS: Final = "hyperparams.yaml"
 _FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
 """A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""
 _TEXT_NBYTES: Final = 1 << 20
-_VALUES: Final = {
+VALUES: Final = {
     "common.pt": ("checkpoint_version", "what Megatron-core keeps beside the pieces of tensors"),
     "meta.pt": ("pytorch-lightning_version", "what Lightning keeps beside the pieces of tensors"),
 }
@@ -54,8 +54,8 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
     if found:
         what = f"{counted(len(found), 'checkpoint')} of the folder without weights: {some(found)}"
         yield Remark("CK165", what, "Get its files again, or delete it if saving was not finished.")
-    for name in [one.name for one in candidates if len(candidates) == 1 and one.name in _VALUES]:
-        key, what = _VALUES[name]
+    for name in [one.name for one in candidates if len(candidates) == 1 and one.name in VALUES]:
+        key, what = VALUES[name]
         if nodes.lookup(nodes.mapping_pairs(opened.root) or [], key) is not None:
             yield Remark("CK165", f"{name!r} is {what}, of which there are none here", "Get the folder again.")
 

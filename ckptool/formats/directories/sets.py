@@ -1,51 +1,89 @@
 """
-A file of a set that is given alone (a shard, or what one process wrote): the set that it belongs to, by its name and
-its folder.
+A file of a set that is given alone (a shard, what one process wrote, or what is kept beside the pieces of tensors): the
+set that it belongs to, by its name, its folder, and what is in it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from contextlib import ExitStack
 from shlex import join
 from typing import Final
 
 from ckptool.checkpoints.companions import PartOf
-from ckptool.errors import CkptoolError, UnsupportedFeature
-from ckptool.formats.directories import choosing
+from ckptool.checkpoints.parsed import Parsed
+from ckptool.errors import CkptoolError, FileUnavailable, UnsupportedFeature
+from ckptool.formats.directories import choosing, slices
+from ckptool.formats.directories.bare import VALUES
+from ckptool.formats.probe import Probe
 from ckptool.messages import counted
+from ckptool.sources.files import FileSource
 from ckptool.sources.paths import directory_entries
 
 _DISTCP: Final = ".distcp"
+_RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 _SETS: Final = (
     (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
     (re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9_]+_(?:optim|model)_states\.pt"), "of DeepSpeed"),
     (re.compile(r"mp_rank_[0-9_]+_model_states\.pt"), "of DeepSpeed"),
     (re.compile(r"layer_[0-9]+[\w-]*[-_]model_states\.pt"), "of DeepSpeed"),
+    (re.compile(r"model-rank-[0-9]+-part-[0-9]+\.safetensors"), "of vLLM's sharded state"),
     (re.compile(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)"), "that processes wrote, one each"),
 )
 """Names of files of which there is one for each process, and what they are."""
+_INDEXES: Final = {
+    "common.pt": (".metadata", VALUES["common.pt"][1]),
+    "meta.pt": (".metadata", VALUES["meta.pt"][1]),
+}
+"""Names of files that say nothing alone, what lies beside them then, and what they are."""
 
 
-def part_of(path: str) -> PartOf | None:
-    """Return the set that a file is one of; None if its name is that of no such file, or it is there alone."""
+def part_of(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
+    """Return the set that a file is one of; None if it is whole, or there alone."""
     place, name = os.path.split(path)
+    names = directory_entries(place or ".")
+    found = _named(place or ".", name, names)
+    if choosing.role_of(name):
+        return found
+    with ExitStack() as stack:
+
+        def opening(other: str) -> Parsed:
+            source = FileSource(os.path.join(place, other), probe.limits.cancellation)
+            stack.callback(source.close)
+            return probe.beside(source).read()
+
+        slices_there = slices.part_of(name, place or ".", names, parsed, opening)
+    if found is None or slices_there is None:
+        return found or slices_there
+    return found._replace(is_slice=True)
+
+
+def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
+    """Return the set that a file is one of, going by the names in its folder."""
     shard = choosing.shard_of(name)
     if shard is not None and shard[2] > 1:
-        index = next((one for one in directory_entries(place or ".") if choosing.belongs_to(one, name)), "")
-        whole = os.path.join(place, index) if index else place or "."
-        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole)
+        index = next((one for one in names if choosing.belongs_to(one, name)), "")
+        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
+    if name in _INDEXES and _INDEXES[name][0] in names:
+        return PartOf(_INDEXES[name][1], place)
+    folder, above = os.path.split(os.path.abspath(place))
+    ranks = sum(map(bool, map(_RANK.fullmatch, directory_entries(folder, folders=True)))) if _RANK.match(above) else 0
+    if _RANK.fullmatch(above) and name.startswith("model_") and ranks > 1:
+        return PartOf(f"one of {counted(ranks, 'rank')} of Megatron-LM", os.path.normpath(os.path.join(place, os.pardir)), is_slice=True)
     for pattern, what in _SETS:
         if pattern.fullmatch(name) and not choosing.role_of(name):
-            count = sum(pattern.fullmatch(one) is not None for one in directory_entries(place or "."))
+            count = sum(pattern.fullmatch(one) is not None for one in names)
             if count > 1 or name.endswith(_DISTCP):
-                return PartOf(f"one of {counted(count, 'file')} {what}", place or ".")
+                return PartOf(f"one of {counted(count, 'file')} {what}", place)
     return None
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:
     """Return the error for a file of a torch.distributed.checkpoint, which is none alone; any other error as it is."""
-    found = part_of(path) if path.endswith(_DISTCP) else None
+    place, name = os.path.split(path)
+    found = _named(place or ".", name, directory_entries(place or ".")) if path.endswith(_DISTCP) else None
     if found is None:
         return error
     return UnsupportedFeature(
