@@ -88,7 +88,7 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
             checkpoint.unmerged
             or f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
             kind="archive",
-            hint=f"Name one: {', '.join(names)}",
+            hint=f"{'Compare them one by one' if checkpoint.unmerged else 'Name one'}: {', '.join(names)}",
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)

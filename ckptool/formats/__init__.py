@@ -125,6 +125,10 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
+    if parsed.part_of is None and "mp_rank_" in path:
+        from ckptool.formats.directories import sets
+
+        parsed = parsed._replace(part_of=sets.rank_of_megatron(path))
     return Checkpoint(source.path, source, parsed)
 
 
@@ -145,8 +149,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
     from ckptool.formats.directories import sets
 
     try:
-        parsed = _read(probe)
-        return parsed._replace(part_of=sets.part_of(path, parsed, probe))
+        return sets.with_set(path, _read(probe), probe)
     except Failure as error:
         raise sets.explained(error, path) from error
 

@@ -23,7 +23,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import bare, choosing, pipelines, pointers
+from ckptool.formats.directories import bare, choosing, pipelines, pointers, slices
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
@@ -147,6 +147,8 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
         source, parsed = open_candidate(folder, chosen, probe)
+        if chosen.kind != "folder":
+            parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
         from ckptool.formats.directories import several  # most folders offer one

@@ -14,7 +14,7 @@ from typing import Final
 
 from ckptool.checkpoints.companions import PartOf
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import CkptoolError, FileUnavailable, UnsupportedFeature
+from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.formats.directories import choosing, slices
 from ckptool.formats.directories.bare import VALUES
 from ckptool.formats.probe import Probe
@@ -40,13 +40,13 @@ _INDEXES: Final = {
 """Names of files that say nothing alone, what lies beside them then, and what they are."""
 
 
-def part_of(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
-    """Return the set that a file is one of; None if it is whole, or there alone."""
+def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
+    """Return what was read of a file with the set that it is one of, unless it is whole, or there alone."""
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     found = _named(place or ".", name, names)
     if choosing.role_of(name):
-        return found
+        return parsed._replace(part_of=found)
     with ExitStack() as stack:
 
         def opening(other: str) -> Parsed:
@@ -54,10 +54,11 @@ def part_of(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
             stack.callback(source.close)
             return probe.beside(source).read()
 
-        slices_there = slices.part_of(name, place or ".", names, parsed, opening)
-    if found is None or slices_there is None:
-        return found or slices_there
-    return found._replace(is_slice=True)
+        slice_of = slices.part_of(name, place or ".", names, parsed, opening)
+    if found is not None and slice_of is not None:
+        found = found._replace(is_slice=True)
+    found = found or slice_of
+    return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
@@ -68,16 +69,24 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
         return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
     if name in _INDEXES and _INDEXES[name][0] in names:
         return PartOf(_INDEXES[name][1], place)
-    folder, above = os.path.split(os.path.abspath(place))
-    ranks = sum(map(bool, map(_RANK.fullmatch, directory_entries(folder, folders=True)))) if _RANK.match(above) else 0
-    if _RANK.fullmatch(above) and name.startswith("model_") and ranks > 1:
-        return PartOf(f"one of {counted(ranks, 'rank')} of Megatron-LM", os.path.normpath(os.path.join(place, os.pardir)), is_slice=True)
+    if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
+        return found
     for pattern, what in _SETS:
         if pattern.fullmatch(name) and not choosing.role_of(name):
             count = sum(pattern.fullmatch(one) is not None for one in names)
             if count > 1 or name.endswith(_DISTCP):
                 return PartOf(f"one of {counted(count, 'file')} {what}", place)
     return None
+
+
+def rank_of_megatron(path: str) -> PartOf | None:
+    """Return the ranks of Megatron-LM that a folder is one of, going by the names beside it."""
+    above, name = os.path.split(os.path.abspath(path))
+    if _RANK.fullmatch(name) is None:
+        return None
+    ranks = [one for one in directory_entries(above, folders=True) if _RANK.fullmatch(one)]
+    what = f"one of {counted(len(ranks), 'rank')} of Megatron-LM"
+    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if len(ranks) > 1 else None
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:

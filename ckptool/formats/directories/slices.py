@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.companions import PartOf, Remark
@@ -91,35 +92,42 @@ def part_of(
     own = numbered(name)
     if own is None or not parsed.contents.tensors:
         return None
-    if not others:
-        if not own.is_known or not own.numbers[0]:
-            return None
-        return PartOf(f"number {own.numbers[0]} of {_WHAT}, going by its name", place, is_slice=True)
+    what = PartOf(f"one of {len(files):,} {_WHAT}", place, is_slice=True)
+    if others and own.is_known:
+        return what
     for other in others[:_MOST]:
-        try:
-            found = are_slices(parsed, opening(other), is_known=own.is_known)
-        except Failure:
-            found = own.is_known
-        if found:
-            return PartOf(f"one of {len(files):,} {_WHAT}", place, is_slice=True)
+        with suppress(Failure):
+            found = opening(other)
+            if _are_slices(parsed, found):
+                return what
+            if parsed.form == found.form == "state_dict" and found.contents.tensors.keys().isdisjoint(
+                parsed.contents.tensors
+            ):
+                return PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
     return None
 
 
-def alone(name: str, names: Iterable[str]) -> list[Remark]:
-    """Return what is to be said of a file whose name is that of the first slice, where no other one is there."""
+def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
+    """Return what was read of a file with what its name says, where it is that of a slice, and no other is there."""
     own = numbered(name)
-    if own is None or not own.is_known or any(own.numbers) or len(siblings_of(name, names)) > 1:
-        return []
-    what = f"by its name it is the first of {_WHAT}, or all of it: no other is here, and nothing says how many there were"
-    return [Remark("CK145", what)]
+    if own is None or not own.is_known or len(siblings_of(name, names)) > 1 or not parsed.contents.tensors:
+        return parsed
+    if own.numbers[0]:
+        what = f"number {own.numbers[0]} of {_WHAT}, going by its name"
+        return parsed._replace(part_of=PartOf(what, place, is_slice=True))
+    what = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
+    return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", what)))
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
     """Return why files of a folder are no checkpoints but slices of one; None if none of them are."""
     for name, parsed in found.items():
         files = siblings_of(name, found)
-        if len(files) > 1 and part_of(name, "", files, parsed, found.__getitem__) is not None:
-            return f"{counted(len(files), 'file')} are slices of one model: {some(list(map(repr, files)))}. {_WHY}"
+        part = part_of(name, "", files, parsed, found.__getitem__)
+        if part is not None:
+            what = f"{counted(len(files), 'file')} are {'slices' if part.is_slice else 'parts'} of one model"
+            why = f". {_WHY}" if part.is_slice else ": each has other tensors"
+            return f"{what}, {some(list(map(repr, files)))}{why}"
     return None
 
 
@@ -127,27 +135,26 @@ _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallel
 _WHY: Final = "Which tensors are cut, and along which dimension, is not in them"
 
 
-def are_slices(one: Parsed, other: Parsed, *, is_known: bool) -> bool:
+def _are_slices(one: Parsed, other: Parsed) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
-    Ranks have copies of what is not cut, such as norms, and most of the matrices differ. Where the names of files are
-    those of slices, it is enough that anything differs: all is equal in copies.
+    Ranks have copies of what is not cut, such as norms, and most of the matrices differ.
     """
     first, second = one.contents.tensors, other.contents.tensors
-    is_same = first.keys() == second.keys() and all(first[name].shape == second[name].shape for name in first)
-    if not is_same:
-        return is_known
-    flat = [name for name, info in first.items() if len(info.shape) == 1 and 1 < info.nbytes <= _SMALL_NBYTES]
+    if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
+        return False
+    flat = [
+        name
+        for name, info in first.items()
+        if len(info.shape) == 1 and 1 < info.nbytes <= _SMALL_NBYTES and name.endswith(_LEARNT)
+    ]
     matrices = [name for name, info in first.items() if len(info.shape) > 1]
     equal_flat, equal_matrices = (
         [_are_equal(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in names[:_MOST]]
         for names in (flat, matrices)
     )
-    if is_known:
-        return not all((*equal_flat, *equal_matrices))
-    copied = any(same and name.endswith(_LEARNT) for same, name in zip(equal_flat, flat, strict=False))
-    return copied and 2 * sum(equal_matrices) < len(equal_matrices)
+    return any(equal_flat) and 2 * sum(equal_matrices) < len(equal_matrices)
 
 
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
