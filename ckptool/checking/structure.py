@@ -7,14 +7,16 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ckptool.checking import usual_names
-from ckptool.checking.finding import Advice, Advisable, Finding, run
+from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import REFERENCE
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
@@ -254,6 +256,15 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK160: the file refers to tensors in files of their own, as ``torch_xla.utils.serialization`` saves them."""
+    if any(REFERENCE == str(one) for one in checkpoint.globals):
+        place = f"{checkpoint.path}.tensors"
+        fact = f"it refers to tensors that are in files of their own, in {os.path.basename(place)!r} beside it"
+        look = command_line(place, "inspect", brief=True, recursive=True) if os.path.isdir(place) else None
+        yield Finding("CK160", "warning", fact, "Look at them there:" if look else "Get that folder, too.", look)
+
+
 def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK402 to CK404: what a state_dict() would hold depends on code, which is not in the file."""
     for path, walk in checkpoint.walks:
@@ -372,6 +383,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (outside_state_dict, ("attributes",)),
     (program_without_names, ("is program",)),
     (distributed_index, ("root",)),
+    (references, ("streams",)),
     (model_code, ("walks",)),
     (unreadable, ("unreadable",)),
     (foreign_names, ()),

@@ -61,8 +61,11 @@ def refuse_slice(checkpoint: Checkpoint) -> None:
     part = checkpoint.part_of
     if part is not None and part.is_slice:
         raise _incomplete((), f"{part.what}: no model fits this one alone", SAVE_WHOLE)
+    if any(REFERENCE == str(one) for one in checkpoint.globals):
+        raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
 
 
+REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"
 SAVE_WHOLE: Final = "Load all of them where they were written, and save the model whole."
 
 

@@ -155,9 +155,9 @@ def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> N
 
 def test_a_slice_may_be_edited_in_its_place(tmp_path: Path) -> None:
     for rank in range(2):
-        write(tmp_path / f"rank{rank}.safetensors", slice_of(rank))
+        write(tmp_path / f"consolidated.{rank:02}.pth", slice_of(rank))
 
-    done = run("migrate", "--in-place", tmp_path / "rank0.safetensors", "--rename", "^emb=em")
+    done = run("migrate", "--in-place", tmp_path / "consolidated.00.pth", "--rename", "^emb=em")
 
     assert done.exit_code == 0, done.output
 

@@ -129,6 +129,13 @@ def belongs_to(index: str, name: str) -> bool:
     return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
 
 
+def other_set(index: str, files: Sequence[str]) -> Candidate | None:
+    """Return the one complete set of shards in a folder that could be of an index, if that names none of them."""
+    own = [one for one in files if belongs_to(index, one)]
+    found = [one for one in candidates(own) if one.kind == "set" and set(one.files) <= set(own)]
+    return found[0] if len(found) == 1 else None
+
+
 def candidates(files: Sequence[str]) -> Iterator[Candidate]:
     """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
     indexes = [name for name in files if _is_index(name)]

@@ -15,8 +15,10 @@ from typing import Final
 from ckptool.checkpoints.companions import PartOf
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.formats import sharded
 from ckptool.formats.directories import choosing, slices
-from ckptool.formats.directories.bare import VALUES
+from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
+from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.sources.files import FileSource
@@ -44,6 +46,8 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     """Return what was read of a file with the set that it is one of, unless it is whole, or there alone."""
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
+    if name.startswith("adapter_model.") and OF_ADAPTER in names:
+        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path), parsed)))
     found = _named(place or ".", name, names)
     if choosing.role_of(name):
         return parsed._replace(part_of=found)
@@ -90,15 +94,21 @@ def rank_of_megatron(path: str) -> PartOf | None:
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:
-    """Return the error for a file of a torch.distributed.checkpoint, which is none alone; any other error as it is."""
+    """Return the error for a file of a set that cannot be read alone; any other error as it is."""
     place, name = os.path.split(path)
-    found = _named(place or ".", name, directory_entries(place or ".")) if path.endswith(_DISTCP) else None
+    names = directory_entries(place or ".")
+    command = join(("ckptool", "inspect", place or "."))
+    there = choosing.other_set(name, names) if sharded.lacks_all(error) else None
+    if there is not None:
+        error.message += f"; the complete set of {there.total:,} shards that is there is of another save"
+        error.hint, error.command = "Give the folder, or remove the index.", command
+    found = _named(place or ".", name, names) if name.endswith(_DISTCP) else None
     if found is None:
         return error
     return UnsupportedFeature(
         f"{found.what}: tensors one behind the other, whose names are in the index of the folder",
         kind="distributed-checkpoint",
         hint="Give the folder.",
-        command=join(("ckptool", "inspect", found.path)),
+        command=command,
         offset=error.offset,
     )
