@@ -66,6 +66,7 @@ def layouts_in_order() -> Iterator[Layout]:
         megatron_zarr,
         nanotron,
         rank_files,
+        torch_checkpointing,
     )
 
     yield dcp
@@ -76,6 +77,7 @@ def layouts_in_order() -> Iterator[Layout]:
     yield megatron_zarr
     yield nanotron
     yield rank_files
+    yield torch_checkpointing
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:

@@ -30,7 +30,9 @@ _TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "
 
 _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
-_GATHER: Final = "Often ZeRO-3: the values are in the states of its engine then. Save it again with the weights gathered."
+_GATHER: Final = (
+    "Often ZeRO-3: the values are in the states of its engine then. Save it again with the weights gathered."
+)
 _PARAMETERS: Final = "hyperparams.yaml"
 _FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
 """A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""

@@ -16,7 +16,7 @@ from ckptool.checkpoints.companions import PartOf
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.formats import sharded
-from ckptool.formats.directories import choosing, slices
+from ckptool.formats.directories import choosing, slices, torch_checkpointing
 from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
 from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.probe import Probe
@@ -73,6 +73,8 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
         return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
     if name in _INDEXES and _INDEXES[name][0] in names:
         return PartOf(_INDEXES[name][1], place)
+    if torch_checkpointing.has_part(place, name, names):
+        return PartOf("one of the files of torch_checkpointing", place, is_slice=True)
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
         return found
     for pattern, what in _SETS:

@@ -10,12 +10,13 @@ from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, is_flat
+from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, held, is_flat
 from ckptool.formats.directories.rank_files.sets import NAME, TRAITS, Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
@@ -68,8 +69,12 @@ class Missing(NamedTuple):
         )
 
 
-def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed:
-    """Return what sets of files hold: the first is the model, the others stand beside it under their own names."""
+def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed: bool = False) -> Parsed:
+    """
+    Return what sets of files hold: the first is the model, the others stand beside it under their own names.
+
+    If they are ``keyed``, all do, and a set without distributed tensors is one if its files are copies.
+    """
     builder = TreeBuilder(probe.limits)
     remarks: list[Remark] = []
     files: list[tuple[str, Parsed]] = []
@@ -81,8 +86,11 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed
         files += [(rank.file, rank.parsed) for rank in ranks]
         why_not = _why_not(ranks)
         why = why or why_not
-        head = "" if one is sets[0] else one.stem
-        if why_not is None and any(rank.found for rank in ranks):
+        head = "" if one is sets[0] and not keyed else one.stem
+        is_one = any(rank.found for rank in ranks) or (keyed and (one.world is not None or _are_copies(ranks)))
+        if why_not is None and is_one:
+            if keyed:
+                _unite(builder, ranks)
             pairs.append((head, _merged(folder, builder, ranks, missing, remarks)))
         else:
             remarks += _apart_remarks(ranks, missing)
@@ -90,6 +98,28 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed
     root: Inert = pairs[0][1] if len(pairs) == 1 and not pairs[0][0] else Dict(pairs)
     parsed = side_by_side.of_tree(folder, probe, NAME, TRAITS, root, builder, files)
     return parsed._replace(unmerged=why, remarks=tuple(remarks))
+
+
+def _are_copies(ranks: Sequence[Rank]) -> bool:
+    """Say whether files hold the same, going by the checksums in them."""
+    sums = {tuple((name, one.crc32) for each in rank.parsed.archives for name, one in each.items()) for rank in ranks}
+    return len(sums) == 1 and all(sums)
+
+
+def _unite(builder: TreeBuilder, ranks: Sequence[Rank]) -> None:
+    """Give the tree of the first rank what only others have at their roots: those of another stage of a pipeline."""
+    first = ranks[0]
+    own = held(first.parsed.root)
+    known = {key for key, _ in nodes.mapping_pairs(first.parsed.root) or [] if isinstance(key, str)}
+    for rank in ranks[1:]:
+        for key, node in nodes.mapping_pairs(rank.parsed.root) or []:
+            if not isinstance(key, str) or key in known or rank.parsed.rebuilder is None:
+                continue
+            known.add(key)
+            own.append((key, builder.transplant(node, rank.parsed.rebuilder)))
+            for path, found in rank.found.items():
+                if path[0] == key:
+                    first.found[path] = found if len(path) > 1 else found._replace(siblings=own, place=len(own) - 1)
 
 
 def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) -> list[Rank]:

@@ -1,0 +1,141 @@
+"""
+Checkpoints of the package ``torch_checkpointing``: a file for each item and rank, and an index of how they were cut.
+
+    model_0.pt, model_1.pt, optimizer_0.pt, …    ``torch.save`` of what one rank has, ``DTensor`` among it
+    metadata.pkl                                 a pickle of plain dicts, written last
+
+The index: ``{"metadata": {item: {"nested_path_to_metadata": {path: [{"ranks": …, "sharding_metadata": …}]},
+"rank_to_layout_info": {rank: None or {"file_path": …, "serialization_format": …}}}}, "world_size": 2, "version":
+"2.0"}``; a path is JSON. Items without a rule for other numbers of ranks are not in it. The parts say themselves which
+boxes they are; the index says which files there are, and which shapes the wholes have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final
+
+from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.errors import Failure, FileUnavailable, MalformedFile, UnsupportedFeature
+from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.rank_files.merged import read_sets
+from ckptool.formats.directories.rank_files.sets import Set
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
+from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert, Pairs
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.tensor import is_size
+
+NAME: Final = "torch_checkpointing"
+TRAITS: Final = Traits(has_tree=True, is_trusted=True, loader="torch_checkpointing.CheckpointManager.load()")
+INDEX: Final = "metadata.pkl"
+_OF_RANK: Final = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,6})\.pt")
+_HEAD_NBYTES: Final = 1 << 16
+_MARKS: Final = (b"sharding_metadata", b"world_size")
+_MOST_RANKS: Final = 1 << 20
+
+
+def sniff(folder: FolderSource) -> bool:
+    """Say whether there is an index of this kind in the folder."""
+    return INDEX in folder.files and any(mark in folder.head(INDEX, _HEAD_NBYTES) for mark in _MARKS)
+
+
+def has_part(place: str, name: str, names: Sequence[str]) -> bool:
+    """Say whether a file of a folder is the index, or one of several files of an item, going by ``names``."""
+    match = _OF_RANK.fullmatch(name)
+    if INDEX not in names or (match is None and name != INDEX):
+        return False
+    ranks = [one for one in names if (other := _OF_RANK.fullmatch(one)) and match and other["item"] == match["item"]]
+    try:
+        with closing(FolderSource(place)) as folder:
+            return sniff(folder) and (match is None or len(ranks) > 1)
+    except Failure:
+        return False
+
+
+def read(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the index and the files of all ranks, and put together what they have parts of; no tensor is read.
+
+    Raises:
+        FileUnavailable: Files that the index names are missing.
+        MalformedFile: The index makes no sense, or the files are of another save.
+        UnsupportedFeature: An item is in files that do not say how they are cut.
+    """
+    index = side_by_side.opened(folder, probe, INDEX)
+    said = nodes.mapping_pairs(index.root) or []
+    world = nodes.lookup(said, "world_size")
+    if not is_size(world) or not 0 < world <= _MOST_RANKS:
+        raise MalformedFile(f"{INDEX!r} does not say how many ranks there were", kind="malformed-index")
+    items = {key: _pairs(item) for key, item in _pairs(nodes.lookup(said, "metadata")) if isinstance(key, str)}
+    listed = {key: dict(_files(key, item)) for key, item in items.items()}
+    _refuse_missing(folder, [file for files in listed.values() for file in files.values()])
+    sets = [Set(key, world, files) for key, files in listed.items() if files]
+    others: dict[str, dict[int, str]] = {}
+    for name in folder.files:
+        match = _OF_RANK.fullmatch(name)
+        if match is not None and match["item"] not in listed:
+            others.setdefault(match["item"], {})[int(match["rank"])] = name
+    parsed = read_sets(folder, probe, [*sets, *(Set(key, None, files) for key, files in others.items())], keyed=True)
+    streams = (*(one.inside(INDEX) for one in index.streams), *parsed.streams)
+    absent = tuple(name for key, item in items.items() for name in _absent(key, item, parsed))
+    return parsed._replace(format=NAME, traits=TRAITS, streams=streams, absent=absent)
+
+
+def _pairs(node: Inert) -> Pairs:
+    return nodes.mapping_pairs(node) or []
+
+
+def _files(key: str, item: Pairs) -> Iterator[tuple[int, str]]:
+    """Yield the ranks that have an item, and their files: those of ``torch.save``, or of other formats by their names."""
+    for rank, layout in _pairs(nodes.lookup(item, "rank_to_layout_info")):
+        file = nodes.lookup(_pairs(layout), "file_path") or f"{key}_{rank}.pt"
+        kind = nodes.lookup(_pairs(nodes.lookup(_pairs(layout), "serialization_format")), "type")
+        if not is_size(rank) or not isinstance(file, str):
+            raise MalformedFile(f"{INDEX!r} names no file of {key!r}", kind="malformed-index")
+        if kind == "SafetensorsSerialization":
+            raise UnsupportedFeature(
+                f"the parts of {key!r} are files of safetensors, which are not joined: {file!r}",
+                kind="not-joined",
+                hint="Load it with torch_checkpointing, and save it whole.",
+            )
+        if kind in (None, "TorchSerialization"):
+            yield rank, file
+
+
+def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
+    missing = [file for file in files if not folder.has(file)]
+    if missing:
+        raise FileUnavailable(
+            f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(list(map(repr, missing)))}",
+            kind="missing-shards",
+            hint="Get the files of these ranks.",
+            needed=len(files),
+            actual=len(files) - len(missing),
+        )
+
+
+def _absent(key: str, item: Pairs, parsed: Parsed) -> Iterator[str]:
+    """Yield the names that the index has and no file; a tensor of another shape is an error."""
+    for path, groups in _pairs(nodes.lookup(item, "nested_path_to_metadata")):
+        first = groups[0] if isinstance(groups, list) and groups else None
+        said = _pairs(nodes.lookup(_pairs(nodes.lookup(_pairs(first), "sharding_metadata")), "data"))
+        shape = nodes.lookup(said, "global_shape")
+        try:
+            name = ".".join([key, *map(str, json.loads(str(path)))])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MalformedFile(f"{INDEX!r} has a path that is none", kind="malformed-index") from error
+        info = parsed.contents.tensors.get(name)
+        if info is None and parsed.unmerged is None:
+            yield name
+        elif info is not None and list(info.shape) != shape:
+            raise MalformedFile(
+                f"{name!r} has shape {list(info.shape)} in the files, which the index does not say",
+                kind="mixed-saves",
+                hint=ANOTHER_SAVE,
+            )
