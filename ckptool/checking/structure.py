@@ -258,7 +258,7 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK160: the file refers to tensors in files of their own, as ``torch_xla.utils.serialization`` saves them."""
-    if any(REFERENCE == str(one) for one in checkpoint.globals):
+    if any(str(one) == REFERENCE for one in checkpoint.globals):
         place = f"{checkpoint.path}.tensors"
         fact = f"it refers to tensors that are in files of their own, in {os.path.basename(place)!r} beside it"
         look = command_line(place, "inspect", brief=True, recursive=True) if os.path.isdir(place) else None

@@ -61,7 +61,7 @@ def refuse_slice(checkpoint: Checkpoint) -> None:
     part = checkpoint.part_of
     if part is not None and part.is_slice:
         raise _incomplete((), f"{part.what}: no model fits this one alone", SAVE_WHOLE)
-    if any(REFERENCE == str(one) for one in checkpoint.globals):
+    if any(str(one) == REFERENCE for one in checkpoint.globals):
         raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
 
 

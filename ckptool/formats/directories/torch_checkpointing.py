@@ -92,7 +92,7 @@ def _pairs(node: Inert) -> Pairs:
 
 
 def _files(key: str, item: Pairs) -> Iterator[tuple[int, str]]:
-    """Yield the ranks that have an item, and their files: those of ``torch.save``, or of other formats by their names."""
+    """Yield the ranks that have an item, and their files of ``torch.save``; values in other formats lie beside."""
     for rank, layout in _pairs(nodes.lookup(item, "rank_to_layout_info")):
         file = nodes.lookup(_pairs(layout), "file_path") or f"{key}_{rank}.pt"
         kind = nodes.lookup(_pairs(nodes.lookup(_pairs(layout), "serialization_format")), "type")

@@ -81,7 +81,7 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
     pairs: PairList = []
     why: str | None = None
     for one in sets:
-        ranks = _ranks(folder, probe, one, remarks)
+        ranks = _ranks(folder, probe, one, remarks, keyed=keyed)
         missing = _missing_ranks(ranks, one)
         files += [(rank.file, rank.parsed) for rank in ranks]
         why_not = _why_not(ranks)
@@ -102,7 +102,12 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
 
 def _are_copies(ranks: Sequence[Rank]) -> bool:
     """Say whether files hold the same, going by the checksums in them."""
-    sums = {tuple((name, one.crc32) for each in rank.parsed.archives for name, one in each.items()) for rank in ranks}
+    sums = {
+        tuple(
+            (*name.split("/")[1:], record.crc32) for archive in rank.parsed.archives for name, record in archive.items()
+        )
+        for rank in ranks
+    }
     return len(sums) == 1 and all(sums)
 
 
@@ -122,7 +127,7 @@ def _unite(builder: TreeBuilder, ranks: Sequence[Rank]) -> None:
                     first.found[path] = found if len(path) > 1 else found._replace(siblings=own, place=len(own) - 1)
 
 
-def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) -> list[Rank]:
+def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark], *, keyed: bool) -> list[Rank]:
     """
     Return the ranks of a set, in order; those of a larger run that wrote here before are left out.
 
@@ -132,6 +137,8 @@ def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) 
     found: dict[int, Rank] = {}
     for number in sorted(one.files):
         rank = Rank(folder, probe, one.files[number], number)
+        if keyed:  # by the index: what is in it may be of a part of the ranks
+            rank.number, rank.world = number, one.world or 0
         other = found.setdefault(rank.number, rank)
         if other is not rank:
             raise MalformedFile(
