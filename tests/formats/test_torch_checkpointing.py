@@ -49,7 +49,7 @@ def write_index(folder: Path, world: int, tensors: dict[str, torch.Tensor], **la
         ]
         for name, full in tensors.items()
     }
-    item = {"nested_path_to_metadata": paths, "rank_to_layout_info": {rank: None for rank in range(world)} | layouts}
+    item = {"nested_path_to_metadata": paths, "rank_to_layout_info": dict.fromkeys(range(world)) | layouts}
     index = {"metadata": {"model": item}, "world_size": world, "version": "2.0"}
     (folder / "metadata.pkl").write_bytes(pickle.dumps(index, protocol=4))
 

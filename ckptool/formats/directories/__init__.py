@@ -235,7 +235,9 @@ def _of_index(folder: FolderSource, name: str, source: FileSource, probe: Probe)
             raise
         source.close()
         _, parsed = open_candidate(folder, there, probe)
-        what = f"{name!r} names {error.needed:,} shards, none of which is here: a complete set of {there.total:,} was opened"
+        what = (
+            f"{name!r} names {error.needed:,} shards, none of which is here: the {there.total:,} that are were opened"
+        )
         remark = Remark("CK162", what, "Remove the index, or get it again: it is of another save.")
         return folder, parsed._replace(remarks=(remark, *(one for one in parsed.remarks if one.code != "CK168")))
     source.check_unchanged()

@@ -35,11 +35,6 @@ _SETS: Final = (
     (re.compile(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)"), "that processes wrote, one each"),
 )
 """Names of files of which there is one for each process, and what they are."""
-_INDEXES: Final = {
-    "common.pt": (".metadata", VALUES["common.pt"][1]),
-    "meta.pt": (".metadata", VALUES["meta.pt"][1]),
-}
-"""Names of files that say nothing alone, what lies beside them then, and what they are."""
 
 
 def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
@@ -59,9 +54,8 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
             return probe.beside(source).read()
 
         slice_of = slices.part_of(name, place or ".", names, parsed, opening)
-    if found is not None and slice_of is not None:
-        found = found._replace(is_slice=True)
-    found = found or slice_of
+    if slice_of is not None:
+        found = found._replace(is_slice=slice_of.is_slice) if found is not None else slice_of
     return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
@@ -71,8 +65,8 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     if shard is not None and shard[2] > 1:
         index = next((one for one in names if choosing.belongs_to(one, name)), "")
         return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
-    if name in _INDEXES and _INDEXES[name][0] in names:
-        return PartOf(_INDEXES[name][1], place)
+    if name in VALUES and ".metadata" in names:
+        return PartOf(VALUES[name][1], place)
     if torch_checkpointing.has_part(place, name, names):
         return PartOf("one of the files of torch_checkpointing", place, is_slice=True)
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
@@ -24,14 +24,9 @@ from ckptool.errors import Failure
 from ckptool.messages import counted, some
 from ckptool.tensors.reading import LazyTensor
 
-_KNOWN: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)",
-        r".*-model_part-(\d{1,4})(?:-shard\d+)?\.pt",
-        r"model-rank-(\d{1,4})-part-\d{1,5}\.safetensors",
-        r"mp_rank_(\d{2,4})_model_states\.pt",
-    )
+_KNOWN: Final = re.compile(
+    r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
+    r"model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|mp_rank_(\d{2,4})_model_states\.pt"
 )
 """Names that only slices have, or what there is one of."""
 _NUMBER: Final = re.compile(
@@ -40,99 +35,78 @@ _NUMBER: Final = re.compile(
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
+_LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
+"""How the names end of what training changes: masks and positions are equal in all files of a model."""
 _SMALL_NBYTES: Final = 1 << 16
 _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
 _MOST: Final = 12
 """Tensors of a kind that are compared; and files, with one."""
+_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
 
 
-class Numbered(NamedTuple):
-    """The name of a file, taken apart."""
-
-    pattern: str
-    """The name without its numbers: files with the same one differ in these alone."""
-    numbers: tuple[int, ...]
-    is_known: bool
-    """Whether only slices have such names."""
-
-
-def numbered(name: str) -> Numbered | None:
-    """Return what the name of a file says; None if there is no number of a rank in it."""
-    known = next((match for one in _KNOWN if (match := one.fullmatch(name))), None)
-    found = [known] if known is not None else list(_NUMBER.finditer(name))
-    if not found:
-        return None
+def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return a name without the numbers of ranks in it, and these."""
+    known = _KNOWN.fullmatch(name)
+    spans = [known.span(known.lastindex or 0)] if known is not None else [one.span(1) for one in _NUMBER.finditer(name)]
     pattern = name
-    for match in reversed(found):
-        pattern = f"{pattern[: match.start(1)]}#{pattern[match.end(1) :]}"
-    return Numbered(pattern, tuple(int(match[1]) for match in found), known is not None)
+    for start, end in reversed(spans):
+        pattern = f"{pattern[:start]}#{pattern[end:]}"
+    return pattern, tuple(int(name[start:end]) for start, end in spans)
 
 
-def siblings_of(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that differ from one in their numbers alone, in order, and it; none if it has no number."""
-    own = numbered(name)
-    found = {one: its for one in names if own and (its := numbered(one)) and its.pattern == own.pattern}
-    if own is None or not (own.is_known or _are_without_gaps([its.numbers for its in found.values()])):
-        return []
-    return sorted(found, key=lambda one: found[one].numbers)
-
-
-def _are_without_gaps(numbers: Sequence[tuple[int, ...]]) -> bool:
-    places = [sorted(set(place)) for place in zip(*numbers, strict=True)]
-    return all(place == list(range(place[0], place[0] + len(place))) and place[0] in (0, 1) for place in places)
+def _siblings(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that differ from one in numbers of ranks alone, in order, and it; none if there are gaps."""
+    pattern, own = _numbers(name)
+    found = {one: numbers for one in names if own for other, numbers in [_numbers(one)] if other == pattern}
+    for place in zip(*found.values(), strict=False):
+        there = sorted(set(place))
+        if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= len(there)):
+            return []
+    return sorted(found, key=found.__getitem__)
 
 
 def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
     """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
-    files = siblings_of(name, names)
-    others = [one for one in files if one != name]
-    own = numbered(name)
-    if own is None or not parsed.contents.tensors:
-        return None
+    files, own = _siblings(name, names), parsed.contents.tensors
+    others = [one for one in files if one != name] if own else []
     what = PartOf(f"one of {len(files):,} {_WHAT}", place, is_slice=True)
-    if others and own.is_known:
+    if others and _KNOWN.fullmatch(name):
         return what
     for other in others[:_MOST]:
         with suppress(Failure):
             found = opening(other)
             if _are_slices(parsed, found):
                 return what
-            if parsed.form == found.form == "state_dict" and found.contents.tensors.keys().isdisjoint(
-                parsed.contents.tensors
-            ):
+            if parsed.form == found.form == "state_dict" and own.keys().isdisjoint(found.contents.tensors):
                 return PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
     return None
 
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, where it is that of a slice, and no other is there."""
-    own = numbered(name)
-    if own is None or not own.is_known or len(siblings_of(name, names)) > 1 or not parsed.contents.tensors:
+    if _KNOWN.fullmatch(name) is None or len(_siblings(name, names)) > 1 or not parsed.contents.tensors:
         return parsed
-    if own.numbers[0]:
-        what = f"number {own.numbers[0]} of {_WHAT}, going by its name"
+    number = _numbers(name)[1][0]
+    if number:
+        what = f"number {number} of {_WHAT}, going by its name"
         return parsed._replace(part_of=PartOf(what, place, is_slice=True))
     what = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
     return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", what)))
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
-    """Return why files of a folder are no checkpoints but slices of one; None if none of them are."""
+    """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
     for name, parsed in found.items():
-        files = siblings_of(name, found)
-        part = part_of(name, "", files, parsed, found.__getitem__)
+        part = part_of(name, "", found, parsed, found.__getitem__)
         if part is not None:
+            files = _siblings(name, found)
             what = f"{counted(len(files), 'file')} are {'slices' if part.is_slice else 'parts'} of one model"
-            why = f". {_WHY}" if part.is_slice else ": each has other tensors"
-            return f"{what}, {some(list(map(repr, files)))}{why}"
+            why = ". Which tensors are cut, and along which dimension, is not in them" if part.is_slice else ""
+            return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
-
-
-_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
-_WHY: Final = "Which tensors are cut, and along which dimension, is not in them"
 
 
 def _are_slices(one: Parsed, other: Parsed) -> bool:
@@ -144,21 +118,15 @@ def _are_slices(one: Parsed, other: Parsed) -> bool:
     first, second = one.contents.tensors, other.contents.tensors
     if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
         return False
-    flat = [
-        name
-        for name, info in first.items()
-        if len(info.shape) == 1 and 1 < info.nbytes <= _SMALL_NBYTES and name.endswith(_LEARNT)
-    ]
-    matrices = [name for name, info in first.items() if len(info.shape) > 1]
-    equal_flat, equal_matrices = (
+    small = {name for name, info in first.items() if 1 < info.nbytes <= _SMALL_NBYTES and name.endswith(_LEARNT)}
+    vectors, matrices = (
         [_are_equal(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in names[:_MOST]]
-        for names in (flat, matrices)
+        for names in (
+            [name for name in first if name in small and len(first[name].shape) == 1],
+            [name for name in first if len(first[name].shape) > 1],
+        )
     )
-    return any(equal_flat) and 2 * sum(equal_matrices) < len(equal_matrices)
-
-
-_LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
-"""How the names end of what training changes: masks and positions are equal in all files of a model."""
+    return any(vectors) and 2 * sum(matrices) < len(matrices)
 
 
 def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
@@ -48,14 +48,12 @@ def sniff(folder: FolderSource) -> bool:
 def has_part(place: str, name: str, names: Sequence[str]) -> bool:
     """Say whether a file of a folder is the index, or one of several files of an item, going by ``names``."""
     match = _OF_RANK.fullmatch(name)
-    if INDEX not in names or (match is None and name != INDEX):
+    of_item = [one for one in map(_OF_RANK.fullmatch, names) if one and match and one["item"] == match["item"]]
+    if INDEX not in names or not (name == INDEX or len(of_item) > 1):
         return False
-    ranks = [one for one in names if (other := _OF_RANK.fullmatch(one)) and match and other["item"] == match["item"]]
-    try:
-        with closing(FolderSource(place)) as folder:
-            return sniff(folder) and (match is None or len(ranks) > 1)
-    except Failure:
-        return False
+    with suppress(Failure), closing(FolderSource(place)) as folder:
+        return sniff(folder)
+    return False
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -68,51 +66,54 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         UnsupportedFeature: An item is in files that do not say how they are cut.
     """
     index = side_by_side.opened(folder, probe, INDEX)
-    said = nodes.mapping_pairs(index.root) or []
-    world = nodes.lookup(said, "world_size")
+    world = nodes.lookup(_pairs(index.root), "world_size")
     if not is_size(world) or not 0 < world <= _MOST_RANKS:
         raise MalformedFile(f"{INDEX!r} does not say how many ranks there were", kind="malformed-index")
-    items = {key: _pairs(item) for key, item in _pairs(nodes.lookup(said, "metadata")) if isinstance(key, str)}
+    items = {key: item for key, item in _pairs(index.root, "metadata") if isinstance(key, str)}
     listed = {key: dict(_files(key, item)) for key, item in items.items()}
     _refuse_missing(folder, [file for files in listed.values() for file in files.values()])
-    sets = [Set(key, world, files) for key, files in listed.items() if files]
     others: dict[str, dict[int, str]] = {}
-    for name in folder.files:
-        match = _OF_RANK.fullmatch(name)
-        if match is not None and match["item"] not in listed:
-            others.setdefault(match["item"], {})[int(match["rank"])] = name
-    parsed = read_sets(folder, probe, [*sets, *(Set(key, None, files) for key, files in others.items())], keyed=True)
+    for match in filter(None, map(_OF_RANK.fullmatch, folder.files)):
+        if match["item"] not in listed:
+            others.setdefault(match["item"], {})[int(match["rank"])] = match[0]
+    sets = [
+        *(Set(key, world, listed[key]) for key in listed if listed[key]),
+        *(Set(key, None, others[key]) for key in others),
+    ]
+    parsed = read_sets(folder, probe, sets, keyed=True)
     streams = (*(one.inside(INDEX) for one in index.streams), *parsed.streams)
     absent = tuple(name for key, item in items.items() for name in _absent(key, item, parsed))
     return parsed._replace(format=NAME, traits=TRAITS, streams=streams, absent=absent)
 
 
-def _pairs(node: Inert) -> Pairs:
+def _pairs(node: Inert, *keys: str) -> Pairs:
+    """Return what a dict holds, or one that is in it under some keys; nothing if there is none."""
+    for key in keys:
+        node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
     return nodes.mapping_pairs(node) or []
 
 
-def _files(key: str, item: Pairs) -> Iterator[tuple[int, str]]:
+def _files(key: str, item: Inert) -> Iterator[tuple[int, str]]:
     """Yield the ranks that have an item, and their files of ``torch.save``; values in other formats lie beside."""
-    for rank, layout in _pairs(nodes.lookup(item, "rank_to_layout_info")):
+    for rank, layout in _pairs(item, "rank_to_layout_info"):
         file = nodes.lookup(_pairs(layout), "file_path") or f"{key}_{rank}.pt"
-        kind = nodes.lookup(_pairs(nodes.lookup(_pairs(layout), "serialization_format")), "type")
+        kind = nodes.lookup(_pairs(layout, "serialization_format"), "type")
         if not is_size(rank) or not isinstance(file, str):
             raise MalformedFile(f"{INDEX!r} names no file of {key!r}", kind="malformed-index")
         if kind == "SafetensorsSerialization":
+            what = f"the parts of {key!r} are files of safetensors, which are not joined: {file!r}"
             raise UnsupportedFeature(
-                f"the parts of {key!r} are files of safetensors, which are not joined: {file!r}",
-                kind="not-joined",
-                hint="Load it with torch_checkpointing, and save it whole.",
+                what, kind="not-joined", hint="Load it with torch_checkpointing, and save it whole."
             )
         if kind in (None, "TorchSerialization"):
             yield rank, file
 
 
 def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
-    missing = [file for file in files if not folder.has(file)]
+    missing = [repr(file) for file in files if not folder.has(file)]
     if missing:
         raise FileUnavailable(
-            f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(list(map(repr, missing)))}",
+            f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(missing)}",
             kind="missing-shards",
             hint="Get the files of these ranks.",
             needed=len(files),
@@ -120,12 +121,10 @@ def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
         )
 
 
-def _absent(key: str, item: Pairs, parsed: Parsed) -> Iterator[str]:
+def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:
     """Yield the names that the index has and no file; a tensor of another shape is an error."""
-    for path, groups in _pairs(nodes.lookup(item, "nested_path_to_metadata")):
+    for path, groups in _pairs(item, "nested_path_to_metadata"):
         first = groups[0] if isinstance(groups, list) and groups else None
-        said = _pairs(nodes.lookup(_pairs(nodes.lookup(_pairs(first), "sharding_metadata")), "data"))
-        shape = nodes.lookup(said, "global_shape")
         try:
             name = ".".join([key, *map(str, json.loads(str(path)))])
         except (ValueError, TypeError, RecursionError) as error:
@@ -133,9 +132,8 @@ def _absent(key: str, item: Pairs, parsed: Parsed) -> Iterator[str]:
         info = parsed.contents.tensors.get(name)
         if info is None and parsed.unmerged is None:
             yield name
-        elif info is not None and list(info.shape) != shape:
-            raise MalformedFile(
-                f"{name!r} has shape {list(info.shape)} in the files, which the index does not say",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+        elif info is not None and list(info.shape) != nodes.lookup(
+            _pairs(first, "sharding_metadata", "data"), "global_shape"
+        ):
+            what = f"{name!r} has shape {list(info.shape)} in the files, which the index does not say"
+            raise MalformedFile(what, kind="mixed-saves", hint=ANOTHER_SAVE)
