@@ -41,7 +41,7 @@ class Format(Protocol):
 
 _MEMBER_MARK = "::"
 _OF_A_SET = re.compile(
-    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\."
+    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\."
 )
 """What the names of files have in them that are one of several, or are kept beside others. Most have none of it."""
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")

@@ -86,6 +86,15 @@ def _vllm(folder: Path) -> list[Path]:
     return paths
 
 
+def _stages(folder: Path) -> list[Path]:
+    paths = []
+    for tp in range(2):
+        for pp in range(2):
+            paths.append(folder / f"dp_rank_00_tp_rank_{tp:02}_pp_rank_{pp:02}.pt")
+            write(paths[-1], {f"{pp}.{name}": one for name, one in slice_of(tp).items()})
+    return paths
+
+
 SLICED = {
     "Meta's": _written("consolidated.{:02}.pth"),
     "four of Meta's": _written("consolidated.{:02}.pth", 4),
@@ -97,6 +106,7 @@ SLICED = {
     "with a word and a number": _written("pytorch_model.tp{}.bin"),
     "with a word, from one": _written("weights-shard_{}.safetensors", 2, 1),
     "with two numbers": _written("tp_rank_{:02}_pp_rank_00.pt"),
+    "of stages": _stages,
 }
 
 

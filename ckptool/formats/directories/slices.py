@@ -30,8 +30,8 @@ _KNOWN: Final = re.compile(
 )
 """Names that only slices have, or what there is one of."""
 _NUMBER: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|slice|tensor_?parallel|model_?parallel)(?:[._-]?rank)?[._-]?"
-    r"(\d{1,4})(?=[\W_])",
+    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|slice|gpu|device|tensor_?parallel|model_?parallel)(?:[._-]?rank)?[._-]?"
+    r"(\d{1,4})(?=[\W_]|$)",
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
@@ -41,7 +41,8 @@ _SMALL_NBYTES: Final = 1 << 16
 _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
 _MOST: Final = 12
-"""Tensors of a kind that are compared; and files, with one."""
+"""Tensors of a kind that are compared."""
+_MOST_SIBLINGS: Final = 4096
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
 
 
@@ -58,7 +59,10 @@ def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
 def _siblings(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that differ from one in numbers of ranks alone, in order, and it; none if there are gaps."""
     pattern, own = _numbers(name)
-    found = {one: numbers for one in names if own for other, numbers in [_numbers(one)] if other == pattern}
+    alike = [one for one in names if own and one.startswith(pattern.partition("#")[0])]
+    if len(alike) > _MOST_SIBLINGS:
+        return []
+    found = {one: numbers for one in alike for other, numbers in [_numbers(one)] if other == pattern}
     for place in zip(*found.values(), strict=False):
         there = sorted(set(place))
         if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= len(there)):
@@ -75,14 +79,26 @@ def part_of(
     what = PartOf(f"one of {len(files):,} {_WHAT}", place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
-    for other in others[:_MOST]:
+    found = None
+    for other in _nearest(name, others):
         with suppress(Failure):
-            found = opening(other)
-            if _are_slices(parsed, found):
+            there = opening(other)
+            if _are_slices(parsed, there):
                 return what
-            if parsed.form == found.form == "state_dict" and own.keys().isdisjoint(found.contents.tensors):
-                return PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
-    return None
+            if parsed.form == there.form == "state_dict" and own.keys().isdisjoint(there.contents.tensors):
+                found = PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
+    return found
+
+
+def _nearest(name: str, others: Sequence[str]) -> list[str]:
+    """Return a file for each of the numbers in a name that differs in this one alone."""
+    own = _numbers(name)[1]
+    found: dict[int, str] = {}
+    for other in others:
+        places = [place for place, pair in enumerate(zip(own, _numbers(other)[1], strict=False)) if pair[0] != pair[1]]
+        if len(places) == 1:
+            found.setdefault(places[0], other)
+    return list(found.values())
 
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
