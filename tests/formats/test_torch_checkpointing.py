@@ -136,7 +136,7 @@ def test_stages_of_a_pipeline_are_put_together(tmp_path: Path) -> None:
         ("safetensors", UnsupportedFeature, "files of safetensors, which are not joined"),
         ("no size", MalformedFile, "does not say how many ranks"),
         ("out of the folder", FileUnavailable, "not there"),
-        ("path", MalformedFile, "a path that is none"),
+        ("path", MalformedFile, "a path in 'metadata.pkl'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(case: str, error: type[CkptoolError], says: str, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ boxes they are; the index says which files there are, and which shapes the whole
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -25,6 +24,7 @@ from ckptool.formats.directories.rank_files.merged import read_sets
 from ckptool.formats.directories.rank_files.sets import Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert, Pairs
@@ -125,10 +125,8 @@ def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:
     """Yield the names that the index has and no file; a tensor of another shape is an error."""
     for path, groups in _pairs(item, "nested_path_to_metadata"):
         first = groups[0] if isinstance(groups, list) and groups else None
-        try:
-            name = ".".join([key, *map(str, json.loads(str(path)))])
-        except (ValueError, TypeError, RecursionError) as error:
-            raise MalformedFile(f"{INDEX!r} has a path that is none", kind="malformed-index") from error
+        components = parse(str(path).encode(errors="replace"), f"a path in {INDEX!r}", "index")
+        name = ".".join([key, *map(str, components if isinstance(components, list) else [components])])
         info = parsed.contents.tensors.get(name)
         if info is None and parsed.unmerged is None:
             yield name
