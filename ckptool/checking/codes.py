@@ -31,6 +31,8 @@ CODES: Final = {
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
     "CK121": Code("warning", "Most tensors of the weights have no elements."),
+    "CK122": Code("warning", "An adapter has no tensors of the modules that its settings announce."),
+    "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),

@@ -13,9 +13,10 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ckptool.checking import usual_names
-from ckptool.checking.finding import Advice, Advisable, Finding, run
+from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import REFERENCE
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
@@ -195,7 +196,7 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK302: more than one state dict could be the model's weights."""
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
-    if len(found) > 1 and checkpoint.weights is None:
+    if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
         names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
         yield Advisable(Finding("CK302", "info", fact), lambda: _state_dict(checkpoint, "Pick one with `key=`."))
@@ -261,6 +262,15 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "the index of a torch.distributed.checkpoint: names and shapes of tensors that are in its .distcp files",
             "Open the folder in which it is called '.metadata', beside them.",
         )
+
+
+def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK160: the file refers to tensors in files of their own, as ``torch_xla.utils.serialization`` saves them."""
+    if any(str(one) == REFERENCE for one in checkpoint.globals):
+        place = f"{checkpoint.path}.tensors"
+        fact = f"it refers to tensors that are in files of their own, in {os.path.basename(place)!r} beside it"
+        look = command_line(place, "inspect", brief=True, recursive=True) if os.path.isdir(place) else None
+        yield Finding("CK160", "warning", fact, "Look at them there:" if look else "Get that folder, too.", look)
 
 
 def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -378,6 +388,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (outside_state_dict, ("attributes",)),
     (program_without_names, ("is program",)),
     (distributed_index, ("root",)),
+    (references, ("streams",)),
     (model_code, ("walks",)),
     (unreadable, ("unreadable",)),
     (foreign_names, ()),

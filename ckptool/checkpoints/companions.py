@@ -51,6 +51,8 @@ class PartOf(NamedTuple):
     """What the file is, in words."""
     path: str
     """The path to give for all of them together."""
+    is_slice: bool = False
+    """Whether its tensors themselves are parts: no model fits it."""
 
 
 class ClassSource(NamedTuple):

@@ -56,6 +56,19 @@ class Stubs(NamedTuple):
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
+def refuse_slice(checkpoint: Checkpoint) -> None:
+    """Raise IncompleteWeights if the tensors of a file are themselves parts, which no model fits."""
+    part = checkpoint.part_of
+    if part is not None and part.is_slice:
+        raise _incomplete((), f"{part.what}: no model fits this one alone", SAVE_WHOLE)
+    if any(str(one) == REFERENCE for one in checkpoint.globals):
+        raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
+
+
+REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"
+SAVE_WHOLE: Final = "Load all of them where they were written, and save the model whole."
+
+
 def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
     """
     Raise IncompleteWeights if something is missing from a state dict; what ``taken`` leaves out may be.

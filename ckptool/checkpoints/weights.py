@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import StateDictWalk, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
@@ -131,6 +132,8 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         if named[0].role in NO_WEIGHTS:
             raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named[0].role]}, no weights"), found)
         return named[0]
+    if checkpoint.form == "archive" and checkpoint.unmerged is not None:
+        raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
     if checkpoint.form == "archive":
         raise _several_members(checkpoint)
     meant = [one for one in found if one.role in _ROLES.get(which, ())]
@@ -140,7 +143,9 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if best is not None:
         return best
     if meant and checkpoint.unmerged is not None:
-        raise with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
+        error = with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
+        error.hint = f"{SAVE_WHOLE} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
+        raise error
     if meant:
         raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")

@@ -106,6 +106,7 @@ def _report(
 ) -> DiffReport:
     """Return what was found of the tensors, and of the facts about them."""
     one, other = sides
+    parts = dict.fromkeys(f"what is in the others: {part.what}" for c in checkpoints if (part := c.part_of) is not None)
     return DiffReport(
         a=_file(checkpoints[0], one),
         b=_file(checkpoints[1], other),
@@ -125,7 +126,7 @@ def _report(
         values=tuple(found.values),
         close=tuple(found.close),
         values_compared=found.comparer is not None,
-        not_compared=(*_not_compared(found, one, other), *_not_computed(found, found.comparer)),
+        not_compared=(*parts, *_not_compared(found, one, other), *_not_computed(found, found.comparer)),
         wrapped=False,
     )
 

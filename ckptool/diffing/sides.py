@@ -85,9 +85,10 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
     if checkpoint.form == "archive":
         names = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:8]]
         raise UnsupportedFeature(
-            f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
+            checkpoint.unmerged
+            or f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
             kind="archive",
-            hint=f"Name one: {', '.join(names)}",
+            hint=f"{'Compare them one by one' if checkpoint.unmerged else 'Name one'}: {', '.join(names)}",
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)

@@ -7,6 +7,7 @@ Content decides, never the suffix: each format is shown the same look at the fil
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -39,8 +40,10 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_OF_A_SET = ("-of-", "rank", "_states.pt", ".distcp")
-"""What the names of files have in them that are one of several. Most have none of it."""
+_OF_A_SET = re.compile(
+    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\."
+)
+"""What the names of files have in them that are one of several, or are kept beside others. Most have none of it."""
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
 _LONGEST_POINTER = 512
@@ -122,6 +125,10 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
+    if parsed.part_of is None and "mp_rank_" in path:
+        from ckptool.formats.directories import sets
+
+        parsed = parsed._replace(part_of=sets.rank_of_megatron(path))
     return Checkpoint(source.path, source, parsed)
 
 
@@ -137,12 +144,12 @@ def _read(probe: Probe) -> Parsed:
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
     name = os.path.basename(path) if isinstance(path, str) else ""
-    if not isinstance(path, str) or not any(mark in name for mark in _OF_A_SET):
+    if not isinstance(path, str) or not _OF_A_SET.search(name):
         return _read(probe)
     from ckptool.formats.directories import sets
 
     try:
-        return _read(probe)._replace(part_of=sets.part_of(path))
+        return sets.with_set(path, _read(probe), probe)
     except Failure as error:
         raise sets.explained(error, path) from error
 

@@ -228,6 +228,11 @@ def missing_shards(missing: Sequence[str], count: int, where: str = "beside the 
     )
 
 
+def lacks_all(error: CkptoolError) -> bool:
+    """Say whether an error is that none of the shards of an index is there."""
+    return error.kind == "missing-shards" and error.actual == 0
+
+
 def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
     """Return the state dict that a shard is; errors have its name."""
     try:

@@ -13,7 +13,7 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete
+from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -152,6 +152,7 @@ def chosen_weights(
             error.hint = None  # it is about migrating
         raise
     if not allow_missing:
+        refuse_slice(checkpoint)
         refuse_incomplete(checkpoint, state_dict)
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
+from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
@@ -75,6 +75,8 @@ def make_plan(
         MigrationRefused: It would lose or confuse something.
     """
     _refuse_archive(checkpoint)
+    if not changes.allow_missing and kept is None:  # in its place, it stays what it is
+        refuse_slice(checkpoint)
     form = _form(dst, checkpoint, changes)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
@@ -175,6 +177,8 @@ def _most_nbytes(changes: Changes) -> int | None:
 
 
 def _refuse_archive(checkpoint: Checkpoint) -> None:
+    if checkpoint.form == "archive" and checkpoint.unmerged is not None:
+        raise MigrationRefused(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
     if checkpoint.form == "archive":
         members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
         raise MigrationRefused(

@@ -85,6 +85,8 @@ def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, 
 def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges) -> Iterator[str]:
     """Yield what was asked for by name and has changed nothing, and whether weights that are taken hold nothing."""
     taken = checkpoint.weights if weights is None else weights.state_dict
+    if checkpoint.part_of is not None:
+        yield f"{checkpoint.part_of.what}: what is in the others is not here"
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
     names = [] if changes.filter.takes_all else _names(checkpoint, weights)

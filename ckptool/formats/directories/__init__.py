@@ -23,8 +23,8 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import bare, choosing, pipelines, pointers
-from ckptool.formats.directories.beside import beside
+from ckptool.formats.directories import bare, choosing, pipelines, pointers, slices
+from ckptool.formats.directories.beside import beside, json_object
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
@@ -66,6 +66,7 @@ def layouts_in_order() -> Iterator[Layout]:
         megatron_zarr,
         nanotron,
         rank_files,
+        torch_checkpointing,
     )
 
     yield dcp
@@ -76,6 +77,7 @@ def layouts_in_order() -> Iterator[Layout]:
     yield megatron_zarr
     yield nanotron
     yield rank_files
+    yield torch_checkpointing
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
@@ -147,6 +149,11 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
         source, parsed = open_candidate(folder, chosen, probe)
+        if chosen.kind != "folder":
+            parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
+        if bare.OF_ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
+            found = bare.hollow_adapter(json_object(folder, bare.OF_ADAPTER), parsed)
+            parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
         from ckptool.formats.directories import several  # most folders offer one
@@ -208,12 +215,33 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
     source = folder.detached(candidate.name)
     try:
         with about(source.path):
+            if candidate.kind == "index":
+                return _of_index(folder, candidate.name, source, probe)
             parsed = probe.beside(source).read()
             source.check_unchanged()
             return source, parsed
     except BaseException:
         source.close()
         raise
+
+
+def _of_index(folder: FolderSource, name: str, source: FileSource, probe: Probe) -> Opened:
+    """Open the shards that an index names; where none of them is there, the complete set that is there instead."""
+    try:
+        parsed = probe.beside(source).read()
+    except FileUnavailable as error:
+        there = choosing.other_set(name, folder.files) if sharded.lacks_all(error) else None
+        if there is None:
+            raise
+        source.close()
+        _, parsed = open_candidate(folder, there, probe)
+        what = (
+            f"{name!r} names {error.needed:,} shards, none of which is here: the {there.total:,} that are were opened"
+        )
+        remark = Remark("CK162", what, "Remove the index, or get it again: it is of another save.")
+        return folder, parsed._replace(remarks=(remark, *(one for one in parsed.remarks if one.code != "CK168")))
+    source.check_unchanged()
+    return source, parsed
 
 
 def _with_beside(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.companions import Remark
@@ -12,11 +12,11 @@ from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.choosing import Choice
-from ckptool.messages import counted, some
+from ckptool.messages import counted, quoted, some
 from ckptool.pickles import nodes
 from ckptool.sources.folder import FolderSource
 
-_OF_ADAPTER: Final = "adapter_config.json"
+OF_ADAPTER: Final = "adapter_config.json"
 _OF_MODEL: Final = "config.json"
 _ARCHITECTURES: Final = "architectures"
 """What transformers writes into the configuration of each model that has weights."""
@@ -28,11 +28,16 @@ ENGINE: Final = re.compile(r"global_step\d+")
 _TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "state of random numbers"}
 
 
+_PLAIN: Final = re.compile(r"[\w.]{1,80}")
+"""The name of a module, and no pattern."""
+_GATHER: Final = (
+    "Often ZeRO-3: the values are in the states of its engine then. Save it again with the weights gathered."
+)
 _PARAMETERS: Final = "hyperparams.yaml"
 _FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
 """A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""
 _TEXT_NBYTES: Final = 1 << 20
-_VALUES: Final = {
+VALUES: Final = {
     "common.pt": ("checkpoint_version", "what Megatron-core keeps beside the pieces of tensors"),
     "meta.pt": ("pytorch-lightning_version", "what Lightning keeps beside the pieces of tensors"),
 }
@@ -44,8 +49,8 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
     candidates = choice.candidates
     elsewhere = any(one.kind == "folder" for one in candidates)
     found = []
-    if _OF_ADAPTER in folder.files and elsewhere and not choosing.has_weights(folder.files):
-        found.append(f"the adapter of {_OF_ADAPTER!r}")
+    if OF_ADAPTER in folder.files and elsewhere and not choosing.has_weights(folder.files):
+        found.append(f"the adapter of {OF_ADAPTER!r}")
     elif _OF_MODEL in folder.files and elsewhere and _ARCHITECTURES in json_object(folder, _OF_MODEL):
         found.append(f"the model of {_OF_MODEL!r}")
     if _OF_TRAINER in folder.files and candidates and all(choosing.role_of(one.name) for one in candidates):
@@ -54,10 +59,26 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
     if found:
         what = f"{counted(len(found), 'checkpoint')} of the folder without weights: {some(found)}"
         yield Remark("CK165", what, "Get its files again, or delete it if saving was not finished.")
-    for name in [one.name for one in candidates if len(candidates) == 1 and one.name in _VALUES]:
-        key, what = _VALUES[name]
+    for name in [one.name for one in candidates if len(candidates) == 1 and one.name in VALUES]:
+        key, what = VALUES[name]
         if nodes.lookup(nodes.mapping_pairs(opened.root) or [], key) is not None:
             yield Remark("CK165", f"{name!r} is {what}, of which there are none here", "Get the folder again.")
+
+
+def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
+    """Yield what an adapter lacks that the settings beside it announce."""
+    kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
+    listed = targets if isinstance(targets, list) else []
+    plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
+    lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
+    if not isinstance(kind, str) or (names and not lacking):
+        return
+    said = f"{OF_ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
+    if not names or len(lacking) == len(plain):
+        what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
+        yield Remark("CK122", f"{what}, and {said}", _GATHER)
+    else:
+        yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
 
 
 def missing_parts(folder: FolderSource) -> Iterator[Remark]:
@@ -93,6 +114,6 @@ def missing_of_trainer(folder: FolderSource) -> Iterator[Remark]:
 
 def _is_bare(folder: FolderSource, name: str) -> bool:
     files, folders = folder.names(name)
-    if _OF_ADAPTER in files and not choosing.has_weights(files):
+    if OF_ADAPTER in files and not choosing.has_weights(files):
         return not choosing.choose(files).candidates
     return _OF_TRAINER in files and not folders and not choosing.choose(files).candidates

@@ -81,14 +81,18 @@ def base_model(path: str, source: Source) -> str | None:
     if is_far(path):
         found = _far_object(source, _ADAPTER).get("base_model_name_or_path")
         return found[:_WORDS] if isinstance(found, str) and found else None
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
-    try:
-        folder = FolderSource(place)
-    except Failure:
-        return None
-    with closing(folder):
-        found = json_object(folder, _ADAPTER).get("base_model_name_or_path")
+    found = settings_beside(path).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+def settings_beside(path: str) -> Mapping[str, object]:
+    """Return the settings of the adapter in a folder, or in that of a file; nothing if there are none."""
+    try:
+        folder = FolderSource(path if os.path.isdir(path) else os.path.dirname(path) or os.curdir)
+    except Failure:
+        return {}
+    with closing(folder):
+        return json_object(folder, _ADAPTER)
 
 
 def _far_object(source: Source, name: str) -> Mapping[str, object]:

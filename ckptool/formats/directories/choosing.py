@@ -19,6 +19,8 @@ Kind: TypeAlias = Literal["file", "index", "set", "folder"]
 
 _INDEX: Final = re.compile(r"(.+)\.index(?:\.([\w-]+))?\.json")
 _SHARD: Final = re.compile(r"(.+?)-([0-9]{3,9})-of-([0-9]{3,9})((?:\.\w+)?\.\w+)")
+_OF_RANK: Final = re.compile(r"(.*rank-[0-9]{1,5}-part-)(0|[1-9][0-9]{0,4})(\.safetensors)")
+"""A shard of what one rank saved for vLLM: nothing says how many there are."""
 _USUAL: Final = re.compile(
     r"((?:diffusion_|open_clip_)?(?:pytorch_)?model|adapter_model|pytorch_lora_weights)(_[0-9]{1,4})?(?:\.([\w-]+))?"
 )
@@ -127,12 +129,24 @@ def belongs_to(index: str, name: str) -> bool:
     return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
 
 
+def other_set(index: str, files: Sequence[str]) -> Candidate | None:
+    """Return the one complete set of shards in a folder that could be of an index, if that names none of them."""
+    own = [one for one in files if belongs_to(index, one)]
+    found = [one for one in candidates(own) if one.kind == "set" and set(one.files) <= set(own)]
+    return found[0] if len(found) == 1 else None
+
+
 def candidates(files: Sequence[str]) -> Iterator[Candidate]:
     """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
     indexes = [name for name in files if _is_index(name)]
     yield from (Candidate(name, "index") for name in indexes)
     sets: dict[tuple[str, int, str], dict[int, str]] = {}
+    of_ranks: dict[str, dict[int, str]] = {}
     for name in files:
+        of_rank = _OF_RANK.fullmatch(name)
+        if of_rank is not None:
+            of_ranks.setdefault(f"{of_rank[1]}#{of_rank[3]}", {})[int(of_rank[2])] = name
+            continue
         if not (is_likely(name) or name.endswith(_NEMO)) or name.startswith("."):
             continue
         shard = shard_of(name)
@@ -141,6 +155,10 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
         elif not any(belongs_to(index, name) for index in indexes):
             stem, number, count, suffix = shard
             sets.setdefault((stem, count, suffix), {})[number] = name
+    for pattern, there in of_ranks.items():
+        count = max(there) + 1
+        listed = tuple(pattern.replace("#", str(number)) for number in range(count))
+        yield Candidate(there[min(there)], *(("set", listed, count) if count > 1 else ("file",)))
     for (_, count, _), there in sets.items():
         first = there[min(there)]
         if count == 1:

@@ -15,7 +15,7 @@ from ckptool.checkpoints.companions import Member, Remark, Shard
 from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
-from ckptool.formats.directories import pipelines, pointers
+from ckptool.formats.directories import pipelines, pointers, slices
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
 from ckptool.formats.packed import holds_tensors, placed, with_weights
@@ -80,6 +80,7 @@ def read(
         TRAITS,
         Contents(),
         fixed_form="archive",
+        unmerged=slices.together(by_name),
         members=tuple(_member(name, found) for name, found in listed.items()),
         inside={name: placed(found, None, name) for name, found in by_name.items()},
         unopened=_unopened(failures),

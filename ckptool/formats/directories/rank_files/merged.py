@@ -10,12 +10,13 @@ from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, is_flat
+from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, held, is_flat
 from ckptool.formats.directories.rank_files.sets import NAME, TRAITS, Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
@@ -68,21 +69,28 @@ class Missing(NamedTuple):
         )
 
 
-def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed:
-    """Return what sets of files hold: the first is the model, the others stand beside it under their own names."""
+def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed: bool = False) -> Parsed:
+    """
+    Return what sets of files hold: the first is the model, the others stand beside it under their own names.
+
+    If they are ``keyed``, all do, and a set without distributed tensors is one if its files are copies.
+    """
     builder = TreeBuilder(probe.limits)
     remarks: list[Remark] = []
     files: list[tuple[str, Parsed]] = []
     pairs: PairList = []
     why: str | None = None
     for one in sets:
-        ranks = _ranks(folder, probe, one, remarks)
+        ranks = _ranks(folder, probe, one, remarks, keyed=keyed)
         missing = _missing_ranks(ranks, one)
         files += [(rank.file, rank.parsed) for rank in ranks]
         why_not = _why_not(ranks)
         why = why or why_not
-        head = "" if one is sets[0] else one.stem
-        if why_not is None and any(rank.found for rank in ranks):
+        head = "" if one is sets[0] and not keyed else one.stem
+        is_one = any(rank.found for rank in ranks) or (keyed and (one.world is not None or _are_copies(ranks)))
+        if why_not is None and is_one:
+            if keyed:
+                _unite(builder, ranks)
             pairs.append((head, _merged(folder, builder, ranks, missing, remarks)))
         else:
             remarks += _apart_remarks(ranks, missing)
@@ -92,7 +100,34 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed
     return parsed._replace(unmerged=why, remarks=tuple(remarks))
 
 
-def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) -> list[Rank]:
+def _are_copies(ranks: Sequence[Rank]) -> bool:
+    """Say whether files hold the same, going by the checksums in them."""
+    sums = {
+        tuple(
+            (*name.split("/")[1:], record.crc32) for archive in rank.parsed.archives for name, record in archive.items()
+        )
+        for rank in ranks
+    }
+    return len(sums) == 1 and all(sums)
+
+
+def _unite(builder: TreeBuilder, ranks: Sequence[Rank]) -> None:
+    """Give the tree of the first rank what only others have at their roots: those of another stage of a pipeline."""
+    first = ranks[0]
+    own = held(first.parsed.root)
+    known = {key for key, _ in nodes.mapping_pairs(first.parsed.root) or [] if isinstance(key, str)}
+    for rank in ranks[1:]:
+        for key, node in nodes.mapping_pairs(rank.parsed.root) or []:
+            if not isinstance(key, str) or key in known or rank.parsed.rebuilder is None:
+                continue
+            known.add(key)
+            own.append((key, builder.transplant(node, rank.parsed.rebuilder)))
+            for path, found in rank.found.items():
+                if path[0] == key:
+                    first.found[path] = found if len(path) > 1 else found._replace(siblings=own, place=len(own) - 1)
+
+
+def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark], *, keyed: bool) -> list[Rank]:
     """
     Return the ranks of a set, in order; those of a larger run that wrote here before are left out.
 
@@ -102,6 +137,8 @@ def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) 
     found: dict[int, Rank] = {}
     for number in sorted(one.files):
         rank = Rank(folder, probe, one.files[number], number)
+        if keyed:  # by the index: what is in it may be of a part of the ranks
+            rank.number, rank.world = number, one.world or 0
         other = found.setdefault(rank.number, rank)
         if other is not rank:
             raise MalformedFile(

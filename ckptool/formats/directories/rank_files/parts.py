@@ -59,7 +59,7 @@ def distributed_in(
         if id(node) in seen:
             continue
         seen.add(id(node))
-        siblings = _held(node)
+        siblings = held(node)
         below: list[tuple[Path, Inert]] = []
         for place, one in enumerate(siblings):
             key, child = (place, one) if isinstance(node, list) else one
@@ -75,7 +75,7 @@ def distributed_in(
         todo.extend(reversed(below))
 
 
-def _held(node: Inert) -> PairList | list[Inert]:
+def held(node: Inert) -> PairList | list[Inert]:
     """Return what a node holds, itself and no copy, so that it can be changed."""
     if isinstance(node, Call):
         return node.pairs if node.pairs is not None else []

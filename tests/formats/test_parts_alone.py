@@ -1,0 +1,243 @@
+"""Parts that make no sense alone, adapters without weights, and indexes of another save: what they lack is said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool import FileUnavailable, IncompleteWeights
+from ckptool.cli import cli
+
+Tensors = dict[str, torch.Tensor]
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def said(path: Path) -> dict[str, str]:
+    return {one.code: one.severity for one in ckptool.check(path).findings}
+
+
+def run_hint(path: Path, code: str) -> str:
+    """Run the command of a finding, and return what was printed."""
+    (finding,) = [one for one in ckptool.check(path).findings if one.code == code]
+    assert finding.command is not None
+    done = run(*shlex.split(finding.command)[1:])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def lora(*modules: str, rank: int = 2) -> Tensors:
+    return {
+        f"base_model.model.layers.{layer}.{module}.lora_{part}.weight": torch.ones(rank, 4)
+        for layer in range(2)
+        for module in modules
+        for part in "AB"
+    }
+
+
+def write_adapter(folder: Path, tensors: Tensors, name: str = "adapter_model.safetensors", **settings: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, **settings}))
+    if name.endswith(".safetensors"):
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize(
+    ("tensors", "settings"),
+    [
+        ({}, {"target_modules": ["q_proj", "v_proj"]}),
+        ({}, {"target_modules": "all-linear"}),
+        ({}, {"peft_type": "PROMPT_TUNING"}),
+        (lora("lm_head"), {"target_modules": ["q_proj", "v_proj"]}),
+    ],
+)
+def test_an_adapter_without_weights_is_not_fine(
+    name: str, tensors: Tensors, settings: dict[str, object], tmp_path: Path
+) -> None:
+    file = write_adapter(tmp_path / "a", tensors, name, **settings)
+
+    for path in (file, file.parent):
+        assert said(path)["CK122"] == "warning"
+        done = run("check", path)
+        assert done.exit_code == 1
+        assert "ZeRO-3" in done.output
+    rows = [json.loads(line) for line in run("scan", tmp_path).stdout.splitlines()]
+    assert all("CK122" in row["findings"] for row in rows)
+
+
+def test_stubs_of_an_adapter_are_not_fine(tmp_path: Path) -> None:
+    stubs = {name: torch.empty(0) for name in lora("q_proj")}
+    file = write_adapter(tmp_path, stubs, target_modules=["q_proj"])
+
+    for path in (file, tmp_path):
+        assert said(path)["CK121"] == "warning"
+
+
+def test_a_module_that_the_base_may_not_have_is_a_note(tmp_path: Path) -> None:
+    file = write_adapter(tmp_path, lora("q_proj"), target_modules=["q_proj", "query_key_value"])
+
+    for path in (file, tmp_path):
+        assert said(path)["CK123"] == "info"
+        assert run("check", path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings"),
+    [
+        (lora("q_proj", "v_proj"), {"target_modules": ["q_proj", "v_proj"]}),
+        (lora("self_attn.q_proj"), {"target_modules": ["self_attn.q_proj"]}),
+        (lora("q_proj"), {"target_modules": r".*\.(q|k)_proj"}),
+        (lora("q_proj"), {"target_modules": [r".*_proj$"]}),
+        (lora("q_proj"), {"target_modules": None}),
+        (lora("q_proj"), {"target_modules": {"odd": 1}, "peft_type": 7}),
+        ({"prompt_embeddings": torch.ones(3)}, {"peft_type": "PROMPT_TUNING"}),
+    ],
+)
+def test_a_whole_adapter_is_fine(tensors: Tensors, settings: dict[str, object], tmp_path: Path) -> None:
+    file = write_adapter(tmp_path, tensors, **settings)
+
+    for path in (file, tmp_path):
+        assert not {"CK121", "CK122", "CK123"} & said(path).keys()
+        assert run("check", path).exit_code == 0
+
+
+def test_what_is_no_adapter_is_not_compared_with_its_settings(tmp_path: Path) -> None:
+    write_adapter(tmp_path, lora("q_proj"), target_modules=["q_proj"])
+    save_file({}, tmp_path / "empty.safetensors")
+    save_file({}, tmp_path.parent / "adapter_model.safetensors")
+
+    assert "CK122" not in said(tmp_path / "empty.safetensors")
+    assert "CK122" not in said(tmp_path.parent / "adapter_model.safetensors")
+
+
+def write_set(folder: Path, count: int, name: str = "model-{:05}-of-{:05}.safetensors") -> Tensors:
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {f"l.{index}.w": torch.full((4,), float(index)) for index in range(count)}
+    for index, (key, tensor) in enumerate(whole.items()):
+        path = folder / name.format(index + 1, count)
+        save_file({key: tensor}, path) if path.suffix == ".safetensors" else torch.save({key: tensor}, path)
+    return whole
+
+
+def write_index(folder: Path, count: int, name: str = "model.safetensors") -> Path:
+    stem, suffix = name.rsplit(".", 1)
+    shard_of = {f"l.{index}.w": f"{stem}-{index + 1:05}-of-{count:05}.{suffix}" for index in range(count)}
+    path = folder / f"{name}.index.json"
+    path.write_text(json.dumps({"metadata": {"total_size": 16 * count}, "weight_map": shard_of}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shard", "index"),
+    [
+        ("model-{:05}-of-{:05}.safetensors", "model.safetensors"),
+        ("pytorch_model-{:05}-of-{:05}.bin", "pytorch_model.bin"),
+        ("diffusion_pytorch_model-{:05}-of-{:05}.safetensors", "diffusion_pytorch_model.safetensors"),
+    ],
+)
+def test_a_complete_set_beside_an_index_of_another_is_opened(shard: str, index: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    whole = write_set(folder, 3, shard)
+    path = write_index(folder, 5, index)
+
+    loaded = ckptool.load(folder)
+
+    assert loaded.keys() == whole.keys()
+    assert said(folder)["CK162"] == "warning"
+    assert "CK168" not in said(folder)
+    done = run("migrate", folder, tmp_path / "whole.safetensors")
+    assert done.exit_code == 0
+    assert "none of which is here" in done.output
+    with pytest.raises(
+        FileUnavailable, match="the complete set of 3 shards that is there is of another save"
+    ) as caught:
+        ckptool.open_checkpoint(path)
+    assert caught.value.command is not None
+    assert run(*shlex.split(caught.value.command)[1:]).exit_code == 0
+    assert "Run: ckptool inspect" in run("inspect", path).output
+
+
+@pytest.mark.parametrize("case", ["another is not complete", "two sets", "one of its own", "no other"])
+def test_no_set_is_guessed(case: str, tmp_path: Path) -> None:
+    path = write_index(tmp_path, 4)
+    if case != "no other":
+        write_set(tmp_path, 2)
+    if case == "another is not complete":
+        (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    elif case == "two sets":
+        write_set(tmp_path, 3)
+    elif case == "one of its own":
+        save_file({"l.0.w": torch.ones(4)}, tmp_path / "model-00001-of-00004.safetensors")
+
+    for place in (tmp_path, path):
+        with pytest.raises(FileUnavailable, match="of 4 shards not there") as caught:
+            ckptool.open_checkpoint(place)
+        assert "another save" not in caught.value.message
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_is_kept_beside_pieces_points_to_the_folder(tmp_path: Path) -> None:
+    dcp.save({"decoder.w": torch.ones(4)}, checkpoint_id=tmp_path / "iter_10", no_dist=True)
+    torch.save({"args": argparse.Namespace(), "iteration": 10}, tmp_path / "iter_10/common.pt")
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.6"}, tmp_path / "iter_10/meta.pt")
+    torch.save({"iteration": 10}, tmp_path / "common.pt")
+
+    for name in ("common.pt", "meta.pt", "__0_0.distcp"):
+        assert said(tmp_path / "iter_10" / name)["CK160"] == "warning"
+        assert "decoder.w" in run_hint(tmp_path / "iter_10" / name, "CK160")
+    assert "CK160" not in said(tmp_path / "common.pt")
+
+
+def test_a_rank_of_megatron_points_to_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        (tmp_path / f"iter_1/mp_rank_{rank:02}").mkdir(parents=True)
+        torch.save({"model": {"w": torch.ones(2)}}, tmp_path / f"iter_1/mp_rank_{rank:02}/model_optim_rng.pt")
+    rank = tmp_path / "iter_1/mp_rank_01"
+
+    for path in (rank, rank / "model_optim_rng.pt"):
+        assert "mp_rank_00.model" in run_hint(path, "CK160")
+        assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(path)
+    monkeypatch.chdir(rank)
+    assert "mp_rank_00.model" in run_hint(Path("model_optim_rng.pt"), "CK160")
+    assert "CK302" not in said(rank.parent)  # nothing is to be picked
+
+
+def test_references_to_tensors_point_to_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("torch_xla.utils.serialization")
+    reference = module.TensorReference = type("TensorReference", (), {"__module__": module.__name__})
+    for name in ("torch_xla", "torch_xla.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        torch.save({"w": reference(), "b": reference()}, tmp_path / place / "model.pt")
+    (tmp_path / "a/model.pt.tensors").mkdir()
+    for index in range(2):
+        torch.save(torch.ones(index + 1), tmp_path / f"a/model.pt.tensors/tensor_{index}.pt")
+
+    assert "tensor_1.pt" in run_hint(tmp_path / "a/model.pt", "CK160")
+    for path in (tmp_path / "a", tmp_path / "b/model.pt"):
+        assert said(path)["CK160"] == "warning"
+        refused = run("migrate", path, tmp_path / "out.pth")
+        assert refused.exit_code == 1
+        assert "files of their own" in refused.output

@@ -1,0 +1,259 @@
+"""Slices of tensor parallelism, and other parts of models: none is taken for a model, and no series for slices."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool import CkptoolError, IncompleteWeights
+from ckptool.cli import cli
+
+Tensors = dict[str, torch.Tensor]
+ALONG = {"emb.weight": 0, "layers.0.wq.weight": 0, "layers.0.wo.weight": 1}
+
+
+def full() -> Tensors:
+    torch.manual_seed(0)
+    return {
+        "emb.weight": torch.randn(16, 8),
+        "layers.0.wq.weight": torch.randn(8, 8),
+        "layers.0.wo.weight": torch.randn(8, 8),
+        "layers.0.norm.weight": torch.randn(8),
+        "layers.0.wo.bias": torch.randn(8),
+        "rope.freqs": torch.arange(4.0),
+    }
+
+
+def slice_of(rank: int, world: int = 2) -> Tensors:
+    """Return what one rank of tensor parallelism has: norms, and biases of what is cut by rows, are copies."""
+    return {
+        name: (whole.chunk(world, ALONG[name])[rank] if name in ALONG else whole).clone()
+        for name, whole in full().items()
+    }
+
+
+def trained(step: int, *frozen: str) -> Tensors:
+    """Return a whole model at some time of its training."""
+    torch.manual_seed(step + 1)
+    return {
+        name: whole.clone() if name in frozen or name == "rope.freqs" else whole + torch.randn(whole.shape) / 8
+        for name, whole in full().items()
+    }
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        assert isinstance(value, dict)
+        save_file(value, path)
+    else:
+        torch.save(value, path)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def said(path: Path) -> dict[str, str]:
+    return {one.code: one.severity for one in ckptool.check(path).findings}
+
+
+def _written(pattern: str, ranks: int = 2, start: int = 0, wrap: Callable[[Tensors], object] = dict) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        paths = [folder / pattern.format(start + rank) for rank in range(ranks)]
+        for rank, path in enumerate(paths):
+            write(path, wrap(slice_of(rank, ranks)))
+        return paths
+
+    return write_all
+
+
+def _vllm(folder: Path) -> list[Path]:
+    paths = []
+    for rank in range(2):
+        names = list(slice_of(rank))
+        for part, own in enumerate((names[:3], names[3:])):
+            paths.append(folder / f"model-rank-{rank}-part-{part}.safetensors")
+            write(paths[-1], {name: slice_of(rank)[name] for name in own})
+    return paths
+
+
+def _stages(folder: Path) -> list[Path]:
+    paths = []
+    for tp in range(2):
+        for pp in range(2):
+            paths.append(folder / f"dp_rank_00_tp_rank_{tp:02}_pp_rank_{pp:02}.pt")
+            write(paths[-1], {f"{pp}.{name}": one for name, one in slice_of(tp).items()})
+    return paths
+
+
+SLICED = {
+    "Meta's": _written("consolidated.{:02}.pth"),
+    "four of Meta's": _written("consolidated.{:02}.pth", 4),
+    "metaseq's": _written("reshard-model_part-{}.pt", wrap=lambda own: {"cfg": {"layers": 1}, "model": own}),
+    "vLLM's": _vllm,
+    "TensorRT-LLM's": _written("rank{}.safetensors", 4),
+    "DeepSpeed's": _written("mp_rank_{:02}_model_states.pt", wrap=lambda own: {"module": own}),
+    "Megatron's": _written("mp_rank_{:02}/model_optim_rng.pt", wrap=lambda own: {"model": own, "iteration": 1}),
+    "with a word and a number": _written("pytorch_model.tp{}.bin"),
+    "with a word, from one": _written("weights-shard_{}.safetensors", 2, 1),
+    "with two numbers": _written("tp_rank_{:02}_pp_rank_00.pt"),
+    "of stages": _stages,
+}
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_are_no_models_together_and_alone(name: str, tmp_path: Path) -> None:
+    paths = SLICED[name](tmp_path / "model")  # type: ignore[operator]
+    folder, target = tmp_path / "model", tmp_path / "whole.safetensors"
+
+    assert said(folder)["CK155"] == "warning"
+    assert run("check", folder).exit_code == 1
+    assert "CK155" in run("inspect", folder).output
+    for refused in (run("migrate", folder, target), run("migrate", folder, tmp_path / "a.pth", "--form", "state_dict")):
+        assert refused.exit_code == 1
+        assert "Pick one" not in refused.output
+        assert "save the model whole" in refused.output
+    with pytest.raises(CkptoolError, match=r"not in|slices of") as caught:
+        ckptool.load(folder)
+    assert "Pick one" not in str(caught.value.hint)
+
+    first = paths[-1] if "vLLM" not in name else paths[0]
+    assert said(first)["CK160"] == "warning"
+    (finding,) = [one for one in ckptool.check(first).findings if one.code == "CK160"]
+    assert finding.command is not None
+    _, *words = shlex.split(finding.command)
+    shown = run(*words)
+    assert shown.exit_code == 0
+    assert "CK155" in shown.output
+    for refused in (run("migrate", first, target), run("migrate", first, tmp_path / f"a{first.suffix}")):
+        assert refused.exit_code == 1
+        assert "--allow-missing" in refused.output
+    model = torch.nn.Linear(2, 2)
+    for load in (lambda: ckptool.load(first), lambda: ckptool.load_into(model, first)):
+        with pytest.raises(IncompleteWeights):
+            load()
+    assert list(tmp_path.iterdir()) == [folder]
+
+    assert run("migrate", first, target, "--allow-missing").exit_code == 0
+    kept = ckptool.load(target)
+    assert kept.keys() == ckptool.load(first, allow_missing=True).keys()
+    rows = [json.loads(line) for line in run("scan", folder).stdout.splitlines()]
+    assert rows
+    assert all({"CK155", "CK160"} & row["findings"].keys() for row in rows)
+
+
+def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"consolidated.{rank:02}.pth", slice_of(rank))
+
+    report = ckptool.diff(tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth")
+
+    assert "one of 2 files that each hold a slice" in report.not_compared[0]
+    refused = run("diff", tmp_path, tmp_path / "consolidated.00.pth")
+    assert refused.exit_code == 2
+    assert "slices of one model" in refused.output
+
+
+def test_a_slice_may_be_edited_in_its_place(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"consolidated.{rank:02}.pth", slice_of(rank))
+
+    done = run("migrate", "--in-place", tmp_path / "consolidated.00.pth", "--rename", "^emb=em")
+
+    assert done.exit_code == 0, done.output
+
+
+def test_the_first_slice_alone_may_be_all_and_another_is_not(tmp_path: Path) -> None:
+    write(tmp_path / "7B/consolidated.00.pth", full())
+    write(tmp_path / "13B/consolidated.01.pth", slice_of(1))
+
+    for place in ("7B", "7B/consolidated.00.pth"):
+        assert said(tmp_path / place)["CK145"] == "info"
+        assert run("check", tmp_path / place).exit_code == 0
+        assert ckptool.load(tmp_path / place).keys() == full().keys()
+    for place in ("13B", "13B/consolidated.01.pth"):
+        assert said(tmp_path / place)["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(tmp_path / place)
+
+
+def test_what_one_rank_saved_for_vllm_is_one_model(tmp_path: Path) -> None:
+    whole = full()
+    write(tmp_path / "model-rank-0-part-0.safetensors", dict(list(whole.items())[:3]))
+    write(tmp_path / "model-rank-0-part-1.safetensors", dict(list(whole.items())[3:]))
+
+    assert ckptool.load(tmp_path).keys() == whole.keys()
+    assert said(tmp_path / "model-rank-0-part-1.safetensors")["CK160"] == "warning"
+    (tmp_path / "model-rank-0-part-0.safetensors").unlink()
+    refused = run("inspect", tmp_path)
+    assert refused.exit_code == 2
+    assert "1 of 2 shards not there" in refused.output
+
+
+def test_a_damaged_slice_beside_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "consolidated.00.pth", slice_of(0))
+    (tmp_path / "consolidated.01.pth").write_bytes((tmp_path / "consolidated.00.pth").read_bytes()[:300])
+    write(tmp_path / "rank0.safetensors", slice_of(0))
+    (tmp_path / "rank1.safetensors").write_bytes(b"")
+
+    assert said(tmp_path / "consolidated.00.pth")["CK160"] == "warning"
+    assert "CK160" not in said(tmp_path / "rank0.safetensors")
+
+
+def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
+    whole = list(full().items())
+    write(tmp_path / "in/net_part1.pt", dict(whole[:3]))
+    write(tmp_path / "in/net_part2.pt", dict(whole[3:]))
+
+    assert said(tmp_path / "in/net_part1.pt")["CK160"] == "warning"
+    refused = run("migrate", tmp_path / "in", tmp_path / "a.pth")
+    assert refused.exit_code == 1
+    assert "2 files are parts of one model" in refused.output
+    assert "Pick one" not in refused.output
+    note = run("migrate", tmp_path / "in/net_part1.pt", tmp_path / "a.safetensors")
+    assert note.exit_code == 0
+    assert "what is in the others is not here" in note.output
+
+
+def lora(rank: int) -> Tensors:
+    torch.manual_seed(rank)
+    return {"a.lora_A.weight": torch.randn(rank, 8), "a.lora_B.weight": torch.randn(8, rank)}
+
+
+SERIES: dict[str, list[tuple[str, Tensors]]] = {
+    "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
+    "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
+    "steps of fine-tuning": [(f"step_{n}.pt", trained(n, "layers.0.norm.weight", "emb.weight")) for n in (0, 1)],
+    "frozen norms": [(f"model_{n}.pth", trained(n, "layers.0.norm.weight")) for n in (1, 2)],
+    "folds": [(f"fold{fold}.pth", trained(fold)) for fold in (0, 1, 2)],
+    "an ensemble": [(f"member_{n}.safetensors", trained(n)) for n in (0, 1)],
+    "adapters": [(f"style-00000{n}.safetensors", lora(4 + 0 * n)) for n in (1, 2)],
+    "ranks of adapters": [(f"lora_rank_{n}.safetensors", lora(n)) for n in (1, 2)],
+    "copies": [(f"rank{n}.safetensors", full()) for n in (0, 1)],
+    "copies with a word": [(f"model-shard{n}.safetensors", full()) for n in (1, 2)],
+    "models of ranks": [(f"rank{n}.safetensors", trained(n)) for n in (0, 1)],
+    "a backbone and ranks": [(f"net.part{n}.pt", trained(n, *full().keys() - {"emb.weight"})) for n in (0, 1)],
+    "gaps": [(f"part-{n}.pt", slice_of(min(n, 1))) for n in (0, 7)],
+    "words in words": [(f"party_{n}.pt", slice_of(n)) for n in (0, 1)],
+    "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_no_series_is_taken_for_slices(name: str, tmp_path: Path) -> None:
+    for file, tensors in SERIES[name]:
+        write(tmp_path / file, tensors)
+
+    assert not {"CK155", "CK160", "CK145"} & said(tmp_path).keys()
+    for file, tensors in SERIES[name]:
+        assert not {"CK155", "CK160", "CK145"} & said(tmp_path / file).keys()
+        assert ckptool.load(tmp_path / file).keys() == tensors.keys()
