@@ -21,6 +21,12 @@ from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct
 
 _SHAPE: Final = attrgetter("shape")
+_PUBLIC: Final = (
+    *("path", "member", "format", "form", "file_nbytes", "metadata", "globals", "class_sources", "release_tree"),
+    *("tensors", "attributes", "weights", "state_dicts", "extras", "shards", "beside", "members", "inside"),
+    *("check_index", "check_unchanged", "close", "is_folder"),
+)
+"""What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
 
 
 class ByName(dict[str, LazyTensor]):
@@ -223,6 +229,9 @@ class Checkpoint(Closing):
     def close(self) -> None:
         """Close the file. Tensors that were not read yet cannot be read any more."""
         self.source.close()
+
+    def __dir__(self) -> Iterable[str]:
+        return _PUBLIC
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
