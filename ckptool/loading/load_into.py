@@ -118,7 +118,7 @@ def load_into(
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
-            report = report_of(model, checkpoint.path, found, filling, started)
+            report = report_of(model, checkpoint.path, found.key, filling, started)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
             load = partial(load, allow_missing=allow_missing)

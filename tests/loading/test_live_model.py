@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 import time
@@ -16,14 +17,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import ckptool
 from ckptool import Cancellation, LiveModel
+from ckptool.cli import cli
 from ckptool.loading.memory.threads import cast_tensor
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
-from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
@@ -56,6 +58,12 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def inspected(path: Path) -> str:
+    """Return the digest that ``inspect`` prints."""
+    done = CliRunner().invoke(cli, ["inspect", "--json", "--digest", str(path)])
+    return str(json.loads(done.stdout)["digest"])
 
 
 @every_commit
@@ -203,7 +211,7 @@ def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[P
         assert now.digest == live.digest != first
         assert now.model is live.model
         assert torch.equal(now(IMAGES), lenet(2)(IMAGES))
-        assert repr(now) == f"<Serving LeNet sha256 {live.digest}>"
+        assert repr(now) == f"<Serving LeNet {live.digest}>"
 
 
 def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
@@ -588,48 +596,35 @@ def test_equal_weights_have_equal_digests_whatever_the_format(tmp_path: Path) ->
     digests = {path.name: LiveModel(TiedReader(), path).digest for path in sorted(tmp_path.iterdir())}
 
     assert len(digests) == 9
+    assert digests == {path.name: inspected(path) for path in tmp_path.iterdir()}
+    other = {name: digests.pop(name) for name in ("deep.pth", "no-head.weight.pth", "no-embedding.weight.pth")}
     assert len(set(digests.values())) == 1, digests
+    assert len({*other.values(), *digests.values()}) == 4  # they have other names
 
 
-DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
-    "values": lambda: torch.zeros(2, 3),
-    "one bit": lambda: torch.tensor([[0.0, 0, 0], [0, 0, -0.0]]),
-    "type": lambda: torch.zeros(2, 3, dtype=torch.int32),
-    "shape": lambda: torch.zeros(3, 2),
-    "turned": lambda: torch.arange(6.0).reshape(2, 3),
-    "not turned": lambda: torch.arange(6.0).reshape(3, 2).t(),
-    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64) * 1j,
-    "conjugate": lambda: (torch.ones(2, 3, dtype=torch.complex64) * 1j).conj(),
-    "sparse": lambda: torch.eye(2000).to_sparse(),
-    "sparse, one other": lambda: (
-        torch.eye(2000).index_fill(1, torch.tensor(1000), 0.0).fill_diagonal_(1).mul(1).to_sparse()
-    ),
-    "sparse, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse(),
-    "csr": lambda: torch.eye(2000).to_sparse_csr(),
-    "csr, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csr(),
-    "csc": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csc(),
-    "quantised": lambda: torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint32),
-    "quantised, one other": lambda: torch.quantize_per_tensor(
-        torch.arange(2000.0) + (torch.arange(2000) == 1000), 0.5, 0, torch.qint32
-    ),
-    "quantised, scaled": lambda: torch.quantize_per_tensor(torch.arange(2000.0) / 2, 0.25, 0, torch.qint32),
-    "by channel": lambda: torch.quantize_per_channel(
-        torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8
-    ),
-}
-
-
+@every_commit
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
-@pytest.mark.filterwarnings("ignore:Sparse ")
-def test_different_weights_have_different_digests() -> None:
-    digests = {name: digest_of({"x": make()}) for name, make in DIFFERENT.items()}
+@pytest.mark.parametrize("kind", ["averaged", "packed", "hooks", "bfloat16", "folder", "views"])
+def test_the_digest_is_the_one_that_inspect_prints(kind: str, commit: Commit, tmp_path: Path) -> None:
+    path, model = tmp_path / "x.pth", lenet(1)
+    if kind == "averaged":
+        saved(torch.optim.swa_utils.AveragedModel(model).state_dict(), path)
+    elif kind == "packed":
+        model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})
+        saved(model.state_dict(), path)
+        commit = "swap"
+    elif kind == "hooks":
+        model.register_load_state_dict_pre_hook(lambda *_: None)
+        saved({"epoch": 3, "model": model.state_dict()}, path)
+    elif kind == "bfloat16":
+        saved(LeNet().bfloat16().state_dict(), path)
+    elif kind == "folder":
+        saved(model.state_dict(), tmp_path / "y.pth")
+        ckptool.migrate(tmp_path / "y.pth", path := tmp_path / "x", max_shard_size=20_000)
+    else:
+        saved({name: one.T.contiguous().T if one.ndim == 2 else one for name, one in model.state_dict().items()}, path)
 
-    same = {digests["sparse"], digests["sparse, one other"]}
-    assert len(same) == 1
-    assert len(set(digests.values())) == len(digests) - 1, digests
-    assert digest_of({"x": torch.zeros(2, 3)}) == digests["values"]
-    assert digest_of({"y": torch.zeros(2, 3)}) != digests["values"]
-    assert digest_of({"x": torch.zeros(3, 2).t()}) == digests["values"]
+    assert LiveModel(model, path, commit=commit).digest == inspected(path) is not None
 
 
 @every_commit
@@ -882,14 +877,14 @@ def test_an_error_that_is_kept_keeps_no_weights(
     live, path = watched
     staged: list[weakref.ref[torch.Tensor]] = []
 
-    def fail(state: dict[str, torch.Tensor], cancellation: Any) -> str:
-        staged.extend(weakref.ref(tensor) for tensor in state.values())
+    def fail(_: Any, __: Any, made: dict[int, torch.Tensor], ___: Any) -> str:
+        staged.extend(weakref.ref(tensor) for tensor in made.values())
         try:
             raise MemoryError
         except MemoryError as error:
             raise ckptool.DamagedFile("it is") from error
 
-    monkeypatch.setattr(live_module, "digest_of", fail)
+    monkeypatch.setattr(live_module, "_digest", fail)
     put(path, files[1].read_bytes())
     assert within(20, lambda: bool(told))
 
