@@ -22,7 +22,7 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -100,9 +100,11 @@ def load_into(
         UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
+        TypeError: ``model`` is none, or the class of one.
         ValueError: As ``load``.
     """
     started = time.perf_counter()
+    check_model(model)
     place = placement(map_location)
     check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:

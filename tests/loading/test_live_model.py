@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import lzma
 import os
+import pickle
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -18,6 +22,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
@@ -862,13 +867,125 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     assert began <= when <= datetime.now(timezone.utc)
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
     path.unlink()
-    time.sleep(0.1)
-    assert len(told) == 1
-    assert live.last_error is told[0]  # a path without a file is no news
-    put(path, files[1].read_bytes())
     assert within(20, lambda: len(told) == 2)
+    time.sleep(0.1)
+    assert [type(one) for one in told] == [ckptool.TruncatedFile, ckptool.FileUnavailable]
+    assert live.last_error is told[1]
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: len(told) == 3)
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
     assert (live.last_error, live.last_error_time) == (None, None)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "dangling"])
+def test_a_file_that_is_gone_is_told_once_and_loaded_when_it_is_back(
+    how: str, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+    path = tmp_path / "serving.pth"
+    path.symlink_to(files[0]) if how == "dangling" else path.write_bytes(files[0].read_bytes())
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(every=0.02, on_reload=told.append)
+        aside = (files[0] if how == "dangling" else path).rename(tmp_path / "aside")
+        assert within(20, lambda: bool(told))
+        time.sleep(0.2)
+        assert [type(one) for one in told] == [ckptool.FileUnavailable]
+        assert live.last_error is told[0]
+        assert caplog.text.count("not reloaded") == 1
+        assert "serving.pth" in caplog.text
+        assert "not reloaded" in repr(live)
+        if how == "deleted":
+            aside.unlink()
+            put(path, files[0].read_bytes())
+        else:
+            aside.rename(files[0] if how == "dangling" else path)  # the file that was loaded
+        assert within(20, lambda: live.last_error is None)
+        assert "not reloaded" not in repr(live)
+
+
+def test_a_reload_that_goes_well_says_what_and_how_long(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "ckptool"):
+        live = LiveModel(lenet(1), files[0])
+
+    (line,) = (one.getMessage() for one in caplog.records if one.name == "ckptool")
+    assert line.startswith(f"loaded: {files[0]}: 10 of 10 tensors")
+    assert f"{live.report.nbytes:,} bytes in {live.report.seconds:.2f} s" in line if live.report else None
+    assert str(live.digest) in line
+    assert repr(live) == f"<LiveModel LeNet {live.digest} from '{files[0]}'>"
+
+
+@pytest.mark.parametrize("wrong", ["v0.pth", LeNet, None, {"fc1.weight": torch.ones(1)}], ids=repr)
+def test_what_is_no_model_is_refused(wrong: Any, files: tuple[Path, Path]) -> None:
+    said = r"the class LeNet: make one, as LeNet\(\)" if wrong is LeNet else "the checkpoint is the second argument"
+    for call in (LiveModel, ckptool.load_into):
+        with pytest.raises(TypeError, match=said):
+            call(wrong, files[0])
+    with pytest.raises(TypeError, match=said):
+        LiveModel(wrong)
+
+
+def test_a_model_in_training_mode_is_warned_about(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    LiveModel(lenet(1), files[0])
+    assert "eval()" not in caplog.text
+
+    LiveModel(LeNet(), files[0])
+    assert "LeNet is in training mode" in caplog.text
+    assert "eval()" in caplog.text
+
+
+GONE = """
+import builtins, sys, time
+import torch
+import ckptool
+from ckptool.reference.nets import LeNet
+
+path, bad = sys.argv[1:]
+live = ckptool.LiveModel(LeNet().eval(), path)
+live.watch(every=0.02)
+
+class None_:
+    def find_spec(self, name, *_):
+        raise ModuleNotFoundError(f"no module named {name}", name=name)
+
+sys.meta_path.insert(0, None_())  # as for a process that may not read its own code any more
+import os
+os.path.exists(bad) and os.replace(bad, path) if bad != "-" else os.unlink(path)
+end = time.monotonic() + 20
+while live.last_error is None and time.monotonic() < end:
+    time.sleep(0.01)
+print(type(live.last_error).__name__, live.last_error)
+"""
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "not zip", "other", "page", "packed", "text"])
+def test_a_process_that_can_import_nothing_more_says_what_is_wrong(
+    how: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.pth"
+    data = files[1].read_bytes()
+    if how == "cut":
+        bad.write_bytes(data[: len(data) // 2])
+    elif how == "not zip":
+        bad.write_bytes(pickle.dumps({"a": object()})[:-9])
+    elif how == "other":
+        save_file({"w": torch.zeros(3)}, bad)
+    elif how == "page":
+        bad.write_bytes(b"<!DOCTYPE html><html></html>")
+    elif how == "text":
+        bad.write_bytes("\ufeffnotes".encode("utf-16"))
+    elif how == "packed":
+        bad.write_bytes(lzma.compress(data)[:-100])
+
+    arguments = [sys.executable, "-c", GONE, str(files[0]), "-" if how == "gone" else str(bad)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+
+    expected = {"gone": "FileUnavailable", "cut": "TruncatedFile", "other": "KeyMismatch", "page": "NotACheckpoint"}
+    assert done.stdout.split()[0] == expected.get(how, done.stdout.split()[0]), done.stdout
+    assert getattr(ckptool, done.stdout.split()[0], None) is not None, done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_that_is_kept_keeps_no_weights(

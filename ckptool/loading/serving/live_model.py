@@ -41,7 +41,7 @@ from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill
-from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
 from ckptool.loading.load_into import after_hooks
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
@@ -60,7 +60,7 @@ from ckptool.loading.serving.commit import (
     with_weights,
 )
 from ckptool.loading.serving.lock import Gate
-from ckptool.loading.serving.watcher import Watcher
+from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
@@ -118,6 +118,7 @@ class LiveModel(Closing):
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
+        TypeError: ``model`` is none, or the class of one.
         ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
@@ -135,8 +136,11 @@ class LiveModel(Closing):
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        check_model(model)
         check_options(dtype, weights, mmap)
         check_choice("commit", commit, get_args(Commit))
+        if any(module.training for module in model.modules()):
+            logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
@@ -172,6 +176,11 @@ class LiveModel(Closing):
     def last_error_time(self) -> datetime | None:
         """When ``last_error`` happened, in UTC."""
         return self._failure and self._failure[1]
+
+    def __repr__(self) -> str:
+        path = f" from {show(self.report.path)!r}" if self.report is not None else ""
+        failed = f", not reloaded: {show(str(self.last_error))}" if self.last_error is not None else ""
+        return f"<LiveModel {type(self.model).__name__} {self.digest}{path}{failed}>"
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
@@ -237,7 +246,7 @@ class LiveModel(Closing):
             else:
                 done = self._replace(checkpoint, *targets, started, limits)
             self.report, self._failure, self._seen = done.report, None, seen
-        logger.info("%s; sha256 %s", done.report.line, done.digest)
+        logger.info("loaded: %s; %s", done.report.line, done.digest)
         return done
 
     @contextmanager
@@ -328,7 +337,7 @@ class LiveModel(Closing):
         first that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be
         written is loaded when two looks in a row find it the same. Files that are renamed there more often than that
         are whole, and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and
-        ``on_reload``, and not tried again until it changes. A process that forks has to call this after the fork. With
+        ``on_reload``, and not tried again until it changes; so is one that is gone. A process that forks has to call this after the fork. With
         an index of shards, only the index is looked at: put it there last. With a folder, every file is; if it has an
         index, nothing is loaded until that is another one, too. An address is asked for its version at each look.
 
@@ -341,6 +350,7 @@ class LiveModel(Closing):
             path = self._seen[0]
         path = os.fspath(path)
         self.unwatch()
+        import_readers()
         if version_under(path) is None:
             logger.warning("watching a path without a file: %s", show(shown_path(path)))
         # What was loaded, not what is there now: a file that came between the two must not be missed.
