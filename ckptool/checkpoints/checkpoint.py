@@ -240,7 +240,7 @@ class Checkpoint(Closing):
         numel = sum(info.numel for info in distinct([one.info for one in self.tensors.values()]))
         facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
         return _html(
-            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'parameter')}", self.tensors
+            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'element')}", self.tensors
         )
 
 
@@ -255,7 +255,7 @@ def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
     from ckptool.checkpoints.tables import html_table
 
-    headers = ("name", "shape", "dtype", "device", "parameters", "size")
+    headers = ("name", "shape", "dtype", "device", "elements", "size")
     rows = (
         (name, str(list(one.shape)), one.dtype, one.device, f"{one.info.numel:,}", show_nbytes(one.info.total_nbytes))
         for name, one in tensors.items()

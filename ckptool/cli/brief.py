@@ -39,6 +39,7 @@ _COLUMNS: Final = (
     _Column("form", 10, False, 80),
     _Column("tensors", 8, True, 120),
     _Column("parameters", 14, True, 100),
+    _Column("elements", 14, True, 140),
     _Column("size", 9, True, 0),
 )
 
@@ -53,7 +54,8 @@ class BriefInspect:
         say(self._line("", "file", [one.header for one in _COLUMNS]))
 
     def opened(self, path: str, checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> None:
-        sizes = (f"{summary.tensors:,}", f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
+        parameters = "-" if summary.parameters is None else f"{summary.parameters:,}"
+        sizes = (f"{summary.tensors:,}", parameters, f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
         say(self._line(_word(worst_of(findings), "opened"), path, [checkpoint.format, checkpoint.form, *sizes]))
 
     def failed(self, path: str, error: CkptoolError) -> None:

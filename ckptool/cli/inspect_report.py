@@ -11,6 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, LISTED, counted, counts, listed, rough, show, show_nbytes, some
+from ckptool.names.wrappers import prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
     yield Fact("format", [f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}"])
     yield Fact("form", [_form(checkpoint)])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
-    numel = f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
+    numel = _numel(summary)
     if summary.tensors or not checkpoint.members:
         yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
         yield Fact("devices", [counts(summary.devices)])
         yield Fact("dtypes", [counts(summary.dtypes)])
-    if summary.prefixes:
-        yield Fact("prefix", [show("".join(summary.prefixes))])
+    for label, prefix in prefix_facts(summary.prefixes):
+        yield Fact(label, [prefix])
     adapter = adapter_in(checkpoint)
     if adapter is not None:
         yield Fact("adapter", [_adapter(adapter)])
@@ -115,6 +116,16 @@ def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield Fact("also holds", [_extras(extras)])
+
+
+def _numel(summary: Summary) -> str:
+    """Return how many elements there are, and how many of them are the weights."""
+    if summary.parameters == summary.numel:
+        return f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
+    whole = f"{counted(summary.numel, 'element')}{rough(summary.numel)}"
+    if summary.parameters is None:
+        return whole
+    return f"{counted(summary.parameters, 'parameter')}{rough(summary.parameters)} in the weights, {whole} in all"
 
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
@@ -217,4 +228,5 @@ def _state_dict(found: StateDict, weights: StateDict | None) -> str:
     name = show(_clip(found.key)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
-    return f"{name}: {found.role}{cls}, {counted(len(found), 'tensor')}, {counted(found.numel, 'parameter')}{chosen}"
+    numel = counted(found.numel, "parameter" if found.role in ("model", "ema") else "element")
+    return f"{name}: {found.role}{cls}, {counted(len(found), 'tensor')}, {numel}{chosen}"

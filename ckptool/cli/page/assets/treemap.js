@@ -167,7 +167,7 @@ export class Treemap {
 	}
 
 	size(group) {
-		return this.stack[0].nbytes ? bytes(group.nbytes) : `${count(group.numel)} parameters`;
+		return this.stack[0].nbytes ? bytes(group.nbytes) : `${count(group.numel)} elements`;
 	}
 
 	arrange(group, place, parent) {
