@@ -109,8 +109,7 @@ class Checkpoint(Closing):
         self.traits = parsed.traits
         """What is true of every file of its format."""
         self.source = source
-        nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
-        self.file_nbytes = nbytes or sum(member.nbytes for member in parsed.members)
+        self.file_nbytes = parsed._replace(source=source).nbytes
         """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
