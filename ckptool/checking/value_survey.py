@@ -30,7 +30,8 @@ def survey(
     """
     Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
 
-    Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are left out, and said to be (CK113).
+    Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are
+    left out, and said to be (CK113).
     """
     trained = _trained(checkpoint)
     nan: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.checking.finding import Finding, worst_of
@@ -10,6 +10,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.checkpoints.tables import padded
 from ckptool.cli import terminal
+from ckptool.cli.options import no_room
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, show, show_nbytes
@@ -60,6 +61,12 @@ class BriefInspect:
 
     def failed(self, path: str, error: CkptoolError) -> None:
         say(self._paths.line("error", path, _why(error)))
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line that names the columns that the terminal has no room for."""
+        left = [one.header for index, one in enumerate(_COLUMNS) if index not in self._shown]
+        if left:
+            yield no_room(left)
 
     def _line(self, word: str, path: str, cells: Sequence[str]) -> str:
         shown = (padded(cells[index], _COLUMNS[index].room, right=_COLUMNS[index].is_number) for index in self._shown)

@@ -97,8 +97,8 @@ class LazyTensor:
         found: Tensor = _torch(self)
         return found
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
-        """Return what ``numpy`` does, for ``numpy.asarray``; a TypeError says what to call where numpy has no such type."""
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return what ``numpy`` does, for ``numpy.asarray``; a TypeError says what to call if numpy has no such type."""
         if copy is False:
             raise ValueError(f"{self!r} is not in memory: an array of it is always a copy")
         try:

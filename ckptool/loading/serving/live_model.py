@@ -333,13 +333,14 @@ class LiveModel(Closing):
         """
         Reload whenever another file is at ``path`` than the one that was loaded. Put new files there by renaming.
 
-        Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
-        first that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be
-        written is loaded when two looks in a row find it the same. Files that are renamed there more often than that
-        are whole, and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and
-        ``on_reload``, and not tried again until it changes; so is one that is gone. A process that forks has to call this after the fork. With
-        an index of shards, only the index is looked at: put it there last. With a folder, every file is; if it has an
-        index, nothing is loaded until that is another one, too. An address is asked for its version at each look.
+        Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the first
+        that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be written
+        is loaded when two looks in a row find it the same. Files that are renamed there more often than that are whole,
+        and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and ``on_reload``,
+        and not tried again until it changes; so is one that is gone. A process that forks has to call this after the
+        fork. With an index of shards, only the index is looked at: put it there last. With a folder, every file is; if
+        it has an index, nothing is loaded until that is another one, too. An address is asked for its version at each
+        look.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
@@ -375,7 +376,7 @@ class LiveModel(Closing):
 
 
 def _digest(checkpoint: Checkpoint, weights: StateDict, made: Mapping[int, torch.Tensor], limits: Limits) -> str:
-    """Return the digest of weights; the elements of what was ``made`` of them, by the ``id`` of its facts, are there."""
+    """Return the digest of weights, of which some are ``made`` already, by the ``id`` of their facts."""
 
     def in_memory(info: TensorInfo) -> Iterator[memoryview] | None:
         if id(info) not in made or info.layout != "strided" or info.subclass is not None:
