@@ -276,20 +276,20 @@ def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, o
 
 def _metadata(found: object) -> tuple[dict[str, str], str | None]:
     """Return the metadata as text, which JSON of any kind can be, and what of it was none."""
-    entries = {} if found is None else found if isinstance(found, dict) else {"__metadata__": found}
-    odd = [key for key, value in entries.items() if not isinstance(value, str)]
-    if not odd:
-        return entries, None
-    import json
+    if found is None:
+        return {}, None
+    entries: dict[str, object] = found if isinstance(found, dict) else {"__metadata__": found}
+    text = {key: value for key, value in entries.items() if isinstance(value, str)}
+    if text == found:
+        return text, None
+    from json import dumps
 
     try:
-        text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
+        text = {key: text[key] if key in text else dumps(value) for key, value in entries.items()}
     except RecursionError as error:
         raise MalformedFile("__metadata__ is nested beyond all measure", kind="malformed-safetensors") from error
-    what = (
-        f"metadata that is no text, so safetensors refuses the file, is taken as text: {some(list(map(quoted, odd)))}"
-    )
-    return text, what
+    odd = [quoted(key) for key, value in entries.items() if text[key] is not value or entries is not found]
+    return text, f"metadata that is no text, so safetensors refuses the file, is taken as text: {some(odd)}"
 
 
 def _begin(name: str, entry: object) -> tuple[int, int]:

@@ -100,12 +100,10 @@ def load_into(
         UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
-        TypeError: ``model`` is none, or the class of one.
-        ValueError: As ``load``.
+        ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
-    started = time.perf_counter()
     check_model(model)
-    place = placement(map_location)
+    started, place = time.perf_counter(), placement(map_location)
     check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         if verify:

@@ -98,7 +98,7 @@ class LazyTensor:
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return what ``numpy`` does, for ``numpy.asarray``; a TypeError says what to call if numpy has no such type."""
+        """Return what ``numpy`` does, for ``numpy.asarray``; it says so if numpy has no such type."""
         if copy is False:
             raise ValueError(f"{self!r} is not in memory: an array of it is always a copy")
         try:

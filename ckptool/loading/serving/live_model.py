@@ -78,7 +78,7 @@ class Reload(NamedTuple):
 
     report: LoadReport
     digest: str
-    """That of the weights, as ``ckptool inspect --digest`` prints it for the file: equal weights have equal digests."""
+    """That of the weights, the number that ``inspect`` prints for the file: equal weights have equal digests."""
 
     def __str__(self) -> str:
         return f"{self.report}\n  {self.digest}"
