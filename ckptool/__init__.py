@@ -127,6 +127,19 @@ _MODULES = {
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _MADE_OF_TORCH = "ckptool.loading."
+_OPENED = "ckptool.open_checkpoint(path) gives what is in a file"
+_ON_COMMAND_LINE = "it is a verb of the command line alone"
+_MEANT = {
+    **dict.fromkeys(("inspect", "open", "read", "info", "ls", "summary", "safe_open", "load_file"), _OPENED),
+    "convert": "ckptool.migrate(source, target) converts",
+    "save": "ckptool.migrate(source, target) writes a checkpoint again; torch.save writes a new one",
+    "compare": "ckptool.diff(a, b) compares",
+    "load_state_dict": "ckptool.load_into(model, path) fills a model, ckptool.load(path) gives a state dict",
+    "stat": f"{_ON_COMMAND_LINE}; ckptool.check(path, values=True) looks for NaN and infinities",
+    "scan": f"{_ON_COMMAND_LINE}; ckptool.fleet.row(path) gives one row of it",
+    **dict.fromkeys(("explain", "report", "devices", "fixtures"), _ON_COMMAND_LINE),
+}
+"""Names that people try, and what has what they look for."""
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
@@ -152,7 +165,8 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module("ckptool.errors"), name, None) if name[0] != "_" else None
         if not (isinstance(found, type) and issubclass(found, CkptoolError)):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            meant = f": {_MEANT[name]}" if name in _MEANT else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
         return found
     if module.startswith(_MADE_OF_TORCH):
         import_module("ckptool.torch_ops.needed").needed()

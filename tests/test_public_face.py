@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args, get_type_hints, is_typeddict
 
+import numpy as np
 import pytest
 import torch
 
@@ -198,6 +200,60 @@ def message(names: Any, name: str) -> str:
     assert caught.value.args == (name,)
     assert pickle.loads(pickle.dumps(caught.value)).args == (name,)
     return str(caught.value)
+
+
+ALL_KINDS = {
+    "plain": torch.arange(6.0).reshape(2, 3),
+    "turned": torch.arange(6.0).reshape(2, 3).t(),
+    "half": torch.ones(3, dtype=torch.float16),
+    "counter": torch.tensor(7),
+    "complex": torch.tensor([1 + 2j]).conj(),
+    "brain": torch.ones(2, dtype=torch.bfloat16),
+    "small": torch.ones(2).to(torch.float8_e4m3fn),
+}
+
+
+def test_numpy_and_torch_take_a_lazy_tensor_or_say_what_to_call(tmp_path: Path) -> None:
+    torch.save(ALL_KINDS, tmp_path / "x.pth")
+    with ckptool.open_checkpoint(tmp_path / "x.pth") as checkpoint:
+        for name, tensor in checkpoint.tensors.items():
+            expected = ALL_KINDS[name].resolve_conj()
+            if name in ("brain", "small"):
+                with pytest.raises(TypeError, match=r"call torch\(\)"):
+                    np.asarray(tensor)
+            else:
+                assert np.array_equal(np.asarray(tensor), expected.numpy())
+                assert np.stack([tensor, tensor]).shape == (2, *expected.shape)
+            if name not in ("small", "complex"):  # which torch itself does not hand over
+                assert torch.equal(torch.as_tensor(tensor), expected)
+        plain = checkpoint.tensors["plain"]
+        assert np.asarray(plain, dtype="float64").dtype == np.float64
+        with pytest.raises(ValueError, match="not in memory"):
+            np.array(plain, copy=False)
+
+
+@pytest.mark.parametrize("name", ["inspect", "open", "convert", "save", "stat", "explain", "report", "scan"])
+def test_names_that_people_try_are_answered(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"command line|ckptool\.\w+\("):
+        getattr(ckptool, name)
+    assert not hasattr(ckptool, name)
+
+
+def test_what_answers_name_is_there() -> None:
+    for said in ckptool._MEANT.values():  # type: ignore[attr-defined]
+        for used in re.findall(r"ckptool\.([\w.]+)\(", said):
+            found: Any = ckptool
+            for part in used.split("."):
+                found = getattr(found, part)
+            assert callable(found)
+
+
+def test_a_checkpoint_completes_what_is_public() -> None:
+    with ckptool.open_checkpoint(VALID / "lenet-state-dict-cpu-zip.pth") as checkpoint:
+        shown = dir(checkpoint)
+        assert {"tensors", "weights", "form", "format", "metadata", "close"} <= set(shown)
+        assert not {"walks", "rebuilder", "streams", "unmerged", "clashes"} & set(shown)
+        assert all(hasattr(checkpoint, name) for name in shown)
 
 
 def test_a_missing_name_is_answered_with_the_nearest(wrapped: ckptool.StateDict) -> None:

@@ -9,7 +9,7 @@ from ckptool.messages import cut
 from ckptool.sources.naming import shown_path
 from ckptool.sources.stamps import Stamp, stamp_of
 
-SCHEMA: Final = "ckptool.scan/1"
+SCHEMA: Final = "ckptool.scan/2"
 TENSORS: Final = "ckptool.tensors/1"
 READY: Final = b"ready"
 """What a worker says once it has begun."""
@@ -19,7 +19,7 @@ ENDED: Final = "worker-ended"
 """The kind of the error of a file whose worker process died."""
 _LONGEST: Final = 4096
 _FACTS: Final = (
-    *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
+    *("member", "format", "form", "writer", "tensors", "tied", "parameters", "numel"),
     *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
     *("shards", "members", "beside", "digest", "digest_error"),
 )

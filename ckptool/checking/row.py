@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     """What the state dicts of a role come to."""
 
     tensors: int
-    parameters: int
+    numel: int
     nbytes: int
 
 
@@ -99,7 +99,8 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "writer": writer and writer._asdict(),
         "tensors": summary.tensors,
         "tied": summary.tied,
-        "parameters": summary.numel,
+        "parameters": summary.parameters,
+        "numel": summary.numel,
         "tensors_nbytes": summary.nbytes,
         "weights_nbytes": nbytes,
         "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from ckptool.checking.finding import Finding
+from ckptool.checking.value_statistics import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
 from ckptool.limits import Limits
@@ -13,20 +14,24 @@ from ckptool.messages import counted, some
 from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
-
-if TYPE_CHECKING:
-    from ckptool.torch_ops.values import ValueFacts
+from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 
 
-def survey(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Iterator[Finding]:
+def survey(
+    checkpoint: Checkpoint,
+    limits: Limits,
+    meter: Meter,
+    known: Callable[[LazyTensor], ValueFacts | str | None] = lambda _: None,
+) -> Iterator[Finding]:
     """
     Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
 
-    Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
+    Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are
+    left out, and said to be (CK113).
     """
     trained = _trained(checkpoint)
     nan: list[str] = []
@@ -43,9 +48,9 @@ def survey(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Iterator[Fin
         seen.add(identity(info))
         left -= info.nbytes
         meter.read(info.nbytes)
-        facts = _facts(tensor, limits) if left >= 0 else _NO_NUMBERS
+        facts = known(tensor) or (_facts(tensor, limits) if left >= 0 else _NO_NUMBERS)
         if isinstance(facts, str):
-            left_out[facts].append(tensor.name)
+            left_out.setdefault(facts, []).append(tensor.name)
             continue
         is_extreme = facts.infinite == info.numel and _is_extreme(tensor.name)
         is_beside = tensor.name not in trained or facts.only_minus_infinity_and_zero
@@ -72,6 +77,21 @@ def survey(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Iterator[Fin
     for why, names in left_out.items():
         if names:
             yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
+
+
+def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
+    """Return what ``survey`` asks for of values whose statistics are known."""
+    found = row.values
+    if found is None:
+        return _NO_NUMBERS
+    only_masks = found.infinite > 0 and found.infinite + found.zeros == found.total and not _has_infinity(tensor)
+    return ValueFacts(found.nan, found.infinite, found.zeros == found.total, only_masks)
+
+
+def _has_infinity(tensor: LazyTensor) -> bool:
+    """Say whether a tensor of zeros and infinities has a positive one."""
+    step = tensor.info.dtype.swap_nbytes  # of a complex number, that of each of its two
+    return any(any(0 < top < 0x80 for top in piece[step - 1 :: step]) for piece in tensor.chunks(_VALUES_AT_ONCE))
 
 
 def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:

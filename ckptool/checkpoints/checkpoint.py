@@ -21,6 +21,12 @@ from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct
 
 _SHAPE: Final = attrgetter("shape")
+_PUBLIC: Final = (
+    *("path", "member", "format", "form", "file_nbytes", "metadata", "globals", "class_sources", "release_tree"),
+    *("tensors", "attributes", "weights", "state_dicts", "extras", "shards", "beside", "members", "inside"),
+    *("check_index", "check_unchanged", "close", "is_folder"),
+)
+"""What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
 
 
 class ByName(dict[str, LazyTensor]):
@@ -103,8 +109,7 @@ class Checkpoint(Closing):
         self.traits = parsed.traits
         """What is true of every file of its format."""
         self.source = source
-        nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
-        self.file_nbytes = nbytes or sum(member.nbytes for member in parsed.members)
+        self.file_nbytes = parsed._replace(source=source).nbytes
         """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
@@ -224,6 +229,9 @@ class Checkpoint(Closing):
         """Close the file. Tensors that were not read yet cannot be read any more."""
         self.source.close()
 
+    def __dir__(self) -> Iterable[str]:
+        return _PUBLIC
+
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
@@ -231,7 +239,7 @@ class Checkpoint(Closing):
         numel = sum(info.numel for info in distinct([one.info for one in self.tensors.values()]))
         facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
         return _html(
-            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'parameter')}", self.tensors
+            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'element')}", self.tensors
         )
 
 
@@ -246,7 +254,7 @@ def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
     from ckptool.checkpoints.tables import html_table
 
-    headers = ("name", "shape", "dtype", "device", "parameters", "size")
+    headers = ("name", "shape", "dtype", "device", "elements", "size")
     rows = (
         (name, str(list(one.shape)), one.dtype, one.device, f"{one.info.numel:,}", show_nbytes(one.info.total_nbytes))
         for name, one in tensors.items()

@@ -7,13 +7,13 @@ tensor, with its type, its shape, that of the elements, and its name without wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.weights import choose
+from ckptool.checkpoints.weights import choose, entries_of
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.names.renaming import rename, strip_wrappers, without_marked
@@ -22,9 +22,16 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
 
-def digest_of(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> str:
+def digest_of(
+    checkpoint: Checkpoint,
+    limits: Limits = DEFAULT_LIMITS,
+    weights: StateDict | None = None,
+    in_memory: Callable[[TensorInfo], Iterable[bytes | memoryview] | None] = lambda _: None,
+) -> str:
     """
     Return ``sha256:`` and the digest of the weights. Every byte of them is read, 4 MiB at a time.
+
+    ``weights`` are those that were chosen already. What ``in_memory`` has the elements of is not read again.
 
     Raises:
         WeightsNotFound: No state dict is the weights.
@@ -32,11 +39,11 @@ def digest_of(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> str:
         LimitExceeded: Views repeat the same bytes far too often.
         CkptoolError: The file cannot be read any more.
     """
-    tensors = _named(checkpoint, choose(checkpoint, None, "auto"))
+    tensors = _named(checkpoint, choose(checkpoint, None, "auto") if weights is None else weights)
     distinct = {identity(one.info): one for one in tensors.values()}
     refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
     known = {
-        key: _described(one.info, one.name, limits)
+        key: _described(one.info, one.name, limits, in_memory)
         for key, one in each(distinct.items(), checkpoint.source.cancellation)
     }
     lines = sorted(_line(known[identity(one.info)], name) for name, one in tensors.items())
@@ -70,7 +77,7 @@ def _line(described: str, name: str) -> str:
 
 def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTensor]:
     """Return the tensors by their names without wrappers; what only some names begin with may be the model's own."""
-    tensors = dict(weights)
+    tensors = {**weights, **dict(_packed(checkpoint, weights))}
     tensors |= {name: tensors[kept] for name, kept in checkpoint.recorded.ties.items() if kept in tensors}
     names = list(tensors)
     try:
@@ -80,17 +87,34 @@ def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTenso
     return {new: tensors[name] for name, new in zip(names, renamed, strict=True) if new is not None}
 
 
-def _described(info: TensorInfo, name: str, limits: Limits) -> str:
+def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, LazyTensor]]:
+    """Yield the tensors inside entries of a state dict that are no tensors themselves: packed weights, extra state."""
+    entries = {name for name, _ in entries_of(checkpoint, weights) if name not in weights}
+    others = {f"{one.key}.{name}" if one.key else name for one in checkpoint.state_dicts for name in one}
+    head = f"{weights.key}." if weights.key else ""
+    for name, tensor in checkpoint.tensors.items() if entries else ():
+        parts = name[len(head) :].split(".") if name.startswith(head) and name not in others else []
+        if any(".".join(parts[:end]) in entries for end in range(1, len(parts))):
+            yield name[len(head) :], tensor
+
+
+def _described(
+    info: TensorInfo,
+    name: str,
+    limits: Limits,
+    in_memory: Callable[[TensorInfo], Iterable[bytes | memoryview] | None],
+) -> str:
     """Return type, shape and contents; of what is not plain memory, its layout, its numbers and its parts, too."""
     if info.storage is None and not info.parts:
         raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")
     contents = sha256()
     if info.storage is not None:
-        for chunk in LazyTensor(name, info).chunks(CHUNK_NBYTES, limits=limits):
+        known = in_memory(info)
+        for chunk in LazyTensor(name, info).chunks(CHUNK_NBYTES, limits=limits) if known is None else known:
             contents.update(chunk)
     shape = ",".join(map(str, info.shape))
     words = [info.dtype.name, f"[{shape}]", contents.hexdigest()]
     if info.layout != "strided":
         words += [info.layout, *(f"{key}={value!r}" for key, value in info.details)]
-    words += [_line(_described(one, f"{name}.{part}", limits), part) for part, one in info.parts]
+    words += [_line(_described(one, f"{name}.{part}", limits, in_memory), part) for part, one in info.parts]
     return " ".join(words)

@@ -152,6 +152,17 @@ class Parsed(NamedTuple):
         """What the file is as a whole: one state dict, a whole model, or more than that."""
         return self.fixed_form or _form(self.contents)
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
+        own = self.source.nbytes + sum(shard.nbytes for shard in self.shards)
+        return own or sum(member.nbytes for member in self.members)
+
+    @property
+    def number(self) -> int:
+        """How many tensors it has; those of all members, if none was picked."""
+        return len(self.contents.tensors) or sum(member.tensors for member in self.members)
+
     def tensor(self) -> TensorInfo | None:
         """Return the tensor that it is as a whole; None if it is something else, or has several."""
         if self.rebuilder is not None:

@@ -36,6 +36,8 @@ class Summary(NamedTuple):
     """Names that only repeat a tensor that another name has."""
     numel: int
     """Elements; tied tensors count once."""
+    parameters: int | None
+    """Elements of the weights, with their buffers; None where no state dict is the weights."""
     nbytes: int
     """Bytes of storage; shared bytes count once, whether tensors cover them or not."""
     devices: dict[str, int]
@@ -68,14 +70,17 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     nbytes, is_apart = _extent(storages, apart=not keeps_ties)
     is_apart = is_apart and len(storages) == len(infos)
     own = distinct(infos, cancellation) if keeps_ties and not is_apart else infos
+    numel = sum(numels) if own is infos else sum(map(prod, map(_SHAPE, own)))
+    weights = checkpoint.weights
     return Summary(
         tensors=len(infos),
         tied=len(infos) - len(own),
-        numel=sum(numels) if own is infos else sum(map(prod, map(_SHAPE, own))),
+        numel=numel,
+        parameters=None if weights is None else numel if len(weights) == len(infos) else weights.numel,
         nbytes=nbytes,
         devices=_counted(list(map(_LOCATION, infos))),
         dtypes=_counted(list(map(_DTYPE, infos))),
-        prefixes=prefixes_of(checkpoint.weights or ()),
+        prefixes=prefixes_of(weights or ()),
         is_apart=is_apart,
         is_plain=not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos)) and all(numels),
     )

@@ -217,7 +217,7 @@ def prepare(
     """
     check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
-    pairs = _entries(checkpoint, state_dict)
+    pairs = entries_of(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
@@ -286,7 +286,7 @@ def nothing_to_drop(path: str, there: Iterable[str]) -> MigrationRefused:
     )
 
 
-def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
+def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
     """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
     if state_dict.class_name is not None:
         walk = _walk(checkpoint, state_dict)

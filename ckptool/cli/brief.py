@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.checking.finding import Finding, worst_of
@@ -11,6 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.checkpoints.tables import padded
 from ckptool.cli import terminal
+from ckptool.cli.options import no_room
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, show, show_nbytes, some
@@ -40,6 +41,7 @@ _COLUMNS: Final = (
     _Column("form", 10, False, 80),
     _Column("tensors", 8, True, 120),
     _Column("parameters", 14, True, 100),
+    _Column("elements", 14, True, 140),
     _Column("size", 9, True, 0),
 )
 
@@ -54,11 +56,18 @@ class BriefInspect:
         say(self._line("", "file", [one.header for one in _COLUMNS]))
 
     def opened(self, path: str, checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> None:
-        sizes = (f"{summary.tensors:,}", f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
+        parameters = "-" if summary.parameters is None else f"{summary.parameters:,}"
+        sizes = (f"{summary.tensors:,}", parameters, f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
         say(self._line(_word(worst_of(findings), "opened"), path, [checkpoint.format, checkpoint.form, *sizes]))
 
     def failed(self, path: str, error: CkptoolError) -> None:
         say(self._paths.line("error", path, _why(error)))
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line that names the columns that the terminal has no room for."""
+        left = [one.header for index, one in enumerate(_COLUMNS) if index not in self._shown]
+        if left:
+            yield no_room(left)
 
     def _line(self, word: str, path: str, cells: Sequence[str]) -> str:
         shown = (padded(cells[index], _COLUMNS[index].room, right=_COLUMNS[index].is_number) for index in self._shown)

@@ -39,7 +39,7 @@ class _Totalled:
     """What ends with a total."""
 
     def __init__(self) -> None:
-        self._totals = Totals("fine")
+        self._totals = Totals("fine", whole=terminal.width() is None)
         self._width = terminal.width()
 
     def checked(self, report: CheckReport, _: str) -> None:

@@ -26,7 +26,7 @@ from ckptool.formats import open_checkpoint
 @brief_option
 @many_files
 @click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
-@click.option("--tree", is_flag=True, help="Show the names as a tree, with the parameters and the size of each module.")
+@click.option("--tree", is_flag=True, help="Show the names as a tree, with the elements and the size of each module.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
 @click.option("--no-fold", is_flag=True, help="Show every layer in the tree, also those that are alike.")
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -79,7 +78,8 @@ class Reports:
         summary, findings = _examined(checkpoint)
         if self._totals is not None:
             self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
-        head = inspect_report.head_lines(checkpoint, summary, findings, _digest(checkpoint, is_asked=self._has_digest))
+        known, whole = _digest(checkpoint, is_asked=self._has_digest), self._listing.width is None
+        head = inspect_report.head_lines(checkpoint, summary, findings, known, whole=whole)
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         lines = [
             *([""] if self._begun else []),
@@ -133,7 +133,8 @@ class Brief:
         self._totals.passed_over(path)
 
     def end(self) -> None:
-        _print(terminal.wrapped(self._totals.lines(always=True), self._width))
+        lines = self._totals.lines(always=True)
+        _print(terminal.wrapped((*lines, *self._lines.left_out()), self._width))
 
 
 class Plain:
@@ -226,7 +227,7 @@ class Objects:
 def _totals(options: dict[str, Any]) -> Totals:
     from ckptool.cli.totals import Totals  # most calls are about one file
 
-    return Totals("opened", named=sys.maxsize) if options["wide"] else Totals("opened")
+    return Totals("opened", whole=options["wide"] or terminal.width() is None)
 
 
 def _digest(checkpoint: Checkpoint, *, is_asked: bool) -> Known | None:

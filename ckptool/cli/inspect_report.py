@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, LISTED, counted, counts, listed, rough, show, show_nbytes, some
+from ckptool.names.wrappers import prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
 
 if TYPE_CHECKING:
@@ -20,11 +22,8 @@ if TYPE_CHECKING:
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
-_EXTRAS_SHOWN = 8
 _BESIDE_SHOWN = 16
 _WORD = 32
-_LONGEST_METADATA = 200
-_LONGEST_PATH = 48
 
 
 _ROLES = {
@@ -42,6 +41,22 @@ _ROLES = {
 """What lies beside checkpoints, in words."""
 
 
+class Room(NamedTuple):
+    """How much is said of a file in one line."""
+
+    extras: int
+    """Values that are no tensors, and modules that an adapter changes."""
+    metadata: int
+    """Characters of the metadata."""
+    path: int
+    """Characters of a name."""
+
+
+SHORT = Room(extras=8, metadata=200, path=48)
+"""On a terminal."""
+WHOLE = Room(*[sys.maxsize] * 3)
+
+
 class Fact(NamedTuple):
     """What is said about a file under one label: a line for each of its items."""
 
@@ -52,12 +67,17 @@ class Fact(NamedTuple):
 
 
 def head_lines(
-    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], digest: Known | None = None
+    checkpoint: Checkpoint,
+    summary: Summary,
+    findings: Sequence[Finding],
+    digest: Known | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[str]:
-    """Yield the lines that say what a file is, one fact a line."""
+    """Yield the lines that say what a file is, one fact a line; ``whole`` cuts none, and leaves nothing out."""
     yield shown_name(checkpoint)
-    for fact in head_facts(checkpoint, summary):
-        yield from listed(fact.label, fact.items, fact.most)
+    for fact in head_facts(checkpoint, summary, WHOLE if whole else SHORT):
+        yield from listed(fact.label, fact.items, None if whole else fact.most)
     if digest is not None:
         why = "" if digest.error is None else digest.error.message
         yield from listed("digest", [digest.digest or f"none: {show(why)}"])
@@ -69,32 +89,32 @@ def shown_name(checkpoint: Checkpoint) -> str:
     return show(f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path)
 
 
-def head_facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
+def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:
     """Yield what a file is; what there is nothing to say about is left out."""
-    yield from (fact for fact in _facts(checkpoint, summary) if fact.items)
+    yield from (fact for fact in _facts(checkpoint, summary, room) if fact.items)
 
 
-def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
+def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fact]:
     yield Fact("format", [f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}"])
-    yield Fact("form", [_form(checkpoint)])
+    yield Fact("form", [_form(checkpoint, room)])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
-    numel = f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
+    numel = _numel(summary)
     if summary.tensors or not checkpoint.members:
         yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
         yield Fact("devices", [counts(summary.devices)])
         yield Fact("dtypes", [counts(summary.dtypes)])
-    if summary.prefixes:
-        yield Fact("prefix", [show("".join(summary.prefixes))])
+    for label, prefix in prefix_facts(summary.prefixes):
+        yield Fact(label, [prefix])
     adapter = adapter_in(checkpoint)
     if adapter is not None:
-        yield Fact("adapter", [_adapter(adapter)])
+        yield Fact("adapter", [_adapter(adapter, room)])
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
-        yield Fact("state dicts", [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts])
+        yield Fact("state dicts", [_state_dict(found, checkpoint.weights, room) for found in checkpoint.state_dicts])
     if checkpoint.form in _BESIDE_WEIGHTS:
         from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
 
-        yield Fact("training", [_training(found) for found in training_states(checkpoint)], LISTED)
+        yield Fact("training", [_training(found, room) for found in training_states(checkpoint)], LISTED)
     shards = sorted(checkpoint.shards, key=lambda one: one.name)
     yield Fact(
         "shards",
@@ -110,11 +130,21 @@ def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
     yield Fact("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], _BESIDE_SHOWN)
     if checkpoint.metadata:
         # What is cut here is cut again below: only the second cut is seen.
-        text = ", ".join(f"{key}={value[: _LONGEST_METADATA + 1]}" for key, value in checkpoint.metadata.items())
-        yield Fact("metadata", [show(text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}…")])
+        text = ", ".join(f"{key}={value[: room.metadata + 1]}" for key, value in checkpoint.metadata.items())
+        yield Fact("metadata", [show(text if len(text) <= room.metadata else f"{text[: room.metadata]}…")])
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
-        yield Fact("also holds", [_extras(extras)])
+        yield Fact("also holds", [_extras(extras, room)])
+
+
+def _numel(summary: Summary) -> str:
+    """Return how many elements there are, and how many of them are the weights."""
+    if summary.parameters == summary.numel:
+        return f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
+    whole = f"{counted(summary.numel, 'element')}{rough(summary.numel)}"
+    if summary.parameters is None:
+        return whole
+    return f"{counted(summary.parameters, 'parameter')}{rough(summary.parameters)} in the weights, {whole} in all"
 
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
@@ -131,10 +161,10 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     return found._replace(base=base_model(checkpoint.path, checkpoint.source))
 
 
-def _adapter(found: Adapter) -> str:
+def _adapter(found: Adapter, room: Room) -> str:
     ranks = " and ".join(map(str, found.ranks)) if len(found.ranks) < 3 else f"{found.ranks[0]} to {found.ranks[-1]}"
-    targets = some([show(_clip(target)) for target in found.targets], _EXTRAS_SHOWN)
-    base = f"; for {show(_clip(found.base))}" if found.base else ""
+    targets = some([show(_clip(target, room)) for target in found.targets], room.extras)
+    base = f"; for {show(_clip(found.base, room))}" if found.base else ""
     return f"LoRA of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
 
 
@@ -150,23 +180,23 @@ def _shards(checkpoint: Checkpoint) -> str:
     return f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
 
 
-def _form(checkpoint: Checkpoint) -> str:
+def _form(checkpoint: Checkpoint, room: Room) -> str:
     if checkpoint.form == "data" and isinstance(checkpoint.root, Call) and not checkpoint.root.pairs:
-        return f"{FORMS['data']}: {show(_clip(class_name(checkpoint.root)))}"
+        return f"{FORMS['data']}: {show(_clip(class_name(checkpoint.root), room))}"
     if checkpoint.form != "model":
         return FORMS[checkpoint.form]
     cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
     return f"model: {show(cls)}" if cls else "model"
 
 
-def _extras(extras: Sequence[tuple[str, Inert]]) -> str:
+def _extras(extras: Sequence[tuple[str, Inert]], room: Room) -> str:
     """Return what is not a tensor, the outermost first, and how many more there are."""
     outermost = sorted(extras, key=lambda extra: extra[0].count("."))
-    shown = [_extra(path, node) for path, node in outermost[:_EXTRAS_SHOWN]]
-    return show(some([*shown, *(path for path, _ in outermost[_EXTRAS_SHOWN:])], _EXTRAS_SHOWN))
+    shown = [_extra(path, node, room) for path, node in outermost[: room.extras]]
+    return show(some([*shown, *(path for path, _ in outermost[room.extras :])], room.extras))
 
 
-def _extra(path: str, node: Inert) -> str:
+def _extra(path: str, node: Inert, room: Room) -> str:
     """Return a path, with its value where that is a number or a word."""
     from ckptool.pickles.describe import describe, scalar_of  # many files hold nothing but tensors
 
@@ -174,9 +204,9 @@ def _extra(path: str, node: Inert) -> str:
         return describe(node)
     value = scalar_of(node)
     if value is None or (isinstance(value, str) and len(value) > _WORD):
-        return _clip(path)
+        return _clip(path, room)
     shown = f"{value:.6g}" if isinstance(value, float) else value
-    return f"{_clip(path)}={shown}"
+    return f"{_clip(path, room)}={shown}"
 
 
 def _beside(found: Beside, path: str) -> str:
@@ -189,12 +219,12 @@ def _beside(found: Beside, path: str) -> str:
     return f"{show(shown)}: {', '.join(facts)}"
 
 
-def _training(found: TrainingState) -> str:
+def _training(found: TrainingState, room: Room) -> str:
     """Return one line about an optimizer, a scheduler, a scaler or states of random number generators."""
-    name = show(_clip(found.key)) or "(root)"
+    name = show(_clip(found.key, room)) or "(root)"
     if found.role in ("rng", "scaler"):
         return f"{name}: {'states of random number generators' if found.role == 'rng' else 'gradient scaler'}"
-    kind = show(_clip(found.kind)) if found.kind else f"{found.role} of an unknown class"
+    kind = show(_clip(found.kind, room)) if found.kind else f"{found.role} of an unknown class"
     said = kind if found.class_name or not found.kind else f"{kind} by its settings"
     facts = []
     if found.role == "optimizer":
@@ -209,12 +239,13 @@ def _training(found: TrainingState) -> str:
     return f"{name}: {', '.join([said, *facts])}"
 
 
-def _clip(path: str) -> str:
-    return path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH // 2]}…{path[-_LONGEST_PATH // 2 :]}"
+def _clip(path: str, room: Room) -> str:
+    return path if len(path) <= room.path else f"{path[: room.path // 2]}…{path[-room.path // 2 :]}"
 
 
-def _state_dict(found: StateDict, weights: StateDict | None) -> str:
-    name = show(_clip(found.key)) or "(root)"
+def _state_dict(found: StateDict, weights: StateDict | None, room: Room) -> str:
+    name = show(_clip(found.key, room)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
-    return f"{name}: {found.role}{cls}, {counted(len(found), 'tensor')}, {counted(found.numel, 'parameter')}{chosen}"
+    numel = counted(found.numel, "parameter" if found.role in ("model", "ema") else "element")
+    return f"{name}: {found.role}{cls}, {counted(len(found), 'tensor')}, {numel}{chosen}"

@@ -119,6 +119,7 @@ def inspect_object(
             "tensors": summary.tensors,
             "tied": summary.tied,
             "numel": summary.numel,
+            "parameters": summary.parameters,
             "nbytes": summary.nbytes,
             "devices": summary.devices,
             "dtypes": summary.dtypes,

@@ -13,7 +13,7 @@ from ckptool.cli.terminal import wrapped
 from ckptool.messages import counted, show_nbytes
 from ckptool.tensors.reading import LazyTensor
 
-_SPARE: Final = ("device", "dtype", "parameters")
+_SPARE: Final = ("device", "dtype", "elements")
 """Columns that a narrow terminal does without; the head has counts of all three."""
 
 
@@ -43,7 +43,7 @@ class Listing(NamedTuple):
         if self.limit is not None and (rest := tensors[self.limit :]):
             numel = sum(tensor.info.numel for tensor in rest)
             nbytes = sum(tensor.info.total_nbytes for tensor in rest)
-            yield left_out(len(rest), f", of {counted(numel, 'parameter')}, {show_nbytes(nbytes)}")
+            yield left_out(len(rest), f", of {counted(numel, 'element')}, {show_nbytes(nbytes)}")
 
     def table(self, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> Iterator[str]:
         """Yield all of these tensors as a table."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import click
 
 from ckptool import __version__
+from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.value_statistics import ValueRow, statistics_of
+from ckptool.checking.value_survey import facts_of, survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.cli.page.comparison import comparison_columns, comparison_facts
 from ckptool.cli.page.document import document
@@ -26,10 +28,14 @@ from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.sides import side_of
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import show
 from ckptool.migration.output import Output
+from ckptool.sources.meter import SILENT
 from ckptool.sources.paths import is_same_file
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+from ckptool.torch_ops.values import ValueFacts
 
 SCHEMA = "ckptool.page/1"
 
@@ -114,9 +120,14 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, Ckptoo
         columns = tensor_columns(parts)
         if asked.values:
             line.next(path)
-            found_rows = [row for one in parts.values() for row in _rows(one, one.tensors, line)]
+            found_rows: list[ValueRow] = []
+            for head, one in parts.items():
+                tensors = [*one.tensors.values(), *one.attributes.values()]
+                rows = list(_rows(one, tensors, line))
+                found_rows += rows[: len(one.tensors)]
+                found = _with_values(found, one, zip(tensors, rows, strict=True), f"{head[:-1]}: " if head else "")
             columns["values"] = [statistics_columns(found_rows)]
-        facts = file_facts(checkpoint, found, has_values=bool(asked.values))
+        facts = file_facts(checkpoint, found)
         checkpoint.check_unchanged()
     return _page([facts], columns), None
 
@@ -141,28 +152,37 @@ def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine) -> bytes:
             side = side_of(one, compared.scope, key, label, aligned=asked.ignore_wrappers)
             sides.append(side.tensors | side.attributes)
         names, columns = comparison_columns(compared, sides[0], sides[1])
+        found = [check_file(path) for path in (a, b)]
         if asked.values:
-            columns["values"] = [
-                _statistics(one, tensors, names, line) for one, tensors in zip(checkpoints, sides, strict=True)
-            ]
-        pairs = zip(checkpoints, (a, b), strict=True)
-        facts = [file_facts(one, check_file(path), has_values=asked.values is not False) for one, path in pairs]
+            statistics = []
+            for at, (one, tensors) in enumerate(zip(checkpoints, sides, strict=True)):
+                line.next(one.path)
+                rows = dict(zip(tensors, _rows(one, list(tensors.values()), line), strict=True))
+                statistics.append(statistics_columns([rows.get(name) for name in names]))
+                found[at] = _with_values(found[at], one, zip(tensors.values(), rows.values(), strict=True))
+            columns["values"] = statistics
+        facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
         for one in checkpoints:
             one.check_unchanged()
     return _page(facts, columns, comparison_facts(compared))
 
 
-def _statistics(
-    checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor], names: Sequence[str], line: ProgressLine
-) -> dict[str, object]:
-    """Return what the values of tensors are like, as columns with a row for each of these names."""
-    line.next(checkpoint.path)
-    rows = dict(zip(tensors, _rows(checkpoint, tensors, line), strict=True))
-    return statistics_columns([rows.get(name) for name in names])
+def _with_values(
+    found: CheckReport, checkpoint: Checkpoint, rows: Iterable[tuple[LazyTensor, ValueRow]], head: str = ""
+) -> CheckReport:
+    """Return what was found in a file, with what is odd about the values of a checkpoint in it, as `check` says it."""
+    by_place = {identity(tensor.info): row for tensor, row in rows}
+
+    def known(tensor: LazyTensor) -> ValueFacts | str:
+        row = by_place.get(identity(tensor.info))
+        return "they are not compared" if row is None else facts_of(row, tensor)
+
+    odd = (one._replace(message=f"{head}{one.message}") for one in survey(checkpoint, DEFAULT_LIMITS, SILENT, known))
+    return found._replace(depth="values", findings=(*found.findings, *odd))
 
 
-def _rows(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor], line: ProgressLine) -> Iterator[ValueRow]:
-    return statistics_of(checkpoint, list(tensors.values()), depth=None, progress=line)
+def _rows(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], line: ProgressLine) -> Iterator[ValueRow]:
+    return statistics_of(checkpoint, tensors, depth=None, progress=line)
 
 
 def _page(

@@ -10,7 +10,7 @@ from ckptool.errors import OutputFailed
 from ckptool.migration.output.lines import Lines
 from ckptool.migration.output.parquet import EACH, Kind, write_parquet
 
-_ROLE: Final = {"tensors": "count", "parameters": "count", "nbytes": "count"}
+_ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
 CHECKPOINTS: Final[dict[str, Kind]] = {
     "path": "text",
     "nbytes": "count",
@@ -26,6 +26,7 @@ CHECKPOINTS: Final[dict[str, Kind]] = {
     "tensors": "count",
     "tied": "count",
     "parameters": "count",
+    "numel": "count",
     "tensors_nbytes": "count",
     "weights_nbytes": "count",
     "rest_nbytes": "count",

@@ -5,6 +5,7 @@ Nothing from a file reaches a terminal raw: ``show`` escapes all that is not pri
 bidirectional marks, zero-width and private characters, lone surrogates).
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -82,7 +83,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "parameters": Column("parameters", True, lambda _name, info, _related: f"{info.numel:,}", lambda info: info.numel),
+    "elements": Column("elements", True, lambda _name, info, _related: f"{info.numel:,}", lambda info: info.numel),
     "size": Column(
         "size", True, lambda _name, info, _related: show_nbytes(info.total_nbytes), lambda info: info.total_nbytes
     ),
@@ -109,18 +110,19 @@ COLUMNS: dict[str, Column] = {
     "pieces": Column("pieces", False, _pieces),
 }
 """Each is called as its header, with ``_`` for a space."""
-_OTHER_NAMES = {"numel": "parameters", "nbytes": "bytes", "parameter": "of_parameter"}
-DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "parameters", "size")
+_OTHER_NAMES = {"numel": "elements", "parameters": "elements", "nbytes": "bytes", "parameter": "of_parameter"}
+DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "elements", "size")
 
+_NUMBERS = re.compile("([0-9]{1,18})")
 SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
     "file": lambda _tensor: 0,
-    "name": lambda tensor: tensor.name,
+    "name": lambda tensor: [int(one) if at % 2 else one for at, one in enumerate(_NUMBERS.split(tensor.name))],
     "size": lambda tensor: -tensor.info.total_nbytes,
-    "parameters": lambda tensor: -tensor.info.numel,
+    "elements": lambda tensor: -tensor.info.numel,
     "dtype": lambda tensor: tensor.info.dtype.name,
     "device": lambda tensor: tensor.info.location,
 }
-OTHER_SORT_KEYS = {"numel": "parameters", "bytes": "size", "nbytes": "size"}
+OTHER_SORT_KEYS = {"numel": "elements", "parameters": "elements", "bytes": "size", "nbytes": "size"}
 """Other names for them, as those of columns."""
 
 

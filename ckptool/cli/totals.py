@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -15,11 +16,15 @@ _GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:
-    """Counts of the files that a verb was given; ``otherwise`` is its word for those with which nothing is wrong."""
+    """
+    Counts of the files that a verb was given; ``otherwise`` is its word for those with which nothing is wrong.
 
-    def __init__(self, otherwise: str, *, named: int = _NAMED) -> None:
+    If they are ``whole``, all files that were passed over are named.
+    """
+
+    def __init__(self, otherwise: str, *, whole: bool = False) -> None:
         self._otherwise = otherwise
-        self._named = named
+        self._named = sys.maxsize if whole else _NAMED
         self._found: Counter[str] = Counter()
         self._formats: Counter[str] = Counter()
         self._grades: Counter[str] = Counter()

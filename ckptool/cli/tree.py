@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -11,6 +12,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
 _DEEPEST_INDENT: Final = 40
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class _Branch:
@@ -27,18 +29,19 @@ class _Branch:
     @property
     def total(self) -> str:
         dtypes = f", {', '.join(self.dtypes)}" if self.dtypes else ""
-        sizes = f"{counted(self.numel, 'parameter')}, {show_nbytes(self.nbytes)}{dtypes}"
+        sizes = f"{counted(self.numel, 'element')}, {show_nbytes(self.nbytes)}{dtypes}"
         return f"{counted(self.tensors, 'tensor')}, {sizes}"
 
 
 def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold: bool = True) -> Iterator[str]:
     """
-    Yield the names as a tree, each component once, with count, parameters, size and types of what is below it.
+    Yield the names as a tree, each component once, with count, elements, size and types of what is below it.
 
-    What is tied has several names, and its parameters and its size count once in a total.
+    What is tied has several names, and its elements and its size count once in a total.
 
     ``depth`` is how many levels are shown. With ``fold``, neighbours with consecutive numbers that hold the same names,
-    shapes, types and devices are one line, with how many there are.
+    shapes, types and devices are one line, with how many there are. Numbers come in their own order, whatever the
+    file's is: many writers sort names as text.
     """
     root = _grown(tensors)
     todo = [(name, branch, count, 0) for name, branch, count in reversed(_folded(root, fold=fold))]
@@ -88,9 +91,18 @@ def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
     for branch in reversed(branches):
         info = branch.leaf.info if branch.leaf is not None else None
         leaf = None if info is None else (info.dtype.name, info.location, str(info.shape))
-        inside = tuple((component, one.kind) for component, one in branch.below.items())
+        branch.below = _in_order(branch.below)
+        inside = tuple(sorted((component, one.kind) for component, one in branch.below.items()))
         branch.kind = kinds.setdefault((leaf, inside, branch.numel), len(kinds))
     return root
+
+
+def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
+    """Return components with the numbers among them in the order of numbers, in the places that numbers have."""
+    numbers = sorted((component for component in below if _NUMBER.fullmatch(component)), key=int)
+    ordered = iter(numbers)
+    names = [next(ordered) if _NUMBER.fullmatch(component) else component for component in below]
+    return {name: below[name] for name in names}
 
 
 def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:
@@ -102,7 +114,6 @@ def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:
         if fold and count and one.kind == last.kind and component == str(first + count):
             found[-1] = f"{name.partition('–')[0]}–{component}", last, count + 1
             continue
-        is_number = component.isascii() and component.isdigit() and len(component) < 10
-        first = int(component) if is_number and (component[0] != "0" or component == "0") else -1
+        first = int(component) if _NUMBER.fullmatch(component) else -1
         found.append((component, one, 1 if first >= 0 else 0))
     return found

@@ -258,7 +258,7 @@ def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tupl
 
 
 def _member(name: str, found: Parsed, archive: Archive) -> Member:
-    return Member(name, found.format, found.form, len(found.contents.tensors), archive[name].nbytes)
+    return Member(name, found.format, found.form, found.number, archive[name].nbytes)
 
 
 def _no_checkpoint(archive: Archive) -> CkptoolError:

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.module_facts import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Recorded, Traits
@@ -27,7 +28,7 @@ from ckptool.errors import (
 )
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.messages import counted, some
+from ckptool.messages import counted, quoted, some
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import (
@@ -109,7 +110,7 @@ def read(probe: Probe) -> Parsed:
         raise _truncated("its header ends", 8 + length, source.nbytes)
     text = source.read(8, length)
     header = _parse(text, limits.cancellation)
-    metadata = _metadata(header.pop("__metadata__", None))
+    metadata, odd = _metadata(header.pop("__metadata__", None))
     notes = tuple(_notes(text, header))
     contents = Contents()
     group = Group("", "mapping")
@@ -165,6 +166,9 @@ def read(probe: Probe) -> Parsed:
         metadata=metadata,
         recorded=decode(metadata, header, limits.cancellation),
         notes=notes,
+        remarks=(Remark("CK118", odd, "Write it again with 'ckptool migrate': what is no text becomes text."),)
+        if odd
+        else (),
     )
 
 
@@ -200,7 +204,11 @@ def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellatio
         ties,
         tuple(listed) if is_whole and set(listed) == {*names, *ties} else (),
         facts_by_module(facts),
-        {key: text for key, text in metadata.items() if key not in RESERVED and key not in ties},
+        {
+            key: text
+            for key, text in metadata.items()
+            if (key not in RESERVED or (key == "format" and text != "pt")) and key not in ties
+        },
     )
 
 
@@ -250,6 +258,12 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
 def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
     from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
+    if data.startswith(b'{},"__metadata__":'):
+        raise MalformedFile(
+            "a safetensors header of metadata alone, which safetensors 0.4 and older wrote as no JSON",
+            kind="malformed-safetensors",
+            hint="It holds no tensors: save the weights again.",
+        )
     header = parse_object(data, "the safetensors header", "safetensors", cancellation)
     for name, entry in header.items():
         # The reference library also takes a list of the three, and a type as the key of an object.
@@ -260,12 +274,22 @@ def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, o
     return header
 
 
-def _metadata(found: object) -> dict[str, str]:
+def _metadata(found: object) -> tuple[dict[str, str], str | None]:
+    """Return the metadata as text, which JSON of any kind can be, and what of it was none."""
     if found is None:
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise MalformedFile("__metadata__ is no mapping of text to text", kind="malformed-safetensors")
-    return found
+        return {}, None
+    entries: dict[str, object] = found if isinstance(found, dict) else {"__metadata__": found}
+    text = {key: value for key, value in entries.items() if isinstance(value, str)}
+    if text == found:
+        return text, None
+    from json import dumps
+
+    try:
+        text = {key: text[key] if key in text else dumps(value) for key, value in entries.items()}
+    except RecursionError as error:
+        raise MalformedFile("__metadata__ is nested beyond all measure", kind="malformed-safetensors") from error
+    odd = [quoted(key) for key, value in entries.items() if text[key] is not value or entries is not found]
+    return text, f"metadata that is no text, so safetensors refuses the file, is taken as text: {some(odd)}"
 
 
 def _begin(name: str, entry: object) -> tuple[int, int]:

@@ -134,6 +134,9 @@ def _merged(
         metadata=metadata,
         recorded=safetensors.decode(metadata, tensors, probe.limits.cancellation) if metadata else Recorded(),
         notes=tuple(notes),
+        remarks=tuple(
+            one._replace(what=f"shard {name!r}: {one.what}") for name, shard in opened.items() for one in shard.remarks
+        ),
         damage=damage,
         streams=tuple(streams),
         archives=tuple(archives),

@@ -42,7 +42,7 @@ def choose_targets(
     *,
     strict: bool = True,
     allow_missing: bool = False,
-) -> tuple[str, FillPlan] | None:
+) -> tuple[StateDict, FillPlan] | None:
     """
     Return the chosen state dict and how it fits; of several, the only one that does.
 
@@ -70,7 +70,7 @@ def _planned(
     *,
     strict: bool,
     allow_missing: bool,
-) -> tuple[str, FillPlan]:
+) -> tuple[StateDict, FillPlan]:
 
     def fits(found: Mapping[str, LazyTensor]) -> bool:
         with suppress(WeightsMismatch):
@@ -79,7 +79,7 @@ def _planned(
 
     chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), facts=chosen.modules)
-    return chosen.state_dict.key, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
+    return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
 
 
 def _torch_takes(

@@ -141,6 +141,15 @@ def check_options(dtype: object, weights: object, mmap: object) -> None:
     check_choice("mmap", mmap, (True, False, "auto"))
 
 
+def check_model(model: object) -> None:
+    """Raise TypeError unless this is a model, which stands before the checkpoint."""
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise TypeError(f"model is the class {model.__name__}: make one, as {model.__name__}()")
+    if not isinstance(model, torch.nn.Module):
+        kind = type(model).__name__
+        raise TypeError(f"model is a torch.nn.Module, not a {kind}: the checkpoint is the second argument")
+
+
 def chosen_weights(
     checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, strip: Strip, *, allow_missing: bool = False
 ) -> Weights:

@@ -22,7 +22,7 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -100,10 +100,10 @@ def load_into(
         UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
-        ValueError: As ``load``.
+        ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
-    started = time.perf_counter()
-    place = placement(map_location)
+    check_model(model)
+    started, place = time.perf_counter(), placement(map_location)
     check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         if verify:
@@ -118,7 +118,7 @@ def load_into(
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
-            report = report_of(model, checkpoint.path, found, filling, started)
+            report = report_of(model, checkpoint.path, found.key, filling, started)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
             load = partial(load, allow_missing=allow_missing)

@@ -17,7 +17,7 @@ from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
 from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
-from ckptool.names.wrappers import prefixes_of
+from ckptool.names.wrappers import prefix_facts, prefixes_of
 from ckptool.sources.naming import shown_path
 from ckptool.tensors.tensor import TensorInfo
 
@@ -353,11 +353,10 @@ def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
     yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
     yield "form", *(FORMS[file.form] for file in files)
     yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
-    yield "parameters", *(f"{file.numel:,}" for file in files)
+    yield "elements", *(f"{file.numel:,}" for file in files)
     yield "devices", *(counts(_most_first(file.devices)) or "-" for file in files)
     yield "dtypes", *(counts(_most_first(file.dtypes)) or "-" for file in files)
-    if any(file.prefixes for file in files):
-        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
+    yield from prefix_facts(*(file.prefixes for file in files))
 
 
 def _left_out(report: MigrationReport) -> list[str]:

@@ -4,8 +4,10 @@ What training wrappers add to the names of the model inside them: one table, fro
 Pure: names and class names are texts here, and no class is imported.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from ckptool.messages import show
 
 
 class Wrapper(NamedTuple):
@@ -162,3 +164,13 @@ def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
         if component not in ADDED_BY:
             break
     return tuple(f"{component}." for component in found)
+
+
+def prefix_facts(*sides: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield what all names begin with, of each side: a label, what wrappers have added, and a module of the model's."""
+    shown = [[show(one) for one in prefixes] for prefixes in sides]
+    added = ["".join(one for one in prefixes if one[:-1] in ADDED_BY) for prefixes in shown]
+    own = ["".join(one for one in prefixes if one[:-1] not in ADDED_BY) for prefixes in shown]
+    for label, found in (("prefix", added), ("all under", own)):
+        if any(found):
+            yield label, *(one or "-" for one in found)

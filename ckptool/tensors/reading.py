@@ -97,6 +97,23 @@ class LazyTensor:
         found: Tensor = _torch(self)
         return found
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return what ``numpy`` does, for ``numpy.asarray``; it says so if numpy has no such type."""
+        if copy is False:
+            raise ValueError(f"{self!r} is not in memory: an array of it is always a copy")
+        try:
+            found = self.numpy()
+        except UnsupportedFeature as error:
+            raise TypeError(f"{error.message}; call torch(), or read() for the bytes") from error
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Hand over what ``torch`` returns, for ``torch.as_tensor`` and whoever else takes DLPack."""
+        return self.torch().detach().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # kDLCPU
+
     def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
         """
         Return the elements in row-major order, without gaps, little-endian.

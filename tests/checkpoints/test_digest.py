@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -127,3 +127,63 @@ def test_without_bytes_there_is_no_digest(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedFeature, match="no bytes"):
         digest(tmp_path / "model.pth")
+
+
+DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
+    "values": lambda: torch.zeros(2, 3),
+    "one bit": lambda: torch.tensor([[0.0, 0, 0], [0, 0, -0.0]]),
+    "type": lambda: torch.zeros(2, 3, dtype=torch.int32),
+    "shape": lambda: torch.zeros(3, 2),
+    "turned": lambda: torch.arange(6.0).reshape(2, 3),
+    "not turned": lambda: torch.arange(6.0).reshape(3, 2).t(),
+    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64) * 1j,
+    "conjugate": lambda: (torch.ones(2, 3, dtype=torch.complex64) * 1j).conj(),
+    "sparse": lambda: torch.eye(2000).to_sparse(),
+    "sparse, one other": lambda: (
+        torch.eye(2000).index_fill(1, torch.tensor(1000), 0.0).fill_diagonal_(1).mul(1).to_sparse()
+    ),
+    "sparse, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse(),
+    "csr": lambda: torch.eye(2000).to_sparse_csr(),
+    "csr, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csr(),
+    "csc": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csc(),
+    "quantised": lambda: torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint32),
+    "quantised, one other": lambda: torch.quantize_per_tensor(
+        torch.arange(2000.0) + (torch.arange(2000) == 1000), 0.5, 0, torch.qint32
+    ),
+    "quantised, scaled": lambda: torch.quantize_per_tensor(torch.arange(2000.0) / 2, 0.25, 0, torch.qint32),
+    "by channel": lambda: torch.quantize_per_channel(
+        torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.filterwarnings("ignore:Sparse ")
+def test_tensors_of_all_kinds_have_digests_of_their_own(tmp_path: Path) -> None:
+    def of(name: str, tensor: torch.Tensor) -> str:
+        torch.save({name: tensor, "y": torch.zeros(1)}, tmp_path / "model.pth")
+        return digest(tmp_path / "model.pth")
+
+    digests = {name: of("x", make()) for name, make in DIFFERENT.items()}
+
+    same = {digests["sparse"], digests["sparse, one other"]}
+    assert len(same) == 1
+    assert len(set(digests.values())) == len(digests) - 1, digests
+    assert of("x", torch.zeros(2, 3)) == digests["values"]
+    assert of("z", torch.zeros(2, 3)) != digests["values"]
+    assert of("x", torch.zeros(3, 2).t()) == digests["values"]
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.parametrize("form", ["state_dict", "model", "checkpoint"])
+def test_packed_weights_count(form: str, tmp_path: Path) -> None:
+    found = set()
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        linear = torch.nn.Linear(4, 4, bias=False)
+        model = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(linear), {torch.nn.Linear})
+        content = {"state_dict": model.state_dict(), "model": model, "checkpoint": {"e": 1, "net": model.state_dict()}}
+        torch.save(content[form], tmp_path / "model.pth")
+        found.add(digest(tmp_path / "model.pth"))
+
+    assert len(found) == 2

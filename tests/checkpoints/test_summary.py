@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import Summary, _extent, summarise
+from ckptool.cli import cli
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.tensor import StorageRef
 
@@ -80,3 +85,81 @@ def test_each_byte_of_storages_counts_once_whatever_their_order() -> None:
         ]
         bytes_of_all = {(one, byte) for one, begin, nbytes in places for byte in range(begin, begin + nbytes)}
         assert _extent(storages)[0] == len(bytes_of_all), places
+
+
+def head(path: Path) -> dict[str, str]:
+    """Return the facts that `inspect -q` prints, by their labels."""
+    lines = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).stdout.splitlines()[1:]
+    return {line[2:15].strip(): line[15:] for line in lines if line[2:15].strip()}
+
+
+def brief(path: Path) -> list[str]:
+    """Return the counts that `inspect -b` prints of a file: tensors, parameters, elements."""
+    return CliRunner().invoke(cli, ["inspect", "-b", str(path)]).stdout.splitlines()[1].split()[4:7]
+
+
+NET = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+"""18 elements in the linear layer, 12 in the norm, and its counter."""
+ADAM = torch.optim.Adam(NET.parameters())
+NET(torch.ones(2, 4)).sum().backward()
+ADAM.step()
+SAVED: dict[str, tuple[Any, int | None, int]] = {
+    "state dict": (NET.state_dict(), 28, 28),
+    "whole model": (NET, 28, 28),
+    "training": ({"epoch": 3, "model": NET.state_dict(), "optimizer": ADAM.state_dict()}, 28, 28 + 2 * 21 + 4),
+    "optimizer alone": (ADAM.state_dict(), None, 2 * 21 + 4),
+    "two models": ({"generator": NET.state_dict(), "critic": NET.state_dict() | {"x": torch.ones(2)}}, None, 30),
+    "averaged beside": (
+        {"state_dict": NET.state_dict(), "ema": {name: one + 1 for name, one in NET.state_dict().items()}},
+        28,
+        56,
+    ),
+    "tied": ({"model": {"a": NET[0].weight, "b": NET[0].weight}, "best": torch.ones(5)}, 12, 17),
+}
+
+
+@pytest.mark.parametrize("which", SAVED)
+def test_parameters_are_those_of_the_weights_and_elements_are_all(which: str, tmp_path: Path) -> None:
+    content, parameters, elements = SAVED[which]
+    path = tmp_path / "model.pth"
+    torch.save(content, path)
+
+    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).stdout)["summary"]
+    assert (found["parameters"], found["numel"]) == (parameters, elements)
+    row = json.loads(CliRunner().invoke(cli, ["scan", "--jobs", "1", str(path)]).stdout)
+    assert (row["parameters"], row["numel"]) == (parameters, elements)
+    assert brief(path)[1:] == ["-" if parameters is None else str(parameters), str(elements)]
+    said = head(path)["tensors"]
+    if parameters == elements:
+        assert f"; {parameters} parameters, " in said
+    elif parameters is None:
+        assert f"; {elements} elements, " in said
+        assert "parameter" not in said
+    else:
+        assert f"; {parameters} parameters in the weights, {elements} elements in all, " in said
+    text = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).stdout
+    assert not re.search(r"optimizer, \d+ tensors, \d+ parameters", text)
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix", "under"),
+    [
+        (["fc.weight", "fc.bias"], None, "fc."),
+        (["transformer.h.0.w", "transformer.h.1.w"], None, "transformer."),
+        (["module.fc.weight", "module.fc.bias"], "module.", "fc."),
+        (["module._orig_mod.a.w", "module._orig_mod.b.w"], "module._orig_mod.", None),
+        (["model.a", "model.b"], None, "model."),
+        (["a", "b"], None, None),
+    ],
+)
+def test_a_prefix_is_what_a_wrapper_added(
+    names: list[str], prefix: str | None, under: str | None, tmp_path: Path
+) -> None:
+    torch.save({name: torch.ones(2) for name in names}, tmp_path / "model.pth")
+    facts = head(tmp_path / "model.pth")
+
+    assert (facts.get("prefix"), facts.get("all under")) == (prefix, under)
+    path = tmp_path / "model.pth"
+    done = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "to.safetensors")]).stdout
+    assert ("\n  prefix " in done) == (prefix is not None)
+    assert ("\n  all under " in done) == (under is not None)

@@ -2,10 +2,10 @@ TABLE = """
 CREATE VIEW models AS
 SELECT * FROM read_json('models.jsonl', format='newline_delimited', columns={
     path: 'VARCHAR', nbytes: 'BIGINT', mtime_ns: 'BIGINT', scanned_ns: 'BIGINT', format: 'VARCHAR', form: 'VARCHAR',
-    writer: 'STRUCT(name VARCHAR, version VARCHAR)', tensors: 'BIGINT', parameters: 'BIGINT',
+    writer: 'STRUCT(name VARCHAR, version VARCHAR)', tensors: 'BIGINT', parameters: 'BIGINT', numel: 'BIGINT',
     tensors_nbytes: 'BIGINT', weights_nbytes: 'BIGINT', rest_nbytes: 'BIGINT',
     dtypes: 'MAP(VARCHAR, BIGINT)', devices: 'MAP(VARCHAR, BIGINT)', prefixes: 'VARCHAR[]',
-    roles: 'MAP(VARCHAR, STRUCT(tensors BIGINT, parameters BIGINT, nbytes BIGINT))',
+    roles: 'MAP(VARCHAR, STRUCT(tensors BIGINT, numel BIGINT, nbytes BIGINT))',
     findings: 'MAP(VARCHAR, BIGINT)', worst: 'VARCHAR', grade: 'VARCHAR', digest: 'VARCHAR',
     error: 'STRUCT(kind VARCHAR, "type" VARCHAR, message VARCHAR)'
 })

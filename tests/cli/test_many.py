@@ -62,11 +62,10 @@ def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> N
     for number in range(5):
         (folder / "runs" / f"{number}.txt").write_text("notes")
     asked = ("inspect", "-b", "-r", folder)
-    short, long = (run(*asked, *wide, code=2).stdout.splitlines()[-1] for wide in ((), ("--wide",)))
-
-    assert f"7 files of other kinds: {folder}/runs/0.txt, " in short
-    assert short.endswith(" and 3 more")
-    assert long.count(str(folder)) == 7
+    for wide in ((), ("--wide",)):  # in a pipe, nothing is left out
+        line = run(*asked, *wide, code=2).stdout.splitlines()[-1]
+        assert f"7 files of other kinds: {folder}/runs/0.txt, " in line
+        assert line.count(str(folder)) == 7
 
 
 @pytest.mark.parametrize("verb", ["inspect", "check", "scan"])
@@ -209,13 +208,13 @@ def test_errors_stand_where_they_happened(verb: str) -> None:
 
 
 def test_tables_for_programs_have_plain_numbers() -> None:
-    columns = "name,shape,parameters,size,file_offset"
+    columns = "name,shape,elements,size,file_offset"
     csv = run("inspect", FINE, "--table", "csv", "--columns", columns).stdout.splitlines()
     tsv = run("inspect", FINE, "--table", "tsv", "--columns", columns).stdout.splitlines()
     found = json.loads(run("inspect", FINE, "--table", "json", "--columns", columns).stdout)
 
     expected = json.loads(run("inspect", FINE, "--json").stdout)["tensors"]
-    assert [(one["name"], one["shape"], one["parameters"], one["size"], one["file_offset"]) for one in found] == [
+    assert [(one["name"], one["shape"], one["elements"], one["size"], one["file_offset"]) for one in found] == [
         (one["name"], one["shape"], one["numel"], one["nbytes"], one["file_offset"]) for one in expected
     ]
     first = expected[0]
@@ -257,12 +256,12 @@ def test_statistics_in_tables_for_programs_are_whole_numbers_of_float64() -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["parameters", "numel", "Parameters", "storage offset", "storage_offset", "shared-with"]
+    "name", ["elements", "parameters", "numel", "Parameters", "storage offset", "storage_offset", "shared-with"]
 )
 def test_columns_are_called_as_the_table_shows_them(name: str) -> None:
     header = run("inspect", FINE, "--columns", f"name,{name}").stdout.splitlines()[-11]
 
-    assert header.split("  ")[-1].strip() in ("parameters", "storage offset", "shared with")
+    assert header.split("  ")[-1].strip() in ("elements", "storage offset", "shared with")
     assert run("inspect", FINE, "--columns", header.split(maxsplit=1)[1]).exit_code == 0
 
 
@@ -273,7 +272,8 @@ def test_all_columns() -> None:
 
 
 def test_sorting_by_what_the_table_shows() -> None:
-    assert run("inspect", FINE, "--sort", "parameters").stdout == run("inspect", FINE, "--sort", "numel").stdout
+    found = {run("inspect", FINE, "--sort", name).stdout for name in ("elements", "parameters", "numel")}
+    assert len(found) == 1
 
 
 def test_jsonl_of_several_migrations(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
         return
     assert (found["format"], found["form"]) == (said["format"], said["form"])
     assert found["tensors"] == said["summary"]["tensors"] == len(said["tensors"])
-    assert found["parameters"] == said["summary"]["numel"]
+    assert (found["parameters"], found["numel"]) == (said["summary"]["parameters"], said["summary"]["numel"])
+    assert found["parameters"] == next((one["numel"] for one in said["state_dicts"] if one["is_weights"]), None)
     assert found["dtypes"] == said["summary"]["dtypes"]
     glanced = row(str(path))["findings"]
     assert Counter(one["code"] for one in said["findings"]) <= Counter(glanced) <= Counter(counts)

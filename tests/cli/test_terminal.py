@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ckptool
 from ckptool.checking.value_statistics import ValueRow, statistics_of
@@ -78,7 +81,7 @@ def test_what_is_left_out_for_want_of_room_is_said_and_shown_with_wide() -> None
     wide = on_terminal(["inspect", "--wide", FINE], 50)
 
     assert "… no room for dtype, device; --wide shows all" in "\n".join(narrow.lines)
-    header = "name          shape          dtype    device  parameters      size"
+    header = "name          shape          dtype    device  elements      size"
     assert header in wide.lines
     assert not any("no room" in line for line in wide.lines)
 
@@ -107,7 +110,7 @@ def test_a_terminal_gets_so_many_rows_and_a_pipe_all(verb: str, tmp_path: Path) 
 def test_what_the_limit_leaves_out_is_counted() -> None:
     line = on_terminal(["inspect", FINE, "--limit", "8"]).lines[-1]
 
-    assert line == "… and 2 more, of 610 parameters, 2.38 KiB; --limit 0 lists all"
+    assert line == "… and 2 more, of 610 elements, 2.38 KiB; --limit 0 lists all"
     assert on_terminal(["inspect", FINE, "--tree", "--limit", "3"]).lines[-1] == "… and 12 more; --limit 0 lists all"
 
 
@@ -281,3 +284,63 @@ def test_the_time_that_remains_is_said_once_there_is_a_rate(monkeypatch: pytest.
 
     shown = sys.stderr.getvalue().split("\r\x1b[2K")[1:]  # type: ignore[attr-defined]
     assert [one.endswith("left") for one in shown] == [False, True, True]
+
+
+def in_pipe(*arguments: object) -> list[str]:
+    done = subprocess.run([sys.executable, "-m", "ckptool", *map(str, arguments)], capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def talkative(tmp_path: Path) -> dict[str, Path]:
+    """Return files of which there is more to say than a terminal has room for."""
+    lora = {
+        f"lora_unet_{name}_{'x' * 60}.lora_{end}.weight": torch.ones(2, 2)
+        for name in "abcdefghijk"
+        for end in ("down", "up")
+    }
+    metadata = {
+        "ss_tag_frequency": json.dumps({f"tag {number}": number for number in range(200)}),
+        "ss_network_dim": "8",
+    }
+    save_file(lora, tmp_path / "lora.safetensors", metadata)
+    callbacks = {
+        f"ModelCheckpoint{{'monitor': 'val_loss', 'mode': 'min', 'number': {one}}}": {"best": one, "t": torch.ones(1)}
+        for one in range(30)
+    }
+    torch.save({"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": callbacks}, tmp_path / "last.ckpt")
+    states = {
+        f"optimizer_of_a_long_name_{one}_{'y' * 50}": torch.optim.SGD([torch.ones(2)], 0.1 + one).state_dict()
+        for one in range(12)
+    }
+    torch.save({"w": torch.ones(2), **states}, tmp_path / "many.pth")
+    return {"lora": tmp_path / "lora.safetensors", "last": tmp_path / "last.ckpt", "many": tmp_path / "many.pth"}
+
+
+@pytest.mark.parametrize("which", ["lora", "last", "many"])
+def test_a_pipe_gets_what_a_terminal_has_no_room_for(which: str, talkative: dict[str, Path]) -> None:
+    path = talkative[which]
+    screen = on_terminal(["inspect", "-q", path])
+    piped = in_pipe("inspect", "-q", path)
+    wide = on_terminal(["inspect", "-q", "--wide", path], 1000).lines
+
+    assert any("…" in line or re.search(r"and \d+ more", line) for line in screen.lines)
+    head = piped[: next((at for at, line in enumerate(piped) if " CK" in line), None)]
+    assert not any("…" in line or re.search(r"and \d+ more", line) for line in head)
+    assert [line.rstrip() for line in wide] == [line.rstrip() for line in piped]
+    text = "\n".join(piped)
+    if which == "lora":
+        assert "tag 199" in text
+        assert "ss_network_dim=8" in text
+    elif which == "last":
+        assert all(f"'number': {one}}}.best={one}" in text for one in range(30))
+    else:
+        assert all(f"optimizer_of_a_long_name_{one}_{'y' * 50}" in text for one in range(12))
+
+
+def test_columns_of_many_files_that_have_no_room_are_named() -> None:
+    narrow = on_terminal(["inspect", "-b", FINE, WARNED], 80)
+    assert narrow.lines[-1] == "… no room for tensors, parameters, elements; --wide shows all"
+    header = in_pipe("inspect", "-b", FINE)[0]
+    assert header.split() == ["file", "format", "form", "tensors", "parameters", "elements", "size"]
+    assert not any("no room" in line for line in on_terminal(["inspect", "-b", FINE], 200).lines)

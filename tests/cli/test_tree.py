@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
@@ -31,9 +34,9 @@ def test_layers_that_are_alike_are_one_line(tmp_path: Path) -> None:
     lines = tree(nn.ModuleDict({"layers": nn.ModuleList([Block() for _ in range(12)])}), tmp_path, "--tree")
 
     assert lines[:3] == [
-        "layers  48 tensors, 1,056 parameters, 4.12 KiB, float32",
-        "  0–11  12 × 4 tensors, 88 parameters, 352 B, float32",
-        "    linear  2 tensors, 72 parameters, 288 B, float32",
+        "layers  48 tensors, 1,056 elements, 4.12 KiB, float32",
+        "  0–11  12 × 4 tensors, 88 elements, 352 B, float32",
+        "    linear  2 tensors, 72 elements, 288 B, float32",
     ]
     assert len(lines) == 8
 
@@ -63,7 +66,7 @@ def test_numbers_that_are_not_neighbours_stay_apart(tmp_path: Path) -> None:
 def test_totals_are_those_of_all_tensors(tmp_path: Path) -> None:
     model = nn.Sequential(Block(), nn.Sequential(Block(bias=False), nn.BatchNorm1d(3)))
     lines = tree(model, tmp_path, "--depth", "1", "--no-fold")
-    numbers = [int(found.replace(",", "")) for line in lines for found in re.findall(r"([\d,]+) parameters", line)]
+    numbers = [int(found.replace(",", "")) for line in lines for found in re.findall(r"([\d,]+) elements", line)]
 
     assert sum(numbers) == sum(tensor.numel() for tensor in model.state_dict().values())
 
@@ -78,5 +81,40 @@ def test_what_is_tied_counts_once_in_a_total(tmp_path: Path) -> None:
             self.copy.weight = self.inside["head"].weight
 
     lines = tree(Tied(), tmp_path, "--tree")
-    assert lines[0] == "inside  2 tensors, 15 parameters, 60 B, float32"
+    assert lines[0] == "inside  2 tensors, 15 elements, 60 B, float32"
     assert lines[1].startswith("  embedding.weight  [5, 3]")
+
+
+ORDERS: dict[str, Callable[[list[str]], list[str]]] = {
+    "as text": sorted,
+    "backwards": lambda names: names[::-1],
+    "shuffled": lambda names: random.Random(1).sample(names, len(names)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("head", ["layers", "model.decoder.blocks", ""])
+def test_equal_layers_are_one_line_in_any_order_of_the_file(order: str, head: str, tmp_path: Path) -> None:
+    names = [
+        f"{head}.{at}.{one}".lstrip(".")
+        for at in range(112)
+        for one in ("a.weight", "a.bias", "experts.0.w", "experts.1.w")
+    ]
+    sizes = {"weight": (3, 2), "bias": (2,), "w": (4,)}
+    weights = {name: torch.ones(sizes[name.rpartition(".")[2]]) for name in ORDERS[order](names)}
+    torch.save({**weights, "embedding": torch.ones(2)}, tmp_path / "model.pth")
+
+    result = CliRunner().invoke(cli, ["inspect", "--tree", str(tmp_path / "model.pth")])
+
+    assert "0–111  112 × 4 tensors, 16 elements" in result.output
+    assert len(result.output.partition("\n\n")[2].splitlines()) <= 8
+
+
+def test_names_are_sorted_as_people_sort_them(tmp_path: Path) -> None:
+    names = ["b.10", "b.9", "b.1.x", "a", "b.01", "²", "b." + "9" * 5000, "b.9.w", "10", "9"]
+    torch.save({name: torch.ones(1) for name in names}, tmp_path / "model.pth")
+    arguments = ["inspect", "--sort", "name", "--table", "tsv", "--columns", "name", str(tmp_path / "model.pth")]
+
+    rows = CliRunner().invoke(cli, arguments).stdout.splitlines()[1:]
+
+    assert rows == ["9", "10", "a", "b.01", "b.1.x", "b.9", "b.9.w", "b.10", "b." + "9" * 5000, "²"]

@@ -260,14 +260,12 @@ def test_it_says_of_how_many_files_it_is_and_where_each_tensor_stands(tmp_path: 
     assert sum(one["nbytes"] for one in found["shards"]) + path.stat().st_size == nbytes
 
 
-def test_few_of_many_shards_are_listed(tmp_path: Path) -> None:
+def test_all_shards_are_listed_in_a_pipe(tmp_path: Path) -> None:
     names = [f"s{number:02}" for number in range(20)]
     path = small(tmp_path, {name: name for name in names}, **{name: {name: build.floats()} for name in names})
     shown = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).output
 
-    assert "s07: " in shown
-    assert "s08: " not in shown
-    assert "and 12 more" in shown
+    assert all(f"{name}: " in shown for name in names)
 
 
 @every_kind

@@ -26,7 +26,7 @@ from ckptool import (
 )
 from ckptool.tensors.dtypes import BY_SAFETENSORS
 from tests.each import each
-from tests.hostile.cases.headers import ACCEPTED, DATA, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
+from tests.hostile.cases.headers import ACCEPTED, DATA, NO_TEXT, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
 from tests.scale import times
 
 
@@ -47,11 +47,18 @@ def ours(data: bytes) -> Checkpoint | None:
 
 
 def assert_no_more_than_the_reference(data: bytes) -> bool:
-    """Fail if we accept what it refuses, or find something else in it. Return whether we accept."""
+    """
+    Fail if we accept what it refuses, or find something else in it. Return whether we accept without an error.
+
+    Metadata that is no text is such an error.
+    """
     found = ours(data)
     if found is None or found.format != "safetensors":
         return False
     expected = reference(data)
+    if any(remark.code == "CK118" for remark in found.remarks):
+        assert expected is None
+        return False
     assert expected is not None, data[:400]
     assert found.tensors.keys() == expected.keys(), data[:400]
     for name, tensor in found.tensors.items():
@@ -66,6 +73,17 @@ def assert_no_more_than_the_reference(data: bytes) -> bool:
 @each("name", ACCEPTED)
 def test_what_is_odd_but_has_one_reading_is_read_as_the_reference_reads_it(name: str) -> None:
     assert assert_no_more_than_the_reference(file(ACCEPTED[name]))
+
+
+@each("name", NO_TEXT)
+def test_metadata_that_is_no_text_is_an_error_and_keeps_nobody_from_the_tensors(name: str) -> None:
+    data = file(text(__metadata__=NO_TEXT[name], x=entry()))
+    found = open_checkpoint(data)
+
+    assert reference(data) is None
+    assert [remark.code for remark in found.remarks] == ["CK118"]
+    assert {one.read() for one in found.tensors.values()} == {DATA[:8]}
+    assert all(isinstance(value, str) for value in found.metadata.values())
 
 
 @each("name", REFUSED)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
+import lzma
 import os
+import pickle
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -16,14 +21,16 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
 from ckptool import Cancellation, LiveModel
+from ckptool.cli import cli
 from ckptool.loading.memory.threads import cast_tensor
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
-from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
@@ -56,6 +63,12 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def inspected(path: Path) -> str:
+    """Return the digest that ``inspect`` prints."""
+    done = CliRunner().invoke(cli, ["inspect", "--json", "--digest", str(path)])
+    return str(json.loads(done.stdout)["digest"])
 
 
 @every_commit
@@ -203,7 +216,7 @@ def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[P
         assert now.digest == live.digest != first
         assert now.model is live.model
         assert torch.equal(now(IMAGES), lenet(2)(IMAGES))
-        assert repr(now) == f"<Serving LeNet sha256 {live.digest}>"
+        assert repr(now) == f"<Serving LeNet {live.digest}>"
 
 
 def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
@@ -588,48 +601,35 @@ def test_equal_weights_have_equal_digests_whatever_the_format(tmp_path: Path) ->
     digests = {path.name: LiveModel(TiedReader(), path).digest for path in sorted(tmp_path.iterdir())}
 
     assert len(digests) == 9
+    assert digests == {path.name: inspected(path) for path in tmp_path.iterdir()}
+    other = {name: digests.pop(name) for name in ("deep.pth", "no-head.weight.pth", "no-embedding.weight.pth")}
     assert len(set(digests.values())) == 1, digests
+    assert len({*other.values(), *digests.values()}) == 4  # they have other names
 
 
-DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
-    "values": lambda: torch.zeros(2, 3),
-    "one bit": lambda: torch.tensor([[0.0, 0, 0], [0, 0, -0.0]]),
-    "type": lambda: torch.zeros(2, 3, dtype=torch.int32),
-    "shape": lambda: torch.zeros(3, 2),
-    "turned": lambda: torch.arange(6.0).reshape(2, 3),
-    "not turned": lambda: torch.arange(6.0).reshape(3, 2).t(),
-    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64) * 1j,
-    "conjugate": lambda: (torch.ones(2, 3, dtype=torch.complex64) * 1j).conj(),
-    "sparse": lambda: torch.eye(2000).to_sparse(),
-    "sparse, one other": lambda: (
-        torch.eye(2000).index_fill(1, torch.tensor(1000), 0.0).fill_diagonal_(1).mul(1).to_sparse()
-    ),
-    "sparse, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse(),
-    "csr": lambda: torch.eye(2000).to_sparse_csr(),
-    "csr, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csr(),
-    "csc": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csc(),
-    "quantised": lambda: torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint32),
-    "quantised, one other": lambda: torch.quantize_per_tensor(
-        torch.arange(2000.0) + (torch.arange(2000) == 1000), 0.5, 0, torch.qint32
-    ),
-    "quantised, scaled": lambda: torch.quantize_per_tensor(torch.arange(2000.0) / 2, 0.25, 0, torch.qint32),
-    "by channel": lambda: torch.quantize_per_channel(
-        torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8
-    ),
-}
-
-
+@every_commit
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
-@pytest.mark.filterwarnings("ignore:Sparse ")
-def test_different_weights_have_different_digests() -> None:
-    digests = {name: digest_of({"x": make()}) for name, make in DIFFERENT.items()}
+@pytest.mark.parametrize("kind", ["averaged", "packed", "hooks", "bfloat16", "folder", "views"])
+def test_the_digest_is_the_one_that_inspect_prints(kind: str, commit: Commit, tmp_path: Path) -> None:
+    path, model = tmp_path / "x.pth", lenet(1)
+    if kind == "averaged":
+        saved(torch.optim.swa_utils.AveragedModel(model).state_dict(), path)
+    elif kind == "packed":
+        model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})
+        saved(model.state_dict(), path)
+        commit = "swap"
+    elif kind == "hooks":
+        model.register_load_state_dict_pre_hook(lambda *_: None)
+        saved({"epoch": 3, "model": model.state_dict()}, path)
+    elif kind == "bfloat16":
+        saved(LeNet().bfloat16().state_dict(), path)
+    elif kind == "folder":
+        saved(model.state_dict(), tmp_path / "y.pth")
+        ckptool.migrate(tmp_path / "y.pth", path := tmp_path / "x", max_shard_size=20_000)
+    else:
+        saved({name: one.T.contiguous().T if one.ndim == 2 else one for name, one in model.state_dict().items()}, path)
 
-    same = {digests["sparse"], digests["sparse, one other"]}
-    assert len(same) == 1
-    assert len(set(digests.values())) == len(digests) - 1, digests
-    assert digest_of({"x": torch.zeros(2, 3)}) == digests["values"]
-    assert digest_of({"y": torch.zeros(2, 3)}) != digests["values"]
-    assert digest_of({"x": torch.zeros(3, 2).t()}) == digests["values"]
+    assert LiveModel(model, path, commit=commit).digest == inspected(path) is not None
 
 
 @every_commit
@@ -867,13 +867,125 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     assert began <= when <= datetime.now(timezone.utc)
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
     path.unlink()
-    time.sleep(0.1)
-    assert len(told) == 1
-    assert live.last_error is told[0]  # a path without a file is no news
-    put(path, files[1].read_bytes())
     assert within(20, lambda: len(told) == 2)
+    time.sleep(0.1)
+    assert [type(one) for one in told] == [ckptool.TruncatedFile, ckptool.FileUnavailable]
+    assert live.last_error is told[1]
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: len(told) == 3)
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
     assert (live.last_error, live.last_error_time) == (None, None)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "dangling"])
+def test_a_file_that_is_gone_is_told_once_and_loaded_when_it_is_back(
+    how: str, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+    path = tmp_path / "serving.pth"
+    path.symlink_to(files[0]) if how == "dangling" else path.write_bytes(files[0].read_bytes())
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(every=0.02, on_reload=told.append)
+        aside = (files[0] if how == "dangling" else path).rename(tmp_path / "aside")
+        assert within(20, lambda: bool(told))
+        time.sleep(0.2)
+        assert [type(one) for one in told] == [ckptool.FileUnavailable]
+        assert live.last_error is told[0]
+        assert caplog.text.count("not reloaded") == 1
+        assert "serving.pth" in caplog.text
+        assert "not reloaded" in repr(live)
+        if how == "deleted":
+            aside.unlink()
+            put(path, files[0].read_bytes())
+        else:
+            aside.rename(files[0] if how == "dangling" else path)  # the file that was loaded
+        assert within(20, lambda: live.last_error is None)
+        assert "not reloaded" not in repr(live)
+
+
+def test_a_reload_that_goes_well_says_what_and_how_long(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "ckptool"):
+        live = LiveModel(lenet(1), files[0])
+
+    (line,) = (one.getMessage() for one in caplog.records if one.name == "ckptool")
+    assert line.startswith(f"loaded: {files[0]}: 10 of 10 tensors")
+    assert f"{live.report.nbytes:,} bytes in {live.report.seconds:.2f} s" in line if live.report else None
+    assert str(live.digest) in line
+    assert repr(live) == f"<LiveModel LeNet {live.digest} from '{files[0]}'>"
+
+
+@pytest.mark.parametrize("wrong", ["v0.pth", LeNet, None, {"fc1.weight": torch.ones(1)}], ids=repr)
+def test_what_is_no_model_is_refused(wrong: Any, files: tuple[Path, Path]) -> None:
+    said = r"the class LeNet: make one, as LeNet\(\)" if wrong is LeNet else "the checkpoint is the second argument"
+    for call in (LiveModel, ckptool.load_into):
+        with pytest.raises(TypeError, match=said):
+            call(wrong, files[0])
+    with pytest.raises(TypeError, match=said):
+        LiveModel(wrong)
+
+
+def test_a_model_in_training_mode_is_warned_about(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    LiveModel(lenet(1), files[0])
+    assert "eval()" not in caplog.text
+
+    LiveModel(LeNet(), files[0])
+    assert "LeNet is in training mode" in caplog.text
+    assert "eval()" in caplog.text
+
+
+GONE = """
+import builtins, sys, time
+import torch
+import ckptool
+from ckptool.reference.nets import LeNet
+
+path, bad = sys.argv[1:]
+live = ckptool.LiveModel(LeNet().eval(), path)
+live.watch(every=0.02)
+
+class None_:
+    def find_spec(self, name, *_):
+        raise ModuleNotFoundError(f"no module named {name}", name=name)
+
+sys.meta_path.insert(0, None_())  # as for a process that may not read its own code any more
+import os
+os.path.exists(bad) and os.replace(bad, path) if bad != "-" else os.unlink(path)
+end = time.monotonic() + 20
+while live.last_error is None and time.monotonic() < end:
+    time.sleep(0.01)
+print(type(live.last_error).__name__, live.last_error)
+"""
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "not zip", "other", "page", "packed", "text"])
+def test_a_process_that_can_import_nothing_more_says_what_is_wrong(
+    how: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.pth"
+    data = files[1].read_bytes()
+    if how == "cut":
+        bad.write_bytes(data[: len(data) // 2])
+    elif how == "not zip":
+        bad.write_bytes(pickle.dumps({"a": object()})[:-9])
+    elif how == "other":
+        save_file({"w": torch.zeros(3)}, bad)
+    elif how == "page":
+        bad.write_bytes(b"<!DOCTYPE html><html></html>")
+    elif how == "text":
+        bad.write_bytes("\ufeffnotes".encode("utf-16"))
+    elif how == "packed":
+        bad.write_bytes(lzma.compress(data)[:-100])
+
+    arguments = [sys.executable, "-c", GONE, str(files[0]), "-" if how == "gone" else str(bad)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+
+    expected = {"gone": "FileUnavailable", "cut": "TruncatedFile", "other": "KeyMismatch", "page": "NotACheckpoint"}
+    assert done.stdout.split()[0] == expected.get(how, done.stdout.split()[0]), done.stdout
+    assert getattr(ckptool, done.stdout.split()[0], None) is not None, done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_that_is_kept_keeps_no_weights(
@@ -882,14 +994,14 @@ def test_an_error_that_is_kept_keeps_no_weights(
     live, path = watched
     staged: list[weakref.ref[torch.Tensor]] = []
 
-    def fail(state: dict[str, torch.Tensor], cancellation: Any) -> str:
-        staged.extend(weakref.ref(tensor) for tensor in state.values())
+    def fail(_: Any, __: Any, made: dict[int, torch.Tensor], ___: Any) -> str:
+        staged.extend(weakref.ref(tensor) for tensor in made.values())
         try:
             raise MemoryError
         except MemoryError as error:
             raise ckptool.DamagedFile("it is") from error
 
-    monkeypatch.setattr(live_module, "digest_of", fail)
+    monkeypatch.setattr(live_module, "_digest", fail)
     put(path, files[1].read_bytes())
     assert within(20, lambda: bool(told))
 

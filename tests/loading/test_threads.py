@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import threading
@@ -17,7 +18,7 @@ import torch
 import ckptool
 import ckptool.loading.load
 from ckptool import loading
-from ckptool.loading.serving.live_model import digest_of
+from ckptool.loading.memory.threads import in_own_thread
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.sources.files import FileSource
 from tests.loading.same import descriptors, resident_nbytes, saved
@@ -47,6 +48,20 @@ def files(tmp_path: Path) -> list[Path]:
     (tmp_path / "flipped.pth").write_bytes(flipped)
     (tmp_path / "page.pth").write_bytes(b"<html></html>")
     return [*sorted(tmp_path.iterdir()), tmp_path / "gone.pth"]
+
+
+def digest_of(state: dict[str, torch.Tensor]) -> str:
+    """Return a digest of the values; no thread of torch works for it, so a process can fork later."""
+    found = hashlib.sha256()
+
+    def add() -> None:
+        for name, tensor in sorted(state.items()):
+            dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            found.update(dense.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    in_own_thread(add)
+    return found.hexdigest()
 
 
 WAYS: dict[str, Callable[[Path], Any]] = {

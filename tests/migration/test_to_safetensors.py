@@ -16,11 +16,12 @@ import safetensors
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_model, save_file, save_model
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
-from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool import check, open_checkpoint
+from ckptool.errors import MalformedFile, MigrationRefused, OutputFailed
 from ckptool.migration.migrate import MigrationReport, migrate
 from ckptool.names import renaming
 from tests import build
@@ -301,6 +302,67 @@ def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     with safe_open(tmp_path / "b.safetensors", framework="pt") as found:
         assert found.metadata() == {"format": "pt", "title": "tiny", "x": "a"}
     assert set(report.dropped) == {"__metadata__.title", "__metadata__.x"}
+
+
+@pytest.mark.parametrize("framework", ["mlx", "tf", "flax", "np", "one of its own"])
+@pytest.mark.parametrize("how", ["same", "in place", "shards"])
+def test_the_format_that_a_file_names_is_kept(framework: str, how: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"a.b": torch.ones(2), "a.c": torch.ones(200)}, source, metadata={"format": framework})
+    if how == "in place":
+        migrate(target := source, in_place=True, rename=[renaming.substitute("^a", "x")])
+    elif how == "shards":
+        migrate(source, target := tmp_path / "cut", max_shard_size=500)
+        target = next(target.glob("*-of-*.safetensors"))
+    else:
+        migrate(source, target)
+
+    assert header_of(target)["__metadata__"]["format"] == framework
+    if how == "same":
+        assert migrate(source, tmp_path / "c.pth").dropped == ("__metadata__.format",)
+
+
+NO_TEXT: dict[str, Any] = {
+    "a number": ({"epoch": 3, "format": "pt", "title": "x"}, {"epoch": "3", "format": "pt", "title": "x"}),
+    "null": ({"a": None}, {"a": "null", "format": "pt"}),
+    "nested": ({"a": [1, {"b": 2.5}], "c": True}, {"a": '[1, {"b": 2.5}]', "c": "true", "format": "pt"}),
+    "a list": ([1, 2], {"__metadata__": "[1, 2]", "format": "pt"}),
+}
+
+
+@pytest.mark.parametrize("which", NO_TEXT)
+@pytest.mark.parametrize("how", ["same", "in place", "shards"])
+def test_metadata_that_is_no_text_is_an_error_for_check_and_becomes_text(which: str, how: str, tmp_path: Path) -> None:
+    odd, expected = NO_TEXT[which]
+    source = tmp_path / "a.safetensors"
+    header = json.dumps({"__metadata__": odd, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * (64 - len(header) % 8)
+    source.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(SafetensorError):
+        load_file(source)
+    found = check(source)
+    assert [(one.code, one.severity) for one in found.findings] == [("CK118", "error")]
+
+    target = source if how == "in place" else tmp_path / ("cut" if how == "shards" else "b.safetensors")
+    if how == "in place":
+        report = migrate(source, in_place=True, rename=[renaming.substitute("^w", "v")])
+    else:
+        report = migrate(source, target, max_shard_size=500 if how == "shards" else None)
+
+    assert any("taken as text" in note for note in report.notes)
+    assert check(target).worst is None
+    file = next(target.glob("*.safetensors")) if how == "shards" else target
+    assert header_of(file)["__metadata__"] == expected
+    assert torch.equal(next(iter(load_file(file).values())), torch.zeros(2))
+
+
+def test_a_header_of_metadata_alone_in_the_old_broken_form_is_named(tmp_path: Path) -> None:
+    header = b'{},"__metadata__":{"a":"b"}'
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+    with pytest.raises(MalformedFile, match="metadata alone") as caught:
+        open_checkpoint(tmp_path / "a.safetensors")
+    assert caught.value.hint == "It holds no tensors: save the weights again."
 
 
 def test_the_facts_of_modules_keep_the_key_that_older_files_have(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -398,3 +399,105 @@ def test_20000_tensors_with_values_are_quick_and_small(browser: Browser, pages: 
     assert min(ready) <= 1000
     assert hover <= 16
     assert max(searched) <= 50
+
+
+COLOURS = """
+return [...document.querySelectorAll("#legend li")].map((one) =>
+	[one.textContent, getComputedStyle(one.querySelector("i")).backgroundColor])
+"""
+PIXELS = """
+const canvas = document.querySelector("#treemap canvas");
+const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+const seen = document.createElement("canvas").getContext("2d");
+seen.fillStyle = arguments[0];
+seen.fillRect(0, 0, 1, 1);
+const [r, g, b] = seen.getImageData(0, 0, 1, 1).data;
+let count = 0;
+for (let at = 0; at < data.length; at += 4) if (data[at] === r && data[at + 1] === g && data[at + 2] === b) count += 1;
+return count / (data.length / 4);
+"""
+VERDICTS = """
+return [...document.querySelectorAll(".verdict")].map((one) => [one.className, getComputedStyle(one).color])
+"""
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return pages of weights of which one tensor has NaN, one is zero, and one has an infinity."""
+    folder = tmp_path_factory.mktemp("diverged")
+    names = [f"model.layers.{layer}.{name}" for layer in range(12) for name in ("up.weight", "down.weight")]
+    good = {
+        name: torch.randn(8, 8, generator=torch.Generator().manual_seed(at)) for at, name in enumerate(sorted(names))
+    }
+    bad = {name: tensor.clone() for name, tensor in good.items()}
+    bad["model.layers.3.up.weight"][0, :2] = float("nan")
+    bad["model.layers.4.up.weight"].zero_()
+    bad["model.layers.5.up.weight"][0, 0] = float("inf")
+    bad["model.layers.6.up.weight"] *= 1.01
+    bad["model.layers.7.up.weight"] *= 1.5
+    torch.save(good, folder / "good.pth")
+    torch.save(bad, folder / "bad.pth")
+    asked = {
+        "good": ["good.pth", "--values"],
+        "bad": ["bad.pth", "--values"],
+        "two": ["good.pth", "bad.pth"],
+        "two, likeness": ["good.pth", "bad.pth", "--values"],
+        "back": ["bad.pth", "good.pth", "--values"],
+    }
+    for name, arguments in asked.items():
+        given = [folder / one if one.endswith(".pth") else one for one in arguments]
+        assert report(*given, "-o", folder / f"{name}.html").exit_code == 0
+    return {name: folder / f"{name}.html" for name in asked}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("which", ["bad", "two", "two, likeness", "back"])
+def test_nan_has_a_colour_of_its_own(which: str, dark: bool, browser: Browser, diverged: dict[str, Path]) -> None:
+    browser.dark(on=dark)
+    browser.open(diverged[which])
+    legend = dict(browser.run(COLOURS))
+
+    assert next(iter(legend)) == "NaN"
+    assert len(set(legend.values())) == len(legend)
+    assert 1 / 24 / 2 < browser.run(PIXELS, legend["NaN"]) < 1 / 24 * 1.1
+
+
+def test_equal_layers_are_one_box_but_for_those_with_nan(browser: Browser, diverged: dict[str, Path]) -> None:
+    def labels() -> list[str]:
+        return [one for one in browser.run(ROWS) if one]
+
+    browser.open(diverged["good"])
+    assert "NaN" not in dict(browser.run(COLOURS))
+    browser.open(diverged["bad"])
+    assert browser.run("return document.querySelector('#fold').checked") is True
+    legend = dict(browser.run(COLOURS))
+    assert browser.run(PIXELS, legend["NaN"]) > 1 / 24 / 2
+    numbers = [one for one in labels() if re.fullmatch(r"[▾▸]?\s*\d+.*tensors", one)]
+    assert [int(re.findall(r"\d+", one)[0]) for one in numbers] == sorted(
+        int(re.findall(r"\d+", one)[0]) for one in numbers
+    )
+
+
+@pytest.mark.parametrize("which", ["two", "two, likeness"])
+def test_what_has_become_nan_has_changed_most(which: str, browser: Browser, diverged: dict[str, Path]) -> None:
+    browser.open(diverged[which])
+    browser.run("document.querySelector('#by-module').click()")
+    header = "[...document.querySelectorAll('#table th')].find((one) => one.textContent === 'change')"
+    browser.run(f"{header}.querySelector('button').click()")
+    browser.settle()
+    first = [re.findall(r"layers\.(\d+)", one)[0] for one in browser.run(ROWS)[:5]]
+
+    beyond = {"3", "4", "5"} if "likeness" in which else {"3", "5"}
+    assert set(first[: len(beyond)]) == beyond
+    assert first.index("7") < first.index("6")
+
+
+def test_the_headline_says_by_its_colour_how_it_is(browser: Browser, diverged: dict[str, Path], pages: Any) -> None:
+    found = {}
+    for name, path in (("fine", diverged["good"]), ("warning", diverged["bad"]), ("error", pages["cut"])):
+        browser.open(path)
+        ((classes, found[name]),) = browser.run(VERDICTS)
+        assert classes == f"verdict {name}"
+    assert len(set(found.values())) == 3
+    browser.open(diverged["two, likeness"])
+    assert [one for one, _ in browser.run(VERDICTS)] == ["verdict", "verdict fine", "verdict warning"]

@@ -289,3 +289,79 @@ def test_names_are_unique_in_the_joined_script() -> None:
 )
 def test_no_script_makes_markup_or_asks_for_anything(what: str) -> None:
     assert what not in joined_script().replace("http://www.w3.org/2000/svg", "")
+
+
+NAN, INF = float("nan"), float("inf")
+ODD: dict[str, dict[str, torch.Tensor]] = {
+    "NaN in one": {"a": torch.ones(4), "b": torch.tensor([1.0, NAN, NAN])},
+    "NaN in bfloat16": {"a": torch.tensor([NAN, 0.0], dtype=torch.bfloat16)},
+    "NaN in float8": {"a": torch.tensor([NAN, 2.0]).to(torch.float8_e4m3fn)},
+    "NaN in complex": {"a": torch.tensor([complex(NAN, 1)]), "b": torch.tensor([complex(1, INF)])},
+    "infinite": {"a": torch.tensor([INF, 1.0]), "b": torch.tensor([-INF, 1.0])},
+    "infinite and zeros": {"a": torch.tensor([INF, 0.0]), "mask": torch.tensor([-INF, 0.0]), "z": torch.zeros(2)},
+    "half infinite": {"a": torch.tensor([INF, 0.0], dtype=torch.float16), "m": torch.tensor([0.0, -INF]).bfloat16()},
+    "range of an observer": {"obs.min_val": torch.tensor(INF), "obs.max_val": torch.tensor(-INF), "a": torch.ones(1)},
+    "zeros": {"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.int64), "c": torch.ones(1)},
+    "fine": {"a": torch.ones(3)},
+}
+
+
+@pytest.mark.parametrize("which", ODD)
+def test_what_is_odd_about_values_is_said_at_the_head_as_check_says_it(which: str, tmp_path: Path) -> None:
+    torch.save(ODD[which], tmp_path / "model.pth")
+    for content in (ODD[which], {"epoch": 1, "state_dict": ODD[which], "best": torch.tensor(-INF)}):
+        torch.save(content, tmp_path / "model.pth")
+        file = content_of(made(tmp_path, tmp_path / "model.pth", "--values"))["files"][0]
+        found = as_json("check", "--values", tmp_path / "model.pth")
+
+        def of_values(findings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+            return [(one["code"], one["severity"], one["message"]) for one in findings if one["code"][:4] == "CK11"]
+
+        assert of_values(file["findings"]) == of_values(found["findings"])
+        assert file["status"] == ("fine" if found["worst"] in (None, "info") else found["worst"])
+        assert file["verdict"].partition(";")[0] == found["verdict"].partition(";")[0]
+        assert ("CK110" in str(file["findings"])) == which.startswith("NaN")
+
+
+def test_a_page_of_two_says_of_each_what_its_values_are(tmp_path: Path) -> None:
+    weights = torch.load(FINE)
+    weights["fc1.weight"][0, 0] = NAN
+    torch.save({"model": weights, "optimizer": {"state": {0: {"exp_avg": torch.zeros(4)}}}}, tmp_path / "b.pth")
+    page = content_of(made(tmp_path, FINE, tmp_path / "b.pth", "--values"))
+
+    a, b = page["files"]
+    assert (a["status"], a["findings"]) == ("fine", [])
+    assert b["status"] == "warning"
+    (nan,) = (one for one in b["findings"] if one["code"] == "CK110")
+    assert "model.fc1.weight (1 of 23,040)" in nan["message"]
+    assert "looked at the structure and at" in b["verdict"]
+    plain = content_of(made(tmp_path, FINE, tmp_path / "b.pth"))
+    assert {one["verdict"].partition("; ")[2] for one in plain["files"]} == {"looked at the structure alone"}
+
+
+def test_the_page_of_a_folder_says_which_file_has_nan(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for name in ("new/good.pth", "new/also.pth", "run/one.pth", "run/two.pth"):
+        weights = torch.load(FINE)
+        weights["fc1.weight"][0, 0] = NAN if name == "run/one.pth" else 1.0
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(weights, folder / name)
+
+    file = content_of(made(tmp_path, folder, "--values"))["files"][0]
+
+    assert file["status"] == "warning"
+    (nan,) = (one for one in file["findings"] if one["code"] == "CK110")
+    assert "one.pth: values that are no numbers" in nan["message"]
+
+
+def test_sums_of_folders_in_folders_are_those_of_their_files(tmp_path: Path) -> None:
+    for name in ("a/1.pth", "a/2.pth", "b/1.pth", "b/2.pth", "b/3.pth"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(FINE.read_bytes())
+
+    found, nbytes = as_json("inspect", tmp_path), FINE.stat().st_size
+
+    assert found["file_nbytes"] == 5 * nbytes
+    members = {one["name"]: (one["tensors"], one["nbytes"]) for one in found["members"]}
+    assert members == {"a": (20, 2 * nbytes), "b": (30, 3 * nbytes)}
+    assert " 0 B" not in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).stdout

@@ -29,7 +29,7 @@ def workers(server: Server) -> dict[int, str]:
 
     def all_found() -> bool:
         state = server.ask("/weights")
-        found[state["worker"]] = state["sha256"]
+        found[state["worker"]] = state["digest"]
         return len(found) == WORKERS
 
     server.until(all_found)
@@ -141,7 +141,7 @@ def test_a_request_can_reload_and_is_told_why_not(tmp_path: Path) -> None:
             assert client.ask("/predict", BODY) == a
 
             b = save_as_gpus_do(checkpoint, seed=2)
-            assert len(client.ask("/reload", {})["sha256"]) == 64
+            assert len(client.ask("/reload", {})["digest"]) == 71
             assert client.ask("/predict", BODY) == b
         server.stop()
 

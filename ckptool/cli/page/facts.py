@@ -20,14 +20,16 @@ _MOST: Final = 200
 """Items of a list that a page shows."""
 
 
-def file_facts(checkpoint: Checkpoint, report: CheckReport, *, has_values: bool) -> dict[str, object]:
+def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]:
     """Return what a file is, what is notable about it, and what it holds beside tensors."""
     facts = [[fact.label, listing(fact.items)] for fact in head_facts(checkpoint, summarise(checkpoint))]
     rest = len(checkpoint.extras) - _MOST
+    some = "the values" if any(one.code == "CK113" for one in report.findings) else "every value"
+    looked = f"and at {some}" if report.depth == "values" else "alone"
     extras = [shown(line) for line in islice(extra_lines(checkpoint), _MOST)]
     return {
         **report_facts(report),
-        "verdict": f"{report.outcome}; looked at the structure {'and at every value' if has_values else 'alone'}",
+        "verdict": f"{report.outcome}; looked at the structure {looked}",
         "facts": facts,
         "extras": [*extras, f"and {counted(rest, 'other value')}"] if rest > 0 else extras,
     }
@@ -35,11 +37,12 @@ def file_facts(checkpoint: Checkpoint, report: CheckReport, *, has_values: bool)
 
 def report_facts(report: CheckReport) -> dict[str, object]:
     """Return what a check says of a file, whether it can be opened or not."""
-    error = report.error
+    error, worst = report.error, report.worst
     return {
         "path": shown(report.path),
         "name": shown(local_name(report.path).rstrip("/").rpartition("/")[2] or report.path),
         "verdict": report.outcome,
+        "status": "fine" if worst in (None, "info") else worst,
         "loading": report.loading and shown(with_options(report.loading)),
         "findings": [_finding(one) for one in report.findings],
         "error": error and _finding(Finding(error.kind, "error", error.message, error.hint, error.command)),

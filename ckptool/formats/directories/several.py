@@ -154,8 +154,7 @@ def _file(found: Parsed) -> str:
 
 
 def _member(name: str, found: Parsed) -> Member:
-    nbytes = found.source.nbytes + sum(shard.nbytes for shard in found.shards)
-    return Member(name, found.format, found.form, len(found.contents.tensors), nbytes)
+    return Member(name, found.format, found.form, found.number, found.nbytes)
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:

@@ -15,19 +15,9 @@ from ckptool.loading.hollow import copies_of_tensors, views_of_weights
 from ckptool.loading.load_into import assign, parameter_like
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
-from ckptool.loading.model_plan import Target, model_tensors
+from ckptool.loading.model_plan import Target
 from ckptool.loading.post_hooks import has_post_hooks, reaches
 from ckptool.torch_ops.accelerators import accelerator
-
-
-def by_first_name(
-    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return what was staged under the first name that the model has for it: files may have any, or all of them."""
-    first: dict[int, str] = {}
-    for name, tensor in model_tensors(model).items():
-        first.setdefault(id(tensor), name)
-    return {first[id(one.tensor)]: staged[one.name] for one in targets}
 
 
 def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:

@@ -25,31 +25,31 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from ckptool.cancellation import LOOK_SECONDS, Cancellation
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.cancellation import LOOK_SECONDS, Cancellation, steps
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill
-from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
 from ckptool.loading.load_into import after_hooks
 from ckptool.loading.memory.assembly import Assembly
-from ckptool.loading.memory.host import Mmap
+from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, available, placement
-from ckptool.loading.memory.threads import is_castable
+from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
-    by_first_name,
     copied,
     fill_in_place,
     moved,
@@ -59,14 +59,14 @@ from ckptool.loading.serving.commit import (
     retire,
     with_weights,
 )
-from ckptool.loading.serving.digest import digest_of
 from ckptool.loading.serving.lock import Gate
-from ckptool.loading.serving.watcher import Watcher
+from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
 from ckptool.sources.stamps import version_under
+from ckptool.tensors.tensor import TensorInfo
 
 Commit: TypeAlias = Literal["in_place", "swap"]
 
@@ -78,13 +78,13 @@ class Reload(NamedTuple):
 
     report: LoadReport
     digest: str
-    """SHA-256 of the names, types, shapes and bytes that were loaded: equal weights have equal digests."""
+    """That of the weights, the number that ``inspect`` prints for the file: equal weights have equal digests."""
 
     def __str__(self) -> str:
-        return f"{self.report}\n  sha256 {self.digest}"
+        return f"{self.report}\n  {self.digest}"
 
     def __repr__(self) -> str:
-        return f"<Reload {self.report.path!r} sha256 {self.digest}>"
+        return f"<Reload {self.report.path!r} {self.digest}>"
 
 
 class Serving(NamedTuple):
@@ -101,7 +101,7 @@ class Serving(NamedTuple):
         return self.model(*arguments, **keywords)
 
     def __repr__(self) -> str:
-        return f"<Serving {type(self.model).__name__} sha256 {self.digest}>"
+        return f"<Serving {type(self.model).__name__} {self.digest}>"
 
 
 class LiveModel(Closing):
@@ -118,6 +118,7 @@ class LiveModel(Closing):
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
+        TypeError: ``model`` is none, or the class of one.
         ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
@@ -135,8 +136,11 @@ class LiveModel(Closing):
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        check_model(model)
         check_options(dtype, weights, mmap)
         check_choice("commit", commit, get_args(Commit))
+        if any(module.training for module in model.modules()):
+            logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
@@ -172,6 +176,11 @@ class LiveModel(Closing):
     def last_error_time(self) -> datetime | None:
         """When ``last_error`` happened, in UTC."""
         return self._failure and self._failure[1]
+
+    def __repr__(self) -> str:
+        path = f" from {show(self.report.path)!r}" if self.report is not None else ""
+        failed = f", not reloaded: {show(str(self.last_error))}" if self.last_error is not None else ""
+        return f"<LiveModel {type(self.model).__name__} {self.digest}{path}{failed}>"
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
@@ -234,11 +243,11 @@ class LiveModel(Closing):
             checkpoint.check_index()
             targets = choose_targets(self.model, checkpoint, *self._which)
             if targets is None:
-                done = self._replace_through(checkpoint, started, cancellation)
+                done = self._replace_through(checkpoint, started, limits)
             else:
-                done = self._replace(checkpoint, *targets, started, cancellation)
+                done = self._replace(checkpoint, *targets, started, limits)
             self.report, self._failure, self._seen = done.report, None, seen
-        logger.info("%s; sha256 %s", done.report.line, done.digest)
+        logger.info("loaded: %s; %s", done.report.line, done.digest)
         return done
 
     @contextmanager
@@ -255,16 +264,16 @@ class LiveModel(Closing):
     def _replace(
         self,
         checkpoint: Checkpoint,
-        found: str,
+        found: StateDict,
         filling: FillPlan,
         started: float,
-        cancellation: Cancellation | None,
+        limits: Limits,
     ) -> Reload:
-        model = self.model
+        model, cancellation = self.model, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
-        digest = digest_of(by_first_name(model, filling.targets, staged), cancellation)
+        digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
         for one in filling.targets:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
@@ -279,17 +288,18 @@ class LiveModel(Closing):
                 overwrite(model, filling.targets, staged)
                 filling = after_hooks(model, filling)
                 self._serving = Serving(ready(model), digest)
-        return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
+        return Reload(report_of(self.model, checkpoint.path, found.key, filling, started), digest)
 
-    def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
+    def _replace_through(self, checkpoint: Checkpoint, started: float, limits: Limits) -> Reload:
         """Let a copy of the model load in its own way, and serve that; in place, then the model itself."""
-        model = self.model
+        model, cancellation = self.model, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
 
         def load(chosen: Weights, changes: Renames) -> Reload:
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
-            digest = digest_of(state, cancellation)
+            made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
+            digest = _digest(checkpoint, chosen.state_dict, made, limits)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
                 for name, value in state.items():
                     state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
@@ -324,13 +334,14 @@ class LiveModel(Closing):
         """
         Reload whenever another file is at ``path`` than the one that was loaded. Put new files there by renaming.
 
-        Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
-        first that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be
-        written is loaded when two looks in a row find it the same. Files that are renamed there more often than that
-        are whole, and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and
-        ``on_reload``, and not tried again until it changes. A process that forks has to call this after the fork. With
-        an index of shards, only the index is looked at: put it there last. With a folder, every file is; if it has an
-        index, nothing is loaded until that is another one, too. An address is asked for its version at each look.
+        Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the first
+        that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be written
+        is loaded when two looks in a row find it the same. Files that are renamed there more often than that are whole,
+        and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and ``on_reload``,
+        and not tried again until it changes; so is one that is gone. A process that forks has to call this after the
+        fork. With an index of shards, only the index is looked at: put it there last. With a folder, every file is; if
+        it has an index, nothing is loaded until that is another one, too. An address is asked for its version at each
+        look.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
@@ -341,6 +352,7 @@ class LiveModel(Closing):
             path = self._seen[0]
         path = os.fspath(path)
         self.unwatch()
+        import_readers()
         if version_under(path) is None:
             logger.warning("watching a path without a file: %s", show(shown_path(path)))
         # What was loaded, not what is there now: a file that came between the two must not be missed.
@@ -362,3 +374,17 @@ class LiveModel(Closing):
 
     close = unwatch
     """What the end of a ``with`` block does."""
+
+
+def _digest(checkpoint: Checkpoint, weights: StateDict, made: Mapping[int, torch.Tensor], limits: Limits) -> str:
+    """Return the digest of weights, of which some are ``made`` already, by the ``id`` of their facts."""
+
+    def in_memory(info: TensorInfo) -> Iterator[memoryview] | None:
+        if id(info) not in made or info.layout != "strided" or info.subclass is not None:
+            return None
+        return elements(made[id(info)].resolve_conj().resolve_neg().contiguous())
+
+    def elements(packed: torch.Tensor) -> Iterator[memoryview]:
+        yield from steps(buffer_of(packed), limits.cancellation)  # which is memory of a tensor that is held here
+
+    return in_own_thread(lambda: digest_of(checkpoint, limits, weights, in_memory))

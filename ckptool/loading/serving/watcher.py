@@ -7,6 +7,9 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Final, Generic, TypeVar
 
 from ckptool.cancellation import Cancellation
@@ -19,6 +22,16 @@ from ckptool.sources.stamps import version_under
 T = TypeVar("T")
 
 _NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
+
+_READERS: Final = tuple(
+    f"ckptool.{name}" for name in ("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats")
+)
+_USED: Final = (
+    *("_compat_pickle", "array", "bz2", "concurrent.futures.thread", "difflib", "encodings.latin_1"),
+    *("encodings.utf_16", "encodings.utf_32_be", "encodings.utf_32_le", "encodings.utf_8_sig", "fnmatch", "hashlib"),
+    *("heapq", "json", "lzma", "mmap", "resource", "shlex", "unicodedata", "zlib"),
+)
+"""Of the standard library, what they import where it is used."""
 
 logger = logging.getLogger("ckptool")
 
@@ -55,12 +68,24 @@ class _Waiting:
         return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
+def import_readers() -> None:
+    """Import what a file of any format may need, or an error about it: who serves may not be allowed to, later on."""
+    for package in map(import_module, _READERS):
+        for module in walk_packages(package.__path__, f"{package.__name__}."):
+            if ".remote" not in module.name:  # what talks to a network is there if an address was opened
+                import_module(module.name)
+    for name in _USED:
+        with suppress(ImportError):  # some Pythons are built without bz2 or lzma
+            import_module(name)
+
+
 class Watcher(Generic[T]):
     """
     Calls ``reload`` when the file under ``path`` is not the one with the identity ``loaded``, and rests for one look.
 
     A path whose file is replaced at every look would never rest. But where a file that was not written to gives way to
-    another, somebody renames whole files to the path: the one that is there is loaded at once.
+    another, somebody renames whole files to the path: the one that is there is loaded at once. A file that is gone at
+    two looks in a row is an error like any other, and what comes after it is loaded, whatever it is.
 
     What comes of it is told to ``told``, if there is one; an error also goes to ``failed``.
     """
@@ -91,11 +116,16 @@ class Watcher(Generic[T]):
 
     def _run(self) -> None:
         seen, waiting = self._loaded, _Waiting()
+        was_there = seen is not None
         while not self._stopped.wait(self._every):
             try:
                 found = version_under(self._path, self._cancellation)
             except Cancelled:
                 break
+            if found is None and seen is None and was_there:
+                was_there, self._loaded, self._served = False, None, None
+                self._try()
+            was_there = was_there or found is not None
             if found is None or found == self._loaded or not is_committed(found, self._served):
                 waiting.keep(None)
             elif found == seen or waiting.was_replaced_whole(found, self._loaded):

@@ -23,7 +23,7 @@ class Digits:
 
     @bentoml.api
     def weights(self) -> dict[str, str | int | None]:
-        return {"worker": os.getpid(), "sha256": self.live.digest}
+        return {"worker": os.getpid(), "digest": self.live.digest}
 
     @bentoml.on_shutdown
     def close(self) -> None:

@@ -22,7 +22,7 @@ def predict(images: list[list[list[list[float]]]]) -> list[list[float]]:
 
 @app.post("/reload")
 def reload() -> dict[str, str]:
-    return {"sha256": live.reload(os.environ["CHECKPOINT"]).digest}
+    return {"digest": live.reload(os.environ["CHECKPOINT"]).digest}
 
 
 @app.exception_handler(ckptool.CkptoolError)

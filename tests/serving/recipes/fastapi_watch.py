@@ -32,4 +32,5 @@ def predict(images: list[list[list[list[float]]]]) -> list[list[float]]:
 
 @app.get("/weights")
 def weights() -> dict[str, str | int | None]:
-    return {"worker": os.getpid(), "sha256": live.digest}
+    error = live.last_error
+    return {"worker": os.getpid(), "digest": live.digest, "error": error and str(error)}

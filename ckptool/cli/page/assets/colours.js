@@ -8,6 +8,7 @@ const CHROMA = { light: 0.095, dark: 0.085 };
 const REST = { light: "oklch(0.88 0.006 255)", dark: "oklch(0.36 0.008 255)" };
 const STEPS = { light: [0.93, 0.84, 0.74, 0.62, 0.48], dark: [0.3, 0.38, 0.47, 0.64, 0.8] };
 const INKS = { light: "#17181c", dark: "#ffffff" };
+const NAN = { light: { fill: "oklch(0.55 0.22 27)", ink: "#ffffff" }, dark: { fill: "oklch(0.6 0.23 27)", ink: "#ffffff" } };
 const TITLES = { layer: "by layer", dtype: "by type", role: "by role", change: "by change", device: "by device" };
 const NEARLY_ALL = 0.95;
 const OF_CHANGES = { shape: 4, "only in A": 1, "only in B": 2, dtype: 3, layout: 5, device: 6, close: 7 };
@@ -28,7 +29,15 @@ export function schemes(rows, nodes) {
 	found.push(byCategory("device", leaves, (leaf) => rows.kind(leaf.row).device));
 	const telling = found.filter((scheme) => scheme.entries.length > 1 || scheme.id === "change");
 	const even = telling.filter((scheme) => !(scheme.largest > NEARLY_ALL));
-	return telling.length ? [...even, ...telling.filter((scheme) => !even.includes(scheme))] : found.slice(0, 1);
+	const chosen = telling.length ? [...even, ...telling.filter((scheme) => !even.includes(scheme))] : found.slice(0, 1);
+	return leaves.some((leaf) => rows.hasNaN(leaf.row)) ? chosen.map((scheme) => withNaN(scheme, rows)) : chosen;
+}
+
+/** Return a scheme in which tensors with NaN have a colour of their own. */
+function withNaN(scheme, rows) {
+	const isMarked = (leaf) => rows.hasNaN(leaf.row);
+	const colour = (leaf, theme) => (isMarked(leaf) ? NAN[theme] : scheme.colour(leaf, theme));
+	return { ...scheme, isMarked, colour, entries: [{ label: "NaN", colour: (theme) => NAN[theme] }, ...scheme.entries] };
 }
 
 /** Return what a layer is called: the nearest module that is no number, or the tensor itself. */
@@ -85,7 +94,7 @@ function byChange(rows) {
 	const entries = [];
 	for (const change of ["same", "not compared"]) if (present.has(change)) entries.push({ label: change, colour: plain });
 	if (present.has("values")) {
-		const measure = [...rows.measures.values()].some((one) => one.relative !== null) ? "‖A−B‖ / ‖B‖" : "largest |a−b|";
+		const measure = rows.hasLikeness ? "‖A−B‖ / ‖B‖" : "largest |a−b|";
 		const from = (at) => measured(Number((10 ** (least + (at * (most - least)) / 5)).toPrecision(2)));
 		const used = new Set(sizes.filter((size) => size !== null).map(step));
 		[...used].sort().forEach((at, place) => {
@@ -108,11 +117,15 @@ function byChange(rows) {
 	};
 }
 
-/** Return by how much the values of a row differ: relatively if that is known, else at most. */
+/**
+ * Return by how much the values of a row differ: relatively if that is known of any row, else at most. What has become
+ * NaN or infinite, or is compared with zeros alone, differs beyond all measure.
+ */
 export function magnitude(rows, row) {
 	const found = rows.measures.get(row);
-	const size = found?.relative ?? found?.max_abs ?? null;
-	return size === null ? null : Number(size === "inf" ? Infinity : size);
+	if (!found) return null;
+	if (found.nan || found.max_abs === "inf") return Infinity;
+	return rows.hasLikeness ? (found.relative ?? (found.max_abs > 0 ? Infinity : null)) : found.max_abs;
 }
 
 const PALETTES = Object.fromEntries(

@@ -21,7 +21,7 @@ export function columnsFor(rows, scheme) {
 		found.push({ id: "device", title: "device", width: 5, spare: true, cell: device, key: (row) => rows.kind(row).device });
 	}
 	found.push(
-		number("numel", "parameters", 7, (row) => rows.kind(row).numel, count, { join: together, total: (node) => count(node.numel), spare: true }),
+		number("numel", "elements", 7, (row) => rows.kind(row).numel, count, { join: together, total: (node) => count(node.numel), spare: true }),
 		number("nbytes", "size", 5.2, (row) => rows.kind(row).nbytes, bytes, { join: together, total: (node) => bytes(node.nbytes) }),
 	);
 	if (rows.isComparison) found.push(...ofChanges(rows, scheme));

@@ -29,6 +29,7 @@ export class Rows {
 		this.roles = columns.role ? columns.role.of.map((role) => columns.role.roles[role]) : null;
 		this.changes = columns.change ? columns.change.of.map((one) => columns.change.statuses[one]) : null;
 		this.measures = columns.measures ? measuresByRow(columns.measures) : new Map();
+		this.hasLikeness = [...this.measures.values()].some((one) => one.relative !== null);
 		this.statistics = (columns.values ?? []).map((values) => new Statistics(values));
 	}
 
@@ -43,9 +44,14 @@ export class Rows {
 		return at < 0 ? null : this.kinds[at];
 	}
 
-	/** Return a number that is equal for tensors that are the same but for their names and values. */
+	/** Return a number that is equal for tensors that are the same but for their names and values; NaN differ. */
 	likeness(row) {
-		return this.sides.map((side) => side[row]).join() + (this.changes ? this.changes[row] : "");
+		return this.sides.map((side) => side[row]).join() + (this.changes ? this.changes[row] : "") + this.hasNaN(row);
+	}
+
+	/** Return whether there are NaN among the values, as far as they were looked at. */
+	hasNaN(row) {
+		return this.statistics.some((one) => one.has(row) && one.value("nan", row) > 0) || this.measures.get(row)?.nan > 0;
 	}
 
 	/** Return for each row the text that is searched. */

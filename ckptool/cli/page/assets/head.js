@@ -35,7 +35,7 @@ function ofTwo(files, compared) {
 }
 
 function about(file, isAlone) {
-	const found = [element("p", { class: "verdict" }, capital(file.verdict))];
+	const found = [element("p", { class: `verdict ${file.status}` }, capital(file.verdict))];
 	const facts = [...(file.facts ?? [])];
 	if (file.loading) facts.push(["loading", [file.loading]]);
 	const findings = [...(file.error ? [file.error] : []), ...file.findings];

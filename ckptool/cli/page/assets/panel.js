@@ -34,7 +34,7 @@ export class Panel {
 			element("p", {}, group.number > 1 ? `${counted(group.number, "module")} of one shape` : "module"),
 			definitions([
 				["tensors", count(group.tensors) + each],
-				["parameters", roughCount(group.numel)],
+				["elements", roughCount(group.numel)],
 				["size", `${bytes(group.nbytes)}, ${this.treemap.share(group)} of all`],
 			]),
 		];
@@ -65,7 +65,7 @@ export class Panel {
 			["shape", inEach((one) => one.shape)],
 			["type", inEach((one) => one.dtype)],
 			["device", inEach((one) => one.device)],
-			["parameters", inEach((one) => roughCount(one.numel))],
+			["elements", inEach((one) => roughCount(one.numel))],
 			["size", inEach((one) => bytes(one.nbytes))],
 		];
 		if (this.rows.roles) facts.push(["role", this.rows.roles[row]]);

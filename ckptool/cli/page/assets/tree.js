@@ -22,6 +22,13 @@ class Node {
 		return this.row >= 0;
 	}
 
+	/** Return the children in the order of those of a node that is alike. */
+	childrenLike(other) {
+		if (other === this) return this.children;
+		const known = new Map(this.children.map((child) => [`${child.isTensor} ${child.name}`, child]));
+		return other.children.map((child) => known.get(`${child.isTensor} ${child.name}`));
+	}
+
 	/** The full name. */
 	get path() {
 		const parts = [];
@@ -45,7 +52,10 @@ export function grownTree(rows) {
 		node.children.push(leaf);
 		nodes.push(leaf);
 	}
-	nodes.forEach((node, at) => (node.at = at));
+	nodes.forEach((node, at) => {
+		node.at = at;
+		node.children = inOrder(node.children);
+	});
 	total(nodes, rows);
 	compare(nodes, rows);
 	return nodes;
@@ -61,6 +71,12 @@ function moduleIn(node, name, nodes) {
 		nodes.push(found);
 	}
 	return found;
+}
+
+/** Return children with the numbers among them in the order of numbers: many writers sort names as text. */
+function inOrder(children) {
+	const numbers = children.filter((child) => NUMBER.test(child.name)).sort((one, other) => one.name - other.name);
+	return children.map((child) => (NUMBER.test(child.name) ? numbers.shift() : child));
 }
 
 /** Count what is in each module. What is tied counts once in each. */
@@ -91,7 +107,7 @@ function compare(nodes, rows) {
 		const node = nodes[at];
 		const key = node.isTensor
 			? `t${rows.likeness(node.row)}`
-			: `m${node.children.map((child) => `${child.name}\n${child.likeness}`).join("\n\n")}`;
+			: `m${node.children.map((child) => `${child.name}\n${child.likeness}`).sort().join("\n\n")}`;
 		node.likeness = known.get(key) ?? known.set(key, known.size).get(key);
 	}
 }
@@ -114,7 +130,8 @@ export class Group {
 
 	/** Return the groups inside; if `fold` is true, equal layers together. */
 	inside(fold) {
-		const groups = this.first.children.map((child, at) => new Group(child.name, this.nodes.map((node) => node.children[at])));
+		const inEach = this.nodes.map((node) => node.childrenLike(this.first));
+		const groups = this.first.children.map((child, at) => new Group(child.name, inEach.map((children) => children[at])));
 		return fold ? folded(groups) : groups;
 	}
 }

@@ -167,7 +167,7 @@ export class Treemap {
 	}
 
 	size(group) {
-		return this.stack[0].nbytes ? bytes(group.nbytes) : `${count(group.numel)} parameters`;
+		return this.stack[0].nbytes ? bytes(group.nbytes) : `${count(group.numel)} elements`;
 	}
 
 	arrange(group, place, parent) {
@@ -244,10 +244,13 @@ export class Treemap {
 		for (const [text, x, y] of box.words) pen.fillText(text, x, y);
 	}
 
-	/** Return the colour of most of what is in a module that is drawn as one box. */
+	/** Return the colour of most of what is in a module that is drawn as one box; that of NaN, if there are any in it. */
 	dominant(group, theme) {
 		let largest = null;
-		for (const leaf of tensorsOf(group.first)) if (!largest || leaf.nbytes > largest.nbytes) largest = leaf;
+		for (const leaf of tensorsOf(group.first)) {
+			if (this.scheme.isMarked?.(leaf)) return this.scheme.colour(leaf, theme);
+			if (!largest || leaf.nbytes > largest.nbytes) largest = leaf;
+		}
 		return this.scheme.colour(largest ?? group.first, theme);
 	}
 
