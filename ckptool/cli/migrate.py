@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -27,6 +27,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far, shown_path
+from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:
     from ckptool.migration.file_jobs import Writers
@@ -43,10 +44,17 @@ _NAME_OPTIONS = {
 """Options that change names, one after the other, as they stand on the command line."""
 _DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
 """Tags that are asked for most."""
+_APART = (*_NAME_OPTIONS.values(), "to")
 _ORDER = f"{__name__}.order"
 
-# The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
-_EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
+_UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
+
+
+class _DType(click.Choice):
+    """A floating type, by torch's name, or in short."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(spelled(value), param, ctx)
 
 
 class _InOrder(RayCommand):
@@ -105,7 +113,7 @@ class _InOrder(RayCommand):
     show_default=True,
     help="Which weights to take.",
 )
-@click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating-point tensors of the weights.")
+@click.option("--dtype", type=_DType(TARGETS), help="Cast the floating-point tensors of the weights.")
 @click.option(
     "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
 )
@@ -119,6 +127,11 @@ class _InOrder(RayCommand):
 )
 @click.option(
     "--allow-empty", is_flag=True, help="Allow an --include that matches nothing, and a result without tensors."
+)
+@click.option(
+    "--allow-unmatched",
+    is_flag=True,
+    help="Allow globs, patterns and renames that are about no name in any SRC.",
 )
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
@@ -175,6 +188,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     check_one_form(options)
+    size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
+    if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
+        raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
@@ -258,7 +274,7 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    same = {name: value for name, value in options.items() if name in Changes._fields and name not in ("rename", "to")}
+    same = {name: value for name, value in options.items() if name in Changes._fields and name not in _APART}
     model_arguments = dict(model_argument(text) for text in options["model_args"])
     return Changes(
         **same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)), model_arguments=model_arguments
@@ -304,11 +320,8 @@ def _lines(file: Iterable[str]) -> list[str]:
 
 
 def _substitution(text: str, option: str) -> renaming.Rule:
-    pattern, *replacement = _EQUALS.split(text, 1)
-    if not replacement:
-        raise click.BadParameter(f"not of the form RE=REPL: {text!r}", param_hint=option)
     try:
-        return renaming.substitute(pattern, replacement[0])
+        return renaming.substitution(text)
     except MigrationRefused as error:
         raise click.BadParameter(error.message, param_hint=option) from error
 

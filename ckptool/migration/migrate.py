@@ -167,7 +167,7 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, target, asked)
-            selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
+            selection.refuse_nothing(checkpoint, plan, asked)
         nbytes = plan.file.nbytes
         refuse_repeated(nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
@@ -215,6 +215,7 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
 def _checked(changes: Changes, target: str | None) -> Changes:
     """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
     refuse_address(target)
+    changes = changes.in_full()
     if changes.model is not None and target is not None and is_far(target):
         hint = "Write it to a path, and upload what is there."
         raise MigrationRefused("a whole model is built here, and saved by torch", kind="model-far-away", hint=hint)

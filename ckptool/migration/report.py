@@ -252,7 +252,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
         if unscaled := plan.casting.unscaled:
             yield f"cast as they are, without the scales beside them, so still quantised: {some(unscaled)}"
-    yield from selection.notes(checkpoint, plan.weights, plan.names)
+    yield from selection.notes(checkpoint, plan, changes)
 
 
 def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
