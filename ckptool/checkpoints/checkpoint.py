@@ -215,6 +215,13 @@ class Checkpoint(Closing):
                 found[one.key] = first.key
         return found
 
+    def also_under(self, key: str) -> tuple[str, ...]:
+        """Return the other keys under which the state dict under ``key`` is, too."""
+        first = self.copies.get(key, key)
+        return tuple(
+            one.key for one in self.state_dicts if one.key != key and self.copies.get(one.key, one.key) == first
+        )
+
     @property
     def is_folder(self) -> bool:
         """Whether it is several files of a folder, none of which stands for all of it."""
@@ -279,7 +286,9 @@ def _is_same(one: StateDict, other: StateDict) -> bool:
 def _rest(state_dict: StateDict) -> list[object]:
     """Return the entries that are no tensors, those that hold others by their nodes; and whether torch made it."""
     node = state_dict.node
-    pairs = [pair for pair in nodes.mapping_pairs(node) or () if not isinstance(pair[0], str) or pair[0] not in state_dict]
+    pairs = [
+        pair for pair in nodes.mapping_pairs(node) or () if not isinstance(pair[0], str) or pair[0] not in state_dict
+    ]
     values = [(id(one) if nodes.is_container(one) else (type(one), one)) for pair in pairs for one in pair]
     return [*values, bool(nodes.lookup(nodes.attribute_pairs(node), "_metadata"))]
 

@@ -130,7 +130,9 @@ def averaged(state_dict: StateDict) -> StateDict | None:
         tails = [name[len(head) + 1 :] for name in state_dict if name.startswith(f"{head}.")]
         own_names = [name for name in state_dict if name.startswith(f"{own}.")]
         places = {name[len(own) + 1 :]: name for name in own_names}
-        counters = [tail for tail in tails if "." not in tail and tail not in places and not state_dict[f"{head}.{tail}"].shape]
+        counters = [
+            tail for tail in tails if "." not in tail and tail not in places and not state_dict[f"{head}.{tail}"].shape
+        ]
         left = [tail for tail in tails if tail not in counters]
         start = len(_INSIDE) if all(tail.startswith(_INSIDE) for tail in left) else 0
         dotless: dict[str, list[str]] = {}
@@ -139,7 +141,11 @@ def averaged(state_dict: StateDict) -> StateDict | None:
         for tail in left:
             text, average = tail[start:], state_dict[f"{head}.{tail}"]
             meant = [places[text]] if text in places else dotless.get(text.replace(".", ""), [])
-            if len(meant) != 1 or state_dict[meant[0]].shape != average.shape or tensors[meant[0]] is not state_dict[meant[0]]:
+            if (
+                len(meant) != 1
+                or state_dict[meant[0]].shape != average.shape
+                or tensors[meant[0]] is not state_dict[meant[0]]
+            ):
                 raise WeightsNotFound(
                     f"the averaged weights under {head!r} are not those of {own!r}: {tail!r} has the name and the shape "
                     f"of {'several' if len(meant) > 1 else 'none'} of them",

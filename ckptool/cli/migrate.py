@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -17,13 +18,14 @@ from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.ray_option import RayCommand, ray_option
-from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.errors import CkptoolError, Failure, MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
-from ckptool.migration.migrate import migrate_by
+from ckptool.migration.migrate import migrate_by, unmatched
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far, shown_path
@@ -194,6 +196,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
+    work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)
     arguments = {
         "changes": changes,
@@ -206,10 +209,14 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "reflink": not options["no_reflink"],
     }
     code = 0
-    work = _targets(sources, target, options, changes)
     shows_progress = not isinstance(output, Objects | Names)
     run = _on_ray if options["ray"] else _run
-    for source, outcome in run(work, arguments, options, shows_progress=shows_progress):
+    refusal = None
+    if len(work) > 1 and (changes.include or changes.exclude or changes.rename or changes.keep_dtype):
+        refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
+        arguments["changes"] = changes._replace(allow_unmatched=True)
+    outcomes = run(work, arguments, options, shows_progress=shows_progress)
+    for source, outcome in outcomes if refusal is None else [(source, refusal) for source, _ in work]:
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if is_refused(outcome) else 2)
             output.failed(shown_path(source), outcome)
@@ -217,6 +224,18 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             output.done(outcome)
     output.end()
     sys.exit(code)
+
+
+def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefused | None:
+    """Return the error for globs and patterns that are about no name in any of the sources that can be read."""
+    left: list[Unmatched] | None = None
+    for source, target in work:
+        with suppress(Failure):  # what is wrong with this one is said when its turn comes
+            found = unmatched(source, target, changes)
+            left = found if left is None else [one for one in left if one in found]
+        if left == []:
+            return None
+    return nothing_matches(left, f"no name in any of the {len(work):,} sources") if left else None
 
 
 def _check_workers(options: dict[str, Any], changes: Changes, sources: Sequence[str]) -> None:

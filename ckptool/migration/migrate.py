@@ -122,6 +122,18 @@ def migrate(
     return _migrate(os.fspath(src), target, asked, wanted, limits)
 
 
+def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unmatched]:
+    """
+    Return which globs and patterns of a migration are about no name in its source. Reads no tensor.
+
+    Raises:
+        CkptoolError: It cannot be planned.
+    """
+    asked = _checked(changes, dst)
+    with open_checkpoint(src) as checkpoint, gc_paused():
+        return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked, sketch=True), asked)
+
+
 def migrate_by(
     writers: Writers,
     src: str,

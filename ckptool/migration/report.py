@@ -248,6 +248,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
         yield from _outside(checkpoint, plan.weights)
+        chosen = plan.weights.state_dict
+        if also := checkpoint.also_under(chosen.key):
+            yield f"the same weights are under {some(also)}, too"
+        if all(one is not chosen for one in checkpoint.state_dicts):
+            yield "averaged weights are under the names of those that they are averages of; the rest is not averaged"
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
         if unscaled := plan.casting.unscaled:

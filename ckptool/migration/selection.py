@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
 
 _NEAREST = 3
-_DOES: Final = {"rename": "changes"}
-"""What an option does to the names that it is about, where that is not to match them."""
-
 Unmatched: TypeAlias = tuple[str, str]
 """An option, and what was given to it and is about no name."""
 
@@ -85,13 +82,16 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     gone = ("the only tensor is left out" if many == 1 else f"none of the {many:,} tensors is left") if many else ""
     found = unmatched(checkpoint, plan, changes)
     include = [text for option, text in found if option == "include"]
+    names = _compared(checkpoint, plan) if found else {}
     if gone and include:
         listed = f"{_words('include', include)} match{'es' if len(include) == 1 else ''} none"
-        hint = f"The nearest names are {', '.join(_nearest(include[0], _names(checkpoint, plan.weights)))}."
+        hint = _nearest(include[0], names) or None
         raise MigrationRefused(f"{gone}: {listed}", kind="no-tensor-left", hint=hint)
     found = [one for one in found if one[0] != "include" or not changes.allow_empty]
     if found and not gone and not changes.allow_unmatched:
-        raise nothing_matches(found, _names(checkpoint, plan.weights))
+        count = sum(map(len, names.values()))
+        where = f"none of the {count:,} names" if count else "no name"
+        raise nothing_matches(found, where, _nearest(found[0][1], names))
     if gone:
         hint = "Leave out less, or say with `allow_empty=True` that this is meant."
         raise MigrationRefused(f"{gone}{_by(changes)}", kind="no-tensor-left", hint=hint)
@@ -109,9 +109,10 @@ def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[U
     """Return what was asked for by name, and is about no name that there is."""
     found: list[Unmatched] = []
     if changes.include or changes.exclude:
-        weights = plan.weights
-        names = names_of(checkpoint, by_name(checkpoint) if weights is None else [weights.state_dict])
-        for option, given, read in zip(("include", "exclude"), (changes.include, changes.exclude), plan.names.filter, strict=True):
+        names = _compared(checkpoint, plan)
+        for option, given, read in zip(
+            ("include", "exclude"), (changes.include, changes.exclude), plan.names.filter, strict=True
+        ):
             found += [(option, text) for text, glob in zip(given, read, strict=False) if not matched(glob, names)]
     for rule in plan.names.rules:
         # Where nothing is to be left, no name is left to be changed.
@@ -120,16 +121,15 @@ def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[U
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
 
 
-def nothing_matches(found: Sequence[Unmatched], names: Sequence[str], where: str = "") -> MigrationRefused:
-    """Return the error for what is about no name, ``where`` names were looked for; the hint has the nearest of them."""
-    of = [text for option, text in found if option == found[0][0]]
-    does = _DOES.get(found[0][0], "matches")
-    fact = f"{_words(found[0][0], of)} {does if len(of) == 1 else does.removesuffix('es' if does == 'matches' else 's')}"
-    near = f"The nearest names are {', '.join(_nearest(of[0], names))}. " if names else ""
+def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> MigrationRefused:
+    """Return the error for what is about no name, ``where`` names were looked for, with the nearest of them."""
+    option = found[0][0]
+    texts = [text for other, text in found if other == option]
+    one, several = ("changes", "change") if option == "rename" else ("matches", "match")
     return MigrationRefused(
-        f"{fact} none of the {len(names):,} names{where}" if names else f"{fact} no name{where}",
+        f"{_words(option, texts)} {one if len(texts) == 1 else several} {where}",
         kind="no-such-name",
-        hint=f"{near}If this is meant, say so with `allow_unmatched=True`.",
+        hint=f"{near} If this is meant, say so with `allow_unmatched=True`.".lstrip(),
     )
 
 
@@ -140,14 +140,16 @@ def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[s
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
     for option, text in unmatched(checkpoint, plan, changes):
         if option != "keep_dtype":
-            yield f"{_words(option, [text])} {_DOES.get(option, 'matches')} no name"
+            yield nothing_matches([(option, text)], "no name").message
 
 
 def _none_has_elements(count: int) -> str:
     return f"all {count:,} tensors of the weights have no elements" if count > 1 else "the weights have no elements"
 
 
-def _sides(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
+def _sides(
+    checkpoint: Checkpoint, plan: Planned, changes: Changes
+) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
     """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
     left = [info for _, info in plan.file.expected]
     if plan.weights is not None:
@@ -168,19 +170,21 @@ def names_of(checkpoint: Checkpoint, state_dicts: Sequence[StateDict]) -> dict[s
     return {one.key: prepare(checkpoint, one, NameChanges()).names for one in state_dicts}
 
 
-def _names(checkpoint: Checkpoint, weights: Weights | None) -> list[str]:
-    chosen = by_name(checkpoint) if weights is None else [weights.state_dict]
-    return [name for names in names_of(checkpoint, chosen).values() for name in names]
+def _compared(checkpoint: Checkpoint, plan: Planned) -> dict[str, list[str]]:
+    return names_of(checkpoint, by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict])
 
 
-def _nearest(glob: str, names: Sequence[str]) -> list[str]:
-    """Return the names that contain the text of a glob, or else share the longest beginning with it."""
+def _nearest(glob: str, names: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence with the names that contain the text of a glob, or else begin most like it."""
     text = glob.partition("=")[0].strip("*?.^$")
 
-    def likeness(name: str) -> tuple[bool, int]:
-        return text in name, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, glob, strict=False)))
+    def likeness(place: tuple[str, str]) -> tuple[bool, int]:
+        pairs = (zip(path, text, strict=False) for path in (place[1], ".".join(place)))
+        common = (takewhile(lambda pair: pair[0] == pair[1], path) for path in pairs)
+        return text in place[1], max(sum(1 for _ in one) for one in common)
 
-    return nlargest(_NEAREST, names, key=likeness)
+    near = nlargest(_NEAREST, ((key, name) for key, own in names.items() for name in own), key=likeness)
+    return f"The nearest names are {', '.join(name for _, name in near)}." if near else ""
 
 
 def _by(changes: Changes) -> str:

@@ -131,7 +131,8 @@ def substitution(text: str) -> Substitution:
     """
     pattern, *replacement = _EQUALS.split(text, 1)
     if not replacement:
-        raise MigrationRefused(f"not of the form RE=REPL: {text!r}", kind="bad-pattern")
+        hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
+        raise MigrationRefused(f"not of the form RE=REPL: {text!r}", kind="bad-pattern", hint=hint)
     return substitute(pattern, replacement[0])
 
 

@@ -343,7 +343,9 @@ def test_a_pattern_that_keeps_no_type_is_named(tmp_path: Path) -> None:
     torch.save({"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, tmp_path / "a.pth")
 
     options: dict[str, Any] = {"dtype": "bfloat16", "keep_dtype": ["^a", "head", "norm"], "dry_run": True}
-    with pytest.raises(ckptool.MigrationRefused, match="keep_dtype 'head', keep_dtype 'norm' match none of the 2 names"):
+    with pytest.raises(
+        ckptool.MigrationRefused, match="keep_dtype 'head', keep_dtype 'norm' match none of the 2 names"
+    ):
         ckptool.migrate(tmp_path / "a.pth", **options)
     report = ckptool.migrate(tmp_path / "a.pth", allow_unmatched=True, **options)
 

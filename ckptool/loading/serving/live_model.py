@@ -131,11 +131,11 @@ class LiveModel(Closing):
         key: str | None = None,
         weights: WeightsChoice = "auto",
         map_location: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        check_options(dtype, weights, mmap)
+        dtype = check_options(dtype, weights, mmap)
         check_choice("commit", commit, get_args(Commit))
         self._serving = Serving(model, None)
         self._commit = commit
