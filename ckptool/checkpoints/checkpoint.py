@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from itertools import islice
 from math import prod
@@ -193,11 +193,8 @@ class Checkpoint(Closing):
         """The state dict that is the model's weights, or None if none is, or several could be."""
         if self.unmerged is not None:
             return None
-        for found in (self.state_dicts, [one for one in self.state_dicts if one.key not in self.copies]):
-            chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
-            if chosen is not None:
-                return found[chosen]
-        return None
+        chosen = _most_likely(self.state_dicts)
+        return chosen or _most_likely([one for one in self.state_dicts if one.key not in self.copies])
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
@@ -269,6 +266,11 @@ def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Itera
         if group.names:
             own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
             yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
+
+
+def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
+    chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
+    return None if chosen is None else found[chosen]
 
 
 def _is_same(one: StateDict, other: StateDict) -> bool:

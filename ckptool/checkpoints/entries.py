@@ -8,7 +8,7 @@ begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -33,7 +33,7 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
     Return the full paths of what a path or a role names.
 
     Raises:
-        MigrationRefused: There is nothing of that name, or a full path and one inside a state dict are different things.
+        MigrationRefused: There is nothing of that name, or its two readings are different things.
     """
     if what in _DROPPED:
         of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
@@ -63,7 +63,7 @@ def entries_at(node: Inert, path: str) -> Iterator[tuple[Inert, str | int]]:
         if text is None:
             continue
         if f"{text}.".startswith(f"{path}."):
-            yield node, key  # type: ignore[misc]
+            yield node, key
         elif path.startswith(f"{text}."):
             yield from entries_at(value, path[len(text) + 1 :])
 
@@ -147,10 +147,10 @@ def averaged(state_dict: StateDict) -> StateDict | None:
                 or tensors[meant[0]] is not state_dict[meant[0]]
             ):
                 raise WeightsNotFound(
-                    f"the averaged weights under {head!r} are not those of {own!r}: {tail!r} has the name and the shape "
-                    f"of {'several' if len(meant) > 1 else 'none'} of them",
+                    f"it is not certain of which weights those under {head!r} are averages: {tail!r} has the name and "
+                    f"the shape of {'several' if len(meant) > 1 else 'none'} under {own!r}",
                     kind="which-weights",
-                    hint=f"Take them under their own names: `include='{head}.*'`.",
+                    hint=f"Migrate it with `include='{head}.*'` to have them under their own names.",
                 )
             tensors[meant[0]] = average
         for tail in tails:

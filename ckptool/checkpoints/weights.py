@@ -130,7 +130,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
-            raise _no_state_dict(checkpoint, key, found, option)
+            raise _no_state_dict(key, found, option)
         if named[0].role in NO_WEIGHTS:
             raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named[0].role]}, no weights"), found)
         return named[0]
@@ -158,7 +158,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
 
 
-def _no_state_dict(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
+def _no_state_dict(key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
     """Return the error for a key under which there is no state dict; the hint lists the nearest first."""
     if option == "weights":
         return with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
@@ -166,7 +166,7 @@ def _no_state_dict(checkpoint: Checkpoint, key: str, found: Sequence[StateDict],
     for one in found:
         part = key.removeprefix(f"{one.key}.")
         if one.key and any(name.startswith(f"{part}.") for name in one):
-            error.hint = f"{error.hint}; or take a part of {for_shell(one.key)} with `include='{part}.*'`."
+            error.hint = f"{error.hint}; or migrate a part of {for_shell(one.key)} with `include='{part}.*'`"
             break
     return error
 
@@ -204,7 +204,7 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
 def with_candidates(
     error: WeightsNotFound, found: Sequence[StateDict], option: str = "key", asked: str = ""
 ) -> WeightsNotFound:
-    """Give an error the keys of the state dicts that can be asked for, and a hint that lists them, the nearest first."""
+    """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
     if asked:
         near = by_likeness(asked, error.candidates)

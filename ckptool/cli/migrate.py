@@ -52,7 +52,7 @@ _ORDER = f"{__name__}.order"
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
 
 
-class _DType(click.Choice):
+class _DType(click.Choice):  # type: ignore[type-arg]
     """A floating type, by torch's name, or in short."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

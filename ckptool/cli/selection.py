@@ -25,9 +25,9 @@ class Selection(NamedTuple):
     grep: re.Pattern[str] | None
     filter: "Filter | None"
     sort: str
-    allows: bool = False
+    allows: bool
     """Whether a pattern may match no name in any file."""
-    seen: dict[str, bool] = {}
+    seen: dict[str, bool]
     """The options that choose names, as they are written, and whether they match a name in what was looked at."""
 
     def of(self, checkpoint: "Checkpoint") -> list[LazyTensor]:
@@ -74,7 +74,7 @@ class Selection(NamedTuple):
     def refused(self) -> bool:
         """Say so where patterns match no name in any file, or leave none, and return whether that is an error."""
         none = [word for word, is_there in self.seen.items() if not is_there and word != _LISTED]
-        if self.allows or self.seen.get(_LISTED, True) and not none:
+        if self.allows or not (none or not self.seen.get(_LISTED, True)):
             return False
         fact = f"{', '.join(none)} match{'es' * (len(none) == 1)} no name" if none else "no tensor is left to look at"
         hint = "If this is meant, say so with --allow-unmatched."

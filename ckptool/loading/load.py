@@ -64,19 +64,21 @@ def load(
 
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
-    ``torch.load`` takes, and ``device``, which is another word for it, what safetensors takes; tags that were saved are never obeyed, and no accelerator is started that it does not name.
-    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that
-    DeepSpeed computed with (``module``), which may be rounded. ``strip`` takes off what wrappers put before every name;
-    where only some names have it, they all keep it.
+    ``torch.load`` takes, and ``device``, which is another word for it, what safetensors takes; tags that were saved are
+    never obeyed, and no accelerator is started that it does not name. ``key`` picks a state dict by its path,
+    ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed computed with (``module``), which
+    may be rounded. ``strip`` takes off what wrappers put before every name; where only some names have it, they all
+    keep it.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
     maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes
-    on where the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
-    ``progress`` is called with the bytes that were read so far, and those to be read in all; what is mapped is not
-    read. A process that has loaded, with or without a cast, can fork. Safe to call from several threads.
+    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``. ``verify`` first compares the file with the checksums in
+    it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
+    ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
+    far, and those to be read in all; what is mapped is not read. A process that has loaded, with or without a cast, can
+    fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.

@@ -22,8 +22,8 @@ class Changes(NamedTuple):
 
     Names change in this order: wrappers are stripped, then prefixes are stripped and added, then the items of
     ``rename`` apply, one after the other. An item is a text ``RE=REPL``, or a pair of a regular expression and its
-    replacement, as for ``re.sub``: ``(r"^model\\.", "")``. It can also be a function from all names to as many new ones,
-    in the same order. A text where there can be several is one of them.
+    replacement, as for ``re.sub``: ``(r"^model\\.", "")``. It can also be a function from all names to as many new
+    ones, in the same order. A text where there can be several is one of them.
     """
 
     form: TargetForm | None = None
@@ -99,12 +99,13 @@ class Changes(NamedTuple):
         Raises:
             MigrationRefused: A rule for names is not valid.
         """
-        lists = {name: (given,) if isinstance(given := getattr(self, name), str) else tuple(given) for name in _LISTS}
-        rules = [renaming.strip_prefix(prefix) for prefix in lists.pop("strip_prefix")]
-        rules += [renaming.add_prefix(prefix) for prefix in lists.pop("add_prefix")]
+        given: dict[str, Any] = self._asdict()
+        given |= {name: (given[name],) if isinstance(given[name], str) else tuple(given[name]) for name in _LISTS}
+        rules = [renaming.strip_prefix(prefix) for prefix in given["strip_prefix"]]
+        rules += [renaming.add_prefix(prefix) for prefix in given["add_prefix"]]
         rules += map(_rule, (self.rename,) if isinstance(self.rename, str) else self.rename)
         dtype = None if self.dtype is None else spelled(self.dtype)
-        return self._replace(**lists, rename=tuple(rules), strip_prefix=(), add_prefix=(), dtype=dtype)
+        return Changes(**{**given, "rename": tuple(rules), "strip_prefix": (), "add_prefix": (), "dtype": dtype})
 
     def as_plain(self) -> dict[str, Any]:
         """
@@ -115,8 +116,9 @@ class Changes(NamedTuple):
         """
         rules = [renaming.spelled(_rule(rule)) for rule in self.rename]
         plain = {"to": self.to if self.to is None or isinstance(self.to, str) else dict(self.to), "rename": rules}
-        lists = {name: list(getattr(self, name)) for name in _LISTS}
-        return {**self._asdict(), **plain, **lists, "model_arguments": dict(self.model_arguments)}
+        given: dict[str, Any] = self._asdict()
+        lists = {name: list(given[name]) for name in _LISTS}
+        return {**given, **plain, **lists, "model_arguments": dict(self.model_arguments)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Changes:

@@ -14,6 +14,7 @@ from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
 from ckptool.checkpoints.weights import NameChanges, by_name, prepare
+from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
@@ -110,9 +111,9 @@ class _Edits:
         for own, node in self._nodes.items():
             keys = self._keys[own]
             pairs = [
-                (keys.get(key, key) if type(key) in (str, int) else key, value)  # type: ignore[arg-type, call-overload]
+                (keys.get(key, key) if type(key) in (str, int) else key, value)
                 for key, value in nodes.mapping_pairs(node) or []
-                if not (type(key) in (str, int) and keys.get(key, key) is None)  # type: ignore[arg-type, call-overload]
+                if not (type(key) in (str, int) and keys.get(key, key) is None)
             ]
             found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
         return found
