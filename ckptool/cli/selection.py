@@ -41,11 +41,9 @@ class Selection(NamedTuple):
         if self.filter is not None:
             chosen = self._filtered(checkpoint, self.filter)
         if self.grep is not None:
-            places = {tensor.name: tensor for tensor in chosen}
-            found = _matching(self.grep, places) or _matching(self.grep, _inside(checkpoint, places))
+            found = _matching(self.grep, chosen)
             self._note("grep", self.grep.pattern, found)
-            taken = set(map(id, found))
-            chosen = [tensor for tensor in chosen if id(tensor) in taken]
+            chosen = found
         if self.seen:
             self.seen[_LISTED] = self.seen.get(_LISTED, False) or bool(chosen)
         sort = tables.OTHER_SORT_KEYS.get(self.sort, self.sort)
@@ -94,7 +92,7 @@ class Selection(NamedTuple):
 
     def _nearly(self, tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
         if self.grep is not None:
-            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), tensors))
+            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), list(tensors.values())))
             yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
         if self.filter is not None:
             for glob in self.filter.include:
@@ -104,22 +102,16 @@ class Selection(NamedTuple):
                 yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
 
 
-def _inside(checkpoint: "Checkpoint", wanted: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Return tensors by their names without the keys of their state dicts; those of several may have one name."""
-    own = [(name, tensor) for one in checkpoint.state_dicts if one.key for name, tensor in one.items()]
-    return {f"{name}\n{at}": tensor for at, (name, tensor) in enumerate(own) if tensor.name in wanted}
-
-
-def _matching(pattern: re.Pattern[str], tensors: Mapping[str, LazyTensor]) -> list[LazyTensor]:
+def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
     """Return the tensors whose name matches; that names are too long to be tried is said."""
     from ckptool.names.patterns import LONGEST, Trials
 
-    tried = {name: tensor for name, tensor in tensors.items() if len(name) <= LONGEST}
+    tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
     if len(tried) < len(tensors):
         long = messages.counted(len(tensors) - len(tried), "name")
         say(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
     trials = Trials()
-    return [tensor for name, tensor in tried.items() if trials.on(name.partition("\n")[0], pattern.search)]
+    return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
 
 def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection:

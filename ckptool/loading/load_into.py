@@ -99,8 +99,7 @@ def load_into(
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
         Cancelled: ``limits`` have a cancellation, and it was.
-        CkptoolError: As ``load``.
-        ValueError: As ``load``.
+        CkptoolError, ValueError: As ``load``.
     """
     started = time.perf_counter()
     place = placement(map_location)
