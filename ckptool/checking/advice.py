@@ -90,7 +90,7 @@ def instead(checkpoint: Checkpoint) -> Advice:
 
 def literal(name: str) -> str:
     """Return the glob that only this name matches."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+    return "".join(f"[{char}]" if char in "*?[" or (not at and char == ".") else char for at, char in enumerate(name))
 
 
 def _and(why: str | None, more: str) -> str:
@@ -162,7 +162,7 @@ def _plan(checkpoint: Checkpoint, options: Options, renames: Renames) -> Plan | 
     try:
         with gc_paused():
             plan = make_plan(checkpoint, None, changes, sketch=True)
-            refuse_nothing(checkpoint, plan.weights, plan.file, changes)
+            refuse_nothing(checkpoint, plan, changes)
             refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, DEFAULT_LIMITS)
     except Failure:
         return None

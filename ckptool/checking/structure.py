@@ -195,7 +195,7 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
 
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK302: more than one state dict could be the model's weights."""
-    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key not in checkpoint.copies]
     if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
         names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"

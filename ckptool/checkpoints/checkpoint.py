@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
+from itertools import islice
 from math import prod
 from operator import attrgetter
 from typing import Final, NoReturn
@@ -15,10 +16,11 @@ from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.closing import Closing
 from ckptool.errors import DamagedFile
 from ckptool.messages import FORMS, counted, show_nbytes
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor, announce
-from ckptool.tensors.tensor import distinct
+from ckptool.tensors.tensor import distinct, identity
 
 _SHAPE: Final = attrgetter("shape")
 _PUBLIC: Final = (
@@ -27,6 +29,8 @@ _PUBLIC: Final = (
     *("check_index", "check_unchanged", "close", "is_folder"),
 )
 """What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
+_MOST_ALIKE: Final = 8
+"""State dicts that begin alike, and that another one is compared with."""
 
 
 class ByName(dict[str, LazyTensor]):
@@ -194,9 +198,31 @@ class Checkpoint(Closing):
         """The state dict that is the model's weights, or None if none is, or several could be."""
         if self.unmerged is not None:
             return None
-        found = self.state_dicts
-        chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
-        return None if chosen is None else self.state_dicts[chosen]
+        chosen = _most_likely(self.state_dicts)
+        return chosen or _most_likely([one for one in self.state_dicts if one.key not in self.copies])
+
+    @cached_property
+    def copies(self) -> Mapping[str, str]:
+        """Keys of state dicts of the same entries, in the same memory, as one before; and the key of that one."""
+        firsts: dict[tuple[object, ...], list[StateDict]] = {}
+        found: dict[str, str] = {}
+        for one in self.state_dicts:
+            infos = [tensor.info for tensor in islice(one.values(), 1)]
+            begin = [identity(info) for info in infos if info.numel]
+            alike = firsts.setdefault((one.role, one.class_name, len(one), *begin, next(iter(one), None)), [])
+            first = next((other for other in alike[:_MOST_ALIKE] if _is_same(one, other)), None)
+            if first is None:
+                alike.append(one)
+            else:
+                found[one.key] = first.key
+        return found
+
+    def also_under(self, key: str) -> tuple[str, ...]:
+        """Return the other keys under which the state dict under ``key`` is, too."""
+        first = self.copies.get(key, key)
+        return tuple(
+            one.key for one in self.state_dicts if one.key != key and self.copies.get(one.key, one.key) == first
+        )
 
     @property
     def is_folder(self) -> bool:
@@ -248,6 +274,33 @@ def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Itera
         if group.names:
             own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
             yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
+
+
+def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
+    chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
+    return None if chosen is None else found[chosen]
+
+
+def _is_same(one: StateDict, other: StateDict) -> bool:
+    """Say whether two state dicts hold the same entries: the same tensors under the same names, in one order."""
+    if one.own_keys is not None or other.own_keys is not None or list(one) != list(other):
+        return False
+    if one.node is not None and one.node is other.node:
+        return True
+    if one.class_name is not None:
+        return False  # of two models, what a state_dict() would not give may differ
+    pairs = zip(one.values(), other.values(), strict=True)
+    return _rest(one) == _rest(other) and all(identity(a.info) == identity(b.info) for a, b in pairs)
+
+
+def _rest(state_dict: StateDict) -> list[object]:
+    """Return the entries that are no tensors, those that hold others by their nodes; and whether torch made it."""
+    node = state_dict.node
+    pairs = [
+        pair for pair in nodes.mapping_pairs(node) or () if not isinstance(pair[0], str) or pair[0] not in state_dict
+    ]
+    values = [(id(one) if nodes.is_container(one) else (type(one), one)) for pair in pairs for one in pair]
+    return [*values, bool(nodes.lookup(nodes.attribute_pairs(node), "_metadata"))]
 
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:

@@ -77,13 +77,17 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
     """
     wanted = taken or Filter()
     stubs = stubs_in(checkpoint, state_dict)
-    if stubs is not None and any(wanted.takes(name) for name in stubs.names):
+    if stubs is not None and any(wanted.takes(name, state_dict.key) for name in stubs.names):
         raise _incomplete(stubs.names, stubs.fact, MERGE_PARTITIONS)
-    absent = [name for name in checkpoint.absent if wanted.takes(name)] if state_dict is checkpoint.weights else []
+    absent = (
+        [name for name in checkpoint.absent if wanted.takes(name, state_dict.key)]
+        if state_dict is checkpoint.weights
+        else []
+    )
     if absent:
         fact = f"{counted(len(absent), 'name')} of the model without a value in any file: {some(absent)}"
         raise _incomplete(absent, fact, "Get the files that are missing.")
-    gaps = [gap for gap in _gaps(checkpoint, state_dict) if wanted.takes(gap.entry)]
+    gaps = [gap for gap in _gaps(checkpoint, state_dict) if wanted.takes(gap.entry, state_dict.key)]
     if gaps:
         listed = some([f"{gap.name or 'the model itself'} ({gap.why})" for gap in gaps])
         raise _incomplete(

@@ -87,8 +87,9 @@ def summarise(checkpoint: Checkpoint) -> Summary:
 
 
 def candidates(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return the state dicts that can be asked for as weights, the likeliest first."""
-    found = [one for one in checkpoint.state_dicts if one.role not in NO_WEIGHTS]
+    """Return the state dicts that can be asked for as weights, the likeliest first; of equal ones, the first."""
+    there = [one for one in checkpoint.state_dicts if one is checkpoint.weights or one.key not in checkpoint.copies]
+    found = [one for one in there if one.role not in NO_WEIGHTS]
     return sorted(found, key=lambda one: one.role not in ("model", "ema"))
 
 

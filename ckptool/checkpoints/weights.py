@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE
+from ckptool.checkpoints.entries import averaged, to_drop
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import StateDictWalk, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
@@ -22,6 +23,7 @@ from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, We
 from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
+from ckptool.names.missing import by_likeness
 from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
@@ -123,12 +125,13 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         WeightsNotFound: None is.
     """
     found = candidates(checkpoint)
+    option = "key" if key is not None else "weights"
     if key is None and which == "module":
         key = _MODULE
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
-            raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found)
+            raise _no_state_dict(key, found, option)
         if named[0].role in NO_WEIGHTS:
             raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named[0].role]}, no weights"), found)
         return named[0]
@@ -140,6 +143,8 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     best = next((one for one in meant if one is checkpoint.weights), None)
     if best is None and len(meant) == 1 and which != "auto":
         best = meant[0]
+    if best is None and not meant and which == "ema" and checkpoint.weights is not None:
+        best = averaged(checkpoint.weights)
     if best is not None:
         return best
     if meant and checkpoint.unmerged is not None:
@@ -156,6 +161,19 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
     raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
+
+
+def _no_state_dict(key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
+    """Return the error for a key under which there is no state dict; the hint lists the nearest first."""
+    if option == "weights":
+        return with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
+    error = with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
+    for one in found:
+        part = key.removeprefix(f"{one.key}.")
+        if one.key and any(name.startswith(f"{part}.") for name in one):
+            error.hint = f"{error.hint}; or migrate a part of {for_shell(one.key)} with `include='{part}.*'`"
+            break
+    return error
 
 
 def _instead(checkpoint: Checkpoint) -> str:
@@ -188,14 +206,19 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
     return [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is None]
 
 
-def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
+def with_candidates(
+    error: WeightsNotFound, found: Sequence[StateDict], option: str = "key", asked: str = ""
+) -> WeightsNotFound:
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
+    if asked:
+        near = by_likeness(asked, error.candidates)
+        found = sorted(found, key=lambda one: near.index(one.key))
     if _are_at_root(found):
         error.hint = f"The only weights in it are at its root: leave `{option}=` out."
         return error
     keys = [f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found]
-    pick = f"Pick one with `{option}=`: {some(keys, _LISTED)}"
+    pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
     error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
     return error
 
@@ -223,15 +246,16 @@ def prepare(
     # What lies deeper, in a tuple say, goes where its entry goes.
     tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
     recorded = checkpoint.recorded
-    tensors |= {name: tensors[kept] for name, kept in recorded.ties.items()}
+    tensors |= {name: tensors[kept] for name, kept in recorded.ties.items() if kept in tensors}
     if recorded.order:
-        tensors = {name: tensors[name] for name in recorded.order}
+        tensors = {name: tensors[name] for name in recorded.order if name in tensors}
     modules = dict(recorded.modules) or _modules(checkpoint, state_dict)
     entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
     kept = entries
     if drop or not changes.filter.takes_all:
-        kept = [name for name in entries if changes.filter.takes(name) and not f"{name}.".startswith(gone)]
+        key = state_dict.key
+        kept = [name for name in entries if changes.filter.takes(name, key) and not f"{name}.".startswith(gone)]
     check_cancelled(checkpoint.source.cancellation)
     rules = renaming.with_heads(changes.rules, heads(checkpoint, state_dict))
     renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
@@ -262,28 +286,13 @@ def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
     """Yield the paths, relative to a state dict, of what is to be dropped from it; what is outside goes anyway."""
-    if not drop:
-        return
     head = f"{state_dict.key}." if state_dict.key else ""
-    everything = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
-    for path in drop:
-        if any(one.role == path for one in checkpoint.state_dicts if one is not state_dict):
-            continue
-        if not any(f"{name}.".startswith(f"{path}.") for name in everything):
-            raise nothing_to_drop(path, (name.partition(".")[0] for name in everything))
-        if head.startswith(f"{path}."):
-            raise MigrationRefused(f"{path!r} is what was to be taken", kind="nothing-left")
-        yield path[len(head) :] if path.startswith(head) else "\0"
-
-
-def nothing_to_drop(path: str, there: Iterable[str]) -> MigrationRefused:
-    """Return the error for a path that names nothing; the hint lists what is there."""
-    listed = some([for_shell(name) for name in dict.fromkeys(there) if name and name != "_metadata"], _LISTED)
-    return MigrationRefused(
-        f"there is nothing called {path!r} to drop",
-        kind="nothing-to-drop",
-        hint=f"At its top there are: {listed}" if listed else None,
-    )
+    for what in drop:
+        for path in to_drop(checkpoint, what):
+            if head.startswith(f"{path}."):
+                raise MigrationRefused(f"{what!r} is what was to be taken", kind="nothing-left")
+            if path.startswith(head):
+                yield path[len(head) :]
 
 
 def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:

@@ -11,7 +11,7 @@ import click
 from ckptool.cli import tables, terminal
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
-from ckptool.cli.options import brief_option, check_one_form, many_files, rows
+from ckptool.cli.options import allow_unmatched_option, brief_option, check_one_form, many_files, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
@@ -32,6 +32,7 @@ from ckptool.formats import open_checkpoint
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
+@allow_unmatched_option
 @click.option(
     "--sort",
     type=click.Choice([*tables.SORT_KEYS, *tables.OTHER_SORT_KEYS]),
@@ -75,7 +76,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     Say what is in checkpoints, without running them.
 
     FILE is a checkpoint of any kind, or an index of shards, or a folder; FILE::MEMBER picks one out of an archive. Only
-    the index is read, so this is quick whatever the size. Exit code 2 means that a file could not be read.
+    the index is read, so this is quick whatever the size. Exit code 1 means that a pattern matches no name in any file,
+    2 that a file could not be read.
     """
     check_one_form(options)
     others = ("brief", "table_format", "show_globals", "show_source")
@@ -104,7 +106,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     for text in left_out(unseen):
         say(text, err=True)
     refuse_none(passed, found, files)
-    sys.exit(2 if failed else 0)
+    refused = selection.refused()
+    sys.exit(2 if failed else int(refused))
 
 
 def _columns(asked: str | None) -> Sequence[str]:

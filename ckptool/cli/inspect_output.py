@@ -74,7 +74,7 @@ class Reports:
         self._begun = False
 
     def opened(self, checkpoint: Checkpoint, _: str) -> None:
-        tensors = self._selection.of(checkpoint.tensors.values())
+        tensors = self._selection.of(checkpoint)
         summary, findings = _examined(checkpoint)
         if self._totals is not None:
             self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
@@ -161,7 +161,7 @@ class Tables(Plain):
         self._table = tables.Pasted(table_format, has_paths=has_paths)
 
     def opened(self, checkpoint: Checkpoint, path: str) -> None:
-        tensors = self._selection.of(checkpoint.tensors.values())
+        tensors = self._selection.of(checkpoint)
         self._listing.paste(self._table, path, checkpoint, tensors)
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         if nothing is not None:
@@ -208,7 +208,7 @@ class Objects:
         from ckptool.cli.json_output import inspect_object
 
         summary, findings = _examined(checkpoint)
-        tensors = self._selection.of(checkpoint.tensors.values())
+        tensors = self._selection.of(checkpoint)
         known = _digest(checkpoint, is_asked=self._has_digest)
         self._output.add(inspect_object(checkpoint, summary, findings, tensors, known))
 

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -17,16 +18,18 @@ from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.ray_option import RayCommand, ray_option
-from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.errors import CkptoolError, Failure, MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
-from ckptool.migration.migrate import migrate_by
+from ckptool.migration.migrate import migrate_by, unmatched
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far, shown_path
+from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:
     from ckptool.migration.file_jobs import Writers
@@ -43,10 +46,17 @@ _NAME_OPTIONS = {
 """Options that change names, one after the other, as they stand on the command line."""
 _DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
 """Tags that are asked for most."""
+_APART = (*_NAME_OPTIONS.values(), "to")
 _ORDER = f"{__name__}.order"
 
-# The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
-_EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
+_UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
+
+
+class _DType(click.Choice):  # type: ignore[type-arg]
+    """A floating type, by torch's name, or in short."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(spelled(value), param, ctx)
 
 
 class _InOrder(RayCommand):
@@ -105,7 +115,7 @@ class _InOrder(RayCommand):
     show_default=True,
     help="Which weights to take.",
 )
-@click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating-point tensors of the weights.")
+@click.option("--dtype", type=_DType(TARGETS), help="Cast the floating-point tensors of the weights.")
 @click.option(
     "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
 )
@@ -119,6 +129,11 @@ class _InOrder(RayCommand):
 )
 @click.option(
     "--allow-empty", is_flag=True, help="Allow an --include that matches nothing, and a result without tensors."
+)
+@click.option(
+    "--allow-unmatched",
+    is_flag=True,
+    help="Allow globs, patterns and renames that are about no name in any SRC.",
 )
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
@@ -175,9 +190,13 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     check_one_form(options)
+    size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
+    if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
+        raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
+    work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)
     arguments = {
         "changes": changes,
@@ -190,10 +209,14 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "reflink": not options["no_reflink"],
     }
     code = 0
-    work = _targets(sources, target, options, changes)
     shows_progress = not isinstance(output, Objects | Names)
     run = _on_ray if options["ray"] else _run
-    for source, outcome in run(work, arguments, options, shows_progress=shows_progress):
+    refusal = None
+    if len(work) > 1 and (changes.include or changes.exclude or changes.rename or changes.keep_dtype):
+        refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
+        arguments["changes"] = changes._replace(allow_unmatched=True)
+    outcomes = run(work, arguments, options, shows_progress=shows_progress)
+    for source, outcome in outcomes if refusal is None else [(source, refusal) for source, _ in work]:
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if is_refused(outcome) else 2)
             output.failed(shown_path(source), outcome)
@@ -201,6 +224,18 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             output.done(outcome)
     output.end()
     sys.exit(code)
+
+
+def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefused | None:
+    """Return the error for globs and patterns that are about no name in any of the sources that can be read."""
+    left: list[Unmatched] | None = None
+    for source, target in work:
+        with suppress(Failure):  # what is wrong with this one is said when its turn comes
+            found = unmatched(source, target, changes)
+            left = found if left is None else [one for one in left if one in found]
+        if left == []:
+            return None
+    return nothing_matches(left, f"no name in any of the {len(work):,} sources") if left else None
 
 
 def _check_workers(options: dict[str, Any], changes: Changes, sources: Sequence[str]) -> None:
@@ -260,7 +295,7 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    same = {name: value for name, value in options.items() if name in Changes._fields and name not in ("rename", "to")}
+    same = {name: value for name, value in options.items() if name in Changes._fields and name not in _APART}
     model_arguments = dict(model_argument(text) for text in options["model_args"])
     return Changes(
         **same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)), model_arguments=model_arguments
@@ -306,11 +341,8 @@ def _lines(file: Iterable[str]) -> list[str]:
 
 
 def _substitution(text: str, option: str) -> renaming.Rule:
-    pattern, *replacement = _EQUALS.split(text, 1)
-    if not replacement:
-        raise click.BadParameter(f"not of the form RE=REPL: {text!r}", param_hint=option)
     try:
-        return renaming.substitute(pattern, replacement[0])
+        return renaming.substitution(text)
     except MigrationRefused as error:
         raise click.BadParameter(error.message, param_hint=option) from error
 

@@ -22,6 +22,9 @@ _HOW: Final = ("table_format", "limit", "columns", "tree", "depth", "no_fold", "
 """What says which tensors or names of a file to list, and how to list them."""
 
 brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
+allow_unmatched_option = click.option(
+    "--allow-unmatched", is_flag=True, help="Allow patterns that match no name in any file."
+)
 _recursive = click.option(
     "-r",
     "--recursive",
@@ -90,8 +93,8 @@ def check_one_form(options: dict[str, Any]) -> None:
     """Refuse options that ask for several forms of output at once, or for what the form has not."""
     if options["as_json"] and options["as_lines"]:
         raise click.UsageError("--json and --jsonl are two forms: give one of them.")
-    if options.get("brief"):
-        context = click.get_current_context()
+    context = click.get_current_context()
+    if options.get("brief") and "form" not in options:  # which names to write is no matter of lists
         for one in context.command.params:
             if one.name in (*_WHICH, *_HOW) and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(

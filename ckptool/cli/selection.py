@@ -1,8 +1,8 @@
 """Which tensors of a file to list, and in which order, as the options of several verbs say."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -12,7 +12,11 @@ from ckptool.cli.text import say
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
+    from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.names.filter import Filter
+
+_LISTED: Final = "listed"
+"""Under which it is noted whether anything was listed at all."""
 
 
 class Selection(NamedTuple):
@@ -21,15 +25,59 @@ class Selection(NamedTuple):
     grep: re.Pattern[str] | None
     filter: "Filter | None"
     sort: str
+    allows: bool
+    """Whether a pattern may match no name in any file."""
+    seen: dict[str, bool]
+    """The options that choose names, as they are written, and whether they match a name in what was looked at."""
 
-    def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        chosen = list(tensors)
+    def of(self, checkpoint: "Checkpoint") -> list[LazyTensor]:
+        """
+        Return the tensors to list.
+
+        Raises:
+            MigrationRefused: A glob means one thing as a full path, and another as a name in a state dict.
+        """
+        chosen = list(checkpoint.tensors.values())
         if self.filter is not None:
-            chosen = [tensor for tensor in chosen if self.filter.takes(tensor.name)]
+            chosen = self._filtered(checkpoint, self.filter)
         if self.grep is not None:
-            chosen = _matching(self.grep, chosen)
+            found = _matching(self.grep, chosen)
+            self._note("grep", self.grep.pattern, found)
+            chosen = found
+        if self.seen:
+            self.seen[_LISTED] = self.seen.get(_LISTED, False) or bool(chosen)
         sort = tables.OTHER_SORT_KEYS.get(self.sort, self.sort)
         return chosen if sort == "file" else sorted(chosen, key=tables.SORT_KEYS[sort])  # type: ignore[arg-type]
+
+    def _filtered(self, checkpoint: "Checkpoint", wanted: "Filter") -> list[LazyTensor]:
+        from ckptool.checkpoints.summary import candidates
+        from ckptool.names.filter import matched
+
+        names = {one.key: list(one) for one in candidates(checkpoint)}
+        within = {f"{key}.{name}" if key else name for key, own in names.items() for name in own}
+        names[""] = [*names.get("", ()), *(name for name in checkpoint.tensors if name not in within)]
+        read = wanted.read(names, prefers_full=True)
+        for option, given, globs in zip(wanted._fields, wanted, read, strict=True):
+            for text, glob in zip(given, globs, strict=True):
+                self._note(option, text, matched(glob, names))
+        taken = {
+            f"{key}.{name}" if key else name for key, own in names.items() for name in own if read.takes(name, key)
+        }
+        return [tensor for name, tensor in checkpoint.tensors.items() if name in taken]
+
+    def _note(self, option: str, text: str, found: Sequence[object]) -> None:
+        word = f"--{option} {text!r}"
+        self.seen[word] = self.seen.get(word, False) or bool(found)
+
+    def refused(self) -> bool:
+        """Say so where patterns match no name in any file, or leave none, and return whether that is an error."""
+        none = [word for word, is_there in self.seen.items() if not is_there and word != _LISTED]
+        if self.allows or not (none or not self.seen.get(_LISTED, True)):
+            return False
+        fact = f"{', '.join(none)} match{'es' * (len(none) == 1)} no name" if none else "no tensor is left to look at"
+        hint = "If this is meant, say so with --allow-unmatched."
+        say(f"Error: {messages.show(fact)}\nHint: {hint}", err=True)
+        return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
         """Return a line about a selection that takes none of the names there are, and what would take some."""
@@ -73,7 +121,7 @@ def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection
         from ckptool.names.filter import Filter  # most calls list all names
 
         wanted = Filter(options["include"], options["exclude"])
-    return Selection(_pattern(options["grep"]), wanted, sort)
+    return Selection(_pattern(options["grep"]), wanted, sort, options["allow_unmatched"], {})
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

@@ -13,7 +13,7 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import tables, terminal
 from ckptool.cli.json_output import JsonOutput, error_object
-from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
+from ckptool.cli.options import allow_unmatched_option, check_one_form, left_out, limit_of, many_files, no_room, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import selection_of
@@ -45,6 +45,7 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
+@allow_unmatched_option
 @rows
 @far_options
 def stat(files: tuple[str, ...], **options: Any) -> None:
@@ -53,7 +54,8 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
 
     Shows mean, deviation, range, norm, zeros, NaN and infinities, and a histogram of eight equal parts from the least
     value to the largest. All values are read, piece by piece. A complex value counts as two; a quantised one as its
-    integer. Needs numpy, but not torch. Exit code 2 means that a file could not be read.
+    integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, 2 that a file
+    could not be read.
     """
     check_one_form(options)
     selection = selection_of(options)
@@ -66,7 +68,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
             line.next(target.path)
             try:
                 with open_checkpoint(target.path) as checkpoint:
-                    chosen = selection.of(checkpoint.tensors.values())
+                    chosen = selection.of(checkpoint)
                     found_rows = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
                     nothing = selection.nothing(checkpoint.tensors, chosen)
             except CkptoolError as error:
@@ -83,7 +85,8 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
             output.computed(target.shown, found_rows, nothing)
         output.end()
     refuse_none(passed, found, files)
-    sys.exit(2 if failed else 0)
+    refused = selection.refused()
+    sys.exit(2 if failed else int(refused))
 
 
 def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Pasted | _Tables:

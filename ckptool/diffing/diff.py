@@ -138,7 +138,8 @@ def _common_nbytes(a: Side, b: Side) -> int:
 
 def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
     path = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
-    return DiffedFile(path, checkpoint.format, checkpoint.form, side.key)
+    also = () if side.key is None else checkpoint.also_under(side.key)
+    return DiffedFile(path, checkpoint.format, checkpoint.form, side.key, also)
 
 
 def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:

@@ -9,7 +9,7 @@ from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
-from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show
+from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show, some
 from ckptool.torch_ops.differences import Number
 from ckptool.torch_ops.likeness import Likeness
 
@@ -40,6 +40,8 @@ class DiffedFile(NamedTuple):
     form: str
     key: str | None
     """The path of the weights that were compared; None if everything was."""
+    also_under: tuple[str, ...] = ()
+    """Other keys under which the file has the same weights."""
 
 
 class DiffReport(NamedTuple):
@@ -181,7 +183,8 @@ def _count(number: int, kind: str) -> str:
 
 def _file(file: DiffedFile) -> str:
     compared = "everything" if file.key is None else f"the weights under {file.key}" if file.key else "the weights"
-    return show(f"{file.path} ({file.format}, {file.form}): {compared}")
+    also = f", the same as under {some(file.also_under)}" if file.also_under else ""
+    return show(f"{file.path} ({file.format}, {file.form}): {compared}{also}")
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

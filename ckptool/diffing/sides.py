@@ -105,15 +105,16 @@ def _align(names: Iterable[str]) -> dict[str, str]:
 
 
 def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
-    found = [one for one in checkpoint.state_dicts if key is None or one.key == key]
+    there = checkpoint.state_dicts
+    found = [one for one in there if (one.key not in checkpoint.copies if key is None else one.key == key)]
     chosen = checkpoint.weights if key is None else None
     if chosen is None and len(found) == 1:
         chosen = found[0]
     if chosen is None:
         error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}")
-        if key is None and checkpoint.state_dicts:
+        if key is None and there:
             error = AmbiguousWeights("several state dicts could be the weights")
-        raise with_candidates(error, checkpoint.state_dicts, f"key_{label}") if checkpoint.state_dicts else error
+        raise with_candidates(error, there, f"key_{label}", key or "") if there else error
     return chosen
 
 

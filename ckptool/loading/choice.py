@@ -166,7 +166,8 @@ def _choose(
         if key is not None or weights != "auto" or checkpoint.unmerged is not None:
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
+        there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+        found = ([one for one in there if one.role in some and fits(one)] for some in roles)
         fitting = next(filter(None, found), [])
         if len(fitting) == 1:
             return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)

@@ -30,9 +30,9 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
-from ckptool.loading.memory.threads import check_cast
+from ckptool.loading.memory.threads import castable
 from ckptool.loading.plain_values import values_with_tensors
-from ckptool.messages import show
+from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
@@ -48,10 +48,11 @@ def load(
     source: Origin,
     map_location: MapLocation = "cpu",
     *,
+    device: str | torch.device | None = None,
     key: str | None = None,
     weights: WeightsChoice = "auto",
     strip: Strip = "wrappers",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
     allow_missing: bool = False,
@@ -63,19 +64,21 @@ def load(
 
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
-    ``torch.load`` takes; tags that were saved are never obeyed, and no accelerator is started that it does not name.
-    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that
-    DeepSpeed computed with (``module``), which may be rounded. ``strip`` takes off what wrappers put before every name;
-    where only some names have it, they all keep it.
+    ``torch.load`` takes, and ``device``, which is another word for it, what safetensors takes; tags that were saved are
+    never obeyed, and no accelerator is started that it does not name. ``key`` picks a state dict by its path,
+    ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed computed with (``module``), which
+    may be rounded. ``strip`` takes off what wrappers put before every name; where only some names have it, they all
+    keep it.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
     maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes
-    on where the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
-    ``progress`` is called with the bytes that were read so far, and those to be read in all; what is mapped is not
-    read. A process that has loaded, with or without a cast, can fork. Safe to call from several threads.
+    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``. ``verify`` first compares the file with the checksums in
+    it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
+    ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
+    far, and those to be read in all; what is mapped is not read. A process that has loaded, with or without a cast, can
+    fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -89,8 +92,8 @@ def load(
         CkptoolError: The file cannot be read.
         ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
     """
-    place = placement(map_location)
-    check_options(dtype, weights, mmap)
+    place = placement(map_location if device is None else device)
+    cast_to = check_options(dtype, weights, mmap)
     check_choice("strip", strip, ("wrappers", "module", None))
 
     def state_dict() -> OrderedDict[str, Any]:
@@ -98,10 +101,12 @@ def load(
             if verify:
                 checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing)
+            if also := checkpoint.also_under(chosen.state_dict.key):
+                logger.info("%s: the same weights are under %s, too", checkpoint.path, show(some(also)))
             if verify:
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
-            assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
+            assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
             return state
@@ -113,7 +118,7 @@ def load(
 def predict_memory(
     source: Origin,
     device: MapLocation = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     *,
     key: str | None = None,
     weights: WeightsChoice = "auto",
@@ -128,17 +133,17 @@ def predict_memory(
         ValueError: As ``load``.
     """
     place = placement(device)
-    check_options(dtype, weights, mmap)
+    dtype = check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
 
 
-def check_options(dtype: object, weights: object, mmap: object) -> None:
-    """Raise ValueError unless these are options that loading takes."""
-    check_cast(dtype)
+def check_options(dtype: object, weights: object, mmap: object) -> torch.dtype | None:
+    """Return the type to cast to; raise ValueError unless these are options that loading takes."""
     check_choice("weights", weights, get_args(WeightsChoice))
     check_choice("mmap", mmap, (True, False, "auto"))
+    return castable(dtype)
 
 
 def check_model(model: object) -> None:

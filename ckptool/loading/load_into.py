@@ -59,7 +59,7 @@ def load_into(
     strict: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
     map_location: MapLocation = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
     allow_missing: bool = False,
@@ -104,7 +104,7 @@ def load_into(
     """
     check_model(model)
     started, place = time.perf_counter(), placement(map_location)
-    check_options(dtype, weights, mmap)
+    dtype = check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
@@ -123,6 +123,7 @@ def load_into(
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
             load = partial(load, allow_missing=allow_missing)
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
+        report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)

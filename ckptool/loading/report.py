@@ -59,6 +59,8 @@ class LoadReport(NamedTuple):
     """What in the model takes part in loading, so that its own ``load_state_dict`` has filled it."""
     hooks: tuple[str, ...] = ()
     """The classes of the modules whose hooks ran after their weights were loaded."""
+    also_under: tuple[str, ...] = ()
+    """Other keys under which the file has the same weights."""
 
     def __str__(self) -> str:
         return "\n  ".join(self._lines())
@@ -92,6 +94,7 @@ class LoadReport(NamedTuple):
             _listed("left out", self.left_out),
             f"filled by load_state_dict(), for {show(self.own_loading)}" if self.own_loading else "",
             _listed("hooks ran", self.hooks),
+            f"the same are under {show(some(self.also_under))}" if self.also_under else "",
         ]
         lacking = [
             _listed("missing", self.missing),

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.names.patterns import Trials
+from ckptool.names.filter import two_readings
+from ckptool.names.patterns import LONGEST, Trials
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload
@@ -126,38 +127,56 @@ class Casting:
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
         self._scales: set[str] = set()
+        self._names: list[tuple[str, str]] = []
         self._made: dict[_Memory, TensorInfo] = {}
         self._read: dict[_Memory, LazyTensor] = {}
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
-        self.take(weights.tensors.items())
+        key = weights.state_dict.key
+        self.take((name, name, f"{key}.{name}" if key else name, one) for name, one in weights.tensors.items())
         tensors = {name: LazyTensor(name, self.info(tensor.info)) for name, tensor in weights.tensors.items()}
         return weights._replace(tensors=tensors)
 
-    def take(self, named: Iterable[tuple[str, LazyTensor]]) -> None:
+    def take(self, named: Iterable[tuple[str, str, str, LazyTensor]]) -> None:
         """
-        Note tensors that are to be cast, by the names under which they are reported.
+        Note tensors that are to be cast, each by the name under which it is reported, its name and its full path.
 
         Tied names stay tied: one that keeps its type keeps it for all.
         """
-        kept: set[_Memory] = set()
         chosen: dict[_Memory, tuple[str, LazyTensor]] = {}
-        for name, tensor in named:
+        places: list[tuple[_Memory, str, str]] = []
+        for shown, name, path, tensor in named:
+            self._names.append((name, path))
             if name.endswith(_SCALES):
-                self._scales.add(name)
+                self._scales.add(shown)
             memory = _memory_of(tensor.info)
-            if memory is None or not self._takes(tensor.info):
-                continue
-            chosen.setdefault(memory, (name, tensor))
-            matching = {pattern.pattern for pattern in self._keep if self._trials.on(name, pattern.search)}
-            if matching:
-                kept.add(memory)
-                self.keeps_nothing = tuple(one for one in self.keeps_nothing if one not in matching)
+            if memory is not None and self._takes(tensor.info):
+                chosen.setdefault(memory, (shown, tensor))
+                places.append((memory, name, path))
+        kept = {memory for pattern in self._keep for memory in self._matching(pattern, places)}
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
                 self._made[memory] = self._cast(name, tensor)
                 self._read[memory] = tensor
+
+    def _matching(self, pattern: re.Pattern[str], places: Sequence[tuple[_Memory, str, str]]) -> list[_Memory]:
+        """Return the tensors that keep their types: those whose names match, or else those whose full paths do."""
+        own = [(memory, name) for memory, name, _ in places if self._trials.on(name, pattern.search)]
+        is_open = (not own or pattern.pattern.startswith("^")) and any(name != path for _, name, path in places)
+        full = [(memory, path) for memory, _, path in places if is_open and self._trials.on(path, pattern.search)]
+        found = [memory for memory, _ in own or full]
+        if own and full and [memory for memory, _ in full] != found:
+            raise two_readings(pattern.pattern, [path for _, path in full], [name for _, name in own])
+        if found:
+            self.keeps_nothing = tuple(one for one in self.keeps_nothing if one != pattern.pattern)
+        return found
+
+    @property
+    def unmatched(self) -> list[str]:
+        """Those of ``keep`` that match no name at all, be it of a tensor that is not cast."""
+        names = [name for pair in self._names for name in pair if len(name) <= LONGEST] if self.keeps_nothing else []
+        return [one for one in self.keeps_nothing if not any(re.search(one, name) for name in names)]
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from ckptool.checkpoints.weights import WeightsChoice
 from ckptool.limits import check_choice
 from ckptool.migration.device_tags import DeviceTags
 from ckptool.names import renaming
+from ckptool.tensors.dtypes import spelled
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
-NameRule: TypeAlias = tuple[str, str] | renaming.Rule
+NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule
+_LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix")
 
 
 class Changes(NamedTuple):
     """
     What is to be different in the target. Everything else stays as it is.
 
-    Names change in this order: wrappers are stripped, then the items of ``rename`` apply, one after the other. An item
-    is a pair of a regular expression and its replacement, as for ``re.sub``: ``(r"^model\\.", "")`` strips a prefix,
-    ``("^", "model.")`` adds one. It can also be a function from all names to as many new ones, in the same order.
+    Names change in this order: wrappers are stripped, then prefixes are stripped and added, then the items of
+    ``rename`` apply, one after the other. An item is a text ``RE=REPL``, or a pair of a regular expression and its
+    replacement, as for ``re.sub``: ``(r"^model\\.", "")``. It can also be a function from all names to as many new
+    ones, in the same order. A text where there can be several is one of them.
     """
 
     form: TargetForm | None = None
@@ -43,15 +46,25 @@ class Changes(NamedTuple):
     """Remove what DataParallel and DistributedDataParallel added to names."""
     strip_wrappers: bool = False
     """Remove what training wrappers added to names, however they are nested."""
+    strip_prefix: Sequence[str] = ()
+    """Prefixes of whole components to remove."""
+    add_prefix: Sequence[str] = ()
+    """Prefixes to put in front of every name."""
     rename: Sequence[NameRule] = ()
     include: Sequence[str] = ()
-    """Globs: take only names that match one. They are compared with the names in the source."""
+    """
+    Globs: take only names that match one. They are compared with the names in the source, with or without the key of
+    their state dict; where both match, and not the same, a dot in front means the full path.
+    """
     exclude: Sequence[str] = ()
     """Globs: leave out names that match one."""
     drop: Sequence[str] = ()
     """Paths or roles (``optimizer``, ``ema``) to leave out."""
-    dtype: str | None = None
-    """Floating type that weights are cast to, averaged ones too; an optimizer's state is not."""
+    dtype: str | Any | None = None
+    """
+    Floating type that weights are cast to, averaged ones too; an optimizer's state is not. ``"float16"``, ``"fp16"``
+    and ``torch.float16`` are one.
+    """
     keep_dtype: Sequence[str] = ()
     """Regular expressions: names that match one keep their type."""
     saturate: bool = False
@@ -61,7 +74,9 @@ class Changes(NamedTuple):
     drop_unsupported: bool = False
     """Leave out what the target cannot hold; from a state dict, what ``torch.load`` refuses by default."""
     allow_empty: bool = False
-    """Allow globs that match nothing, and a result without tensors, or without elements."""
+    """Allow a result without tensors, or without elements, and an ``include`` that matches nothing."""
+    allow_unmatched: bool = False
+    """Allow globs, patterns and renames that are about no name in the source."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False
@@ -77,6 +92,21 @@ class Changes(NamedTuple):
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
+    def in_full(self) -> Changes:
+        """
+        Return the same changes with lists of texts, rules for all that changes names, and torch's name of the type.
+
+        Raises:
+            MigrationRefused: A rule for names is not valid.
+        """
+        given: dict[str, Any] = self._asdict()
+        given |= {name: (given[name],) if isinstance(given[name], str) else tuple(given[name]) for name in _LISTS}
+        rules = [renaming.strip_prefix(prefix) for prefix in given["strip_prefix"]]
+        rules += [renaming.add_prefix(prefix) for prefix in given["add_prefix"]]
+        rules += map(_rule, (self.rename,) if isinstance(self.rename, str) else self.rename)
+        dtype = None if self.dtype is None else spelled(self.dtype)
+        return Changes(**{**given, "rename": tuple(rules), "strip_prefix": (), "add_prefix": (), "dtype": dtype})
+
     def as_plain(self) -> dict[str, Any]:
         """
         Return the changes as plain data, of which ``from_plain`` makes them again, in another process too.
@@ -84,10 +114,11 @@ class Changes(NamedTuple):
         Raises:
             MigrationRefused: A function of the caller's changes names.
         """
-        rules = [renaming.spelled(rule if callable(rule) else renaming.substitute(*rule)) for rule in self.rename]
+        rules = [renaming.spelled(_rule(rule)) for rule in self.rename]
         plain = {"to": self.to if self.to is None or isinstance(self.to, str) else dict(self.to), "rename": rules}
-        lists = {name: list(getattr(self, name)) for name in ("include", "exclude", "drop", "keep_dtype")}
-        return {**self._asdict(), **plain, **lists, "model_arguments": dict(self.model_arguments)}
+        given: dict[str, Any] = self._asdict()
+        lists = {name: list(given[name]) for name in _LISTS}
+        return {**given, **plain, **lists, "model_arguments": dict(self.model_arguments)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Changes:
@@ -100,6 +131,12 @@ class Changes(NamedTuple):
         return self.form == "dcp" or self.max_shard_size is not None
 
 
+def _rule(item: NameRule) -> renaming.Rule:
+    if isinstance(item, str):
+        return renaming.substitution(item)
+    return item if callable(item) else renaming.substitute(*item)
+
+
 class ChangeOptions(TypedDict, total=False):
     """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
 
@@ -110,16 +147,19 @@ class ChangeOptions(TypedDict, total=False):
     weights: WeightsChoice
     strip_module: bool
     strip_wrappers: bool
+    strip_prefix: Sequence[str]
+    add_prefix: Sequence[str]
     rename: Sequence[NameRule]
     include: Sequence[str]
     exclude: Sequence[str]
     drop: Sequence[str]
-    dtype: str | None
+    dtype: str | Any | None
     keep_dtype: Sequence[str]
     saturate: bool
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool
+    allow_unmatched: bool
     allow_missing: bool
     keep_calls: bool
     model: str | None

@@ -122,6 +122,18 @@ def migrate(
     return _migrate(os.fspath(src), target, asked, wanted, limits)
 
 
+def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unmatched]:
+    """
+    Return which globs and patterns of a migration are about no name in its source. Reads no tensor.
+
+    Raises:
+        CkptoolError: It cannot be planned.
+    """
+    asked = _checked(changes, dst)
+    with open_checkpoint(src) as checkpoint, gc_paused():
+        return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked, sketch=True), asked)
+
+
 def migrate_by(
     writers: Writers,
     src: str,
@@ -167,7 +179,7 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, target, asked)
-            selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
+            selection.refuse_nothing(checkpoint, plan, asked)
         nbytes = plan.file.nbytes
         refuse_repeated(nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
@@ -215,6 +227,7 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
 def _checked(changes: Changes, target: str | None) -> Changes:
     """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
     refuse_address(target)
+    changes = changes.in_full()
     if changes.model is not None and target is not None and is_far(target):
         hint = "Write it to a path, and upload what is there."
         raise MigrationRefused("a whole model is built here, and saved by torch", kind="model-far-away", hint=hint)

@@ -7,12 +7,13 @@ A plan reads no tensors. What would lose or confuse something is refused here, b
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
-from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, by_name, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm
@@ -84,6 +85,7 @@ def make_plan(
         target = folder_path(dst, checkpoint, form, marks)
     else:
         target = target_path(dst, checkpoint, form, marks)
+    changes = changes.in_full()
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = None
@@ -95,6 +97,7 @@ def make_plan(
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
         from ckptool.migration.folders import dcp  # most plans are of files
 
+        names = _read(checkpoint, names, by_name(checkpoint))
         _refuse_what_is_not_there(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
@@ -103,6 +106,7 @@ def make_plan(
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
+        names = _read(checkpoint, names, by_name(checkpoint))
         _refuse_what_is_not_there(checkpoint, names)
         whole = torch_plan.plan_same(
             checkpoint,
@@ -118,7 +122,7 @@ def make_plan(
         )
         return Plan(form, target, whole, changes.to, names, casting=casting, keeps_layout=kept is not None)
     chosen = choose(checkpoint, changes.key, changes.weights)
-    names = names.chosen(changes.weights)
+    names = _read(checkpoint, names, [chosen]).chosen(changes.weights)
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
@@ -146,8 +150,16 @@ def make_plan(
 
 def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
     refuse_lost(checkpoint)
-    tensors, taken = checkpoint.tensors.items(), names.filter
-    refuse_broken(tensor for name, tensor in tensors if taken.takes_all or taken.takes(name))
+    left_out: set[int] = set()
+    for one in by_name(checkpoint) if not names.filter.takes_all else ():
+        left_out |= {id(tensor) for name, tensor in one.items() if not names.filter.takes(name, one.key)}
+    refuse_broken(tensor for tensor in checkpoint.tensors.values() if id(tensor) not in left_out)
+
+
+def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[StateDict]) -> NameChanges:
+    """Return changes with their globs read: as names of state dicts, or as full paths."""
+    there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
+    return names._replace(filter=names.filter.read(there))
 
 
 def _safetensors(
@@ -221,7 +233,7 @@ def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozen
         strip, classes = (renaming.strip_wrappers,), frozenset(COMPONENTS)
     elif changes.strip_module:
         strip, classes = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
-    rules = (*strip, *selection.noted(changes.rename, trials))
+    rules = (*strip, *selection.noted([rule for rule in changes.rename if callable(rule)], trials))
     return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
 

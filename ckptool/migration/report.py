@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count
 from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
@@ -248,11 +248,12 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
         yield from _outside(checkpoint, plan.weights)
+        yield from _of_copies(checkpoint, plan.weights.state_dict)
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
         if unscaled := plan.casting.unscaled:
             yield f"cast as they are, without the scales beside them, so still quantised: {some(unscaled)}"
-    yield from selection.notes(checkpoint, plan.weights, plan.names)
+    yield from selection.notes(checkpoint, plan, changes)
 
 
 def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
@@ -294,6 +295,14 @@ def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
             foreign = [cls for path, walk in checkpoint.walks if path == key for cls in walk.foreign_classes]
             more = f"; {some(foreign)} may save more in code" if foreign else ""
             yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}{more}"
+
+
+def _of_copies(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
+    """Yield where else the chosen weights are, and which of them are averages."""
+    if also := checkpoint.also_under(chosen.key):
+        yield f"the same weights are under {some(also)}, too"
+    if all(one is not chosen for one in checkpoint.state_dicts):
+        yield "averaged weights are under the names of those that they are averages of; the rest is not averaged"
 
 
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import takewhile
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.migration.changes import Changes, NameRule
+from ckptool.migration.changes import Changes
 from ckptool.names import renaming
+from ckptool.names.filter import matched
 from ckptool.names.patterns import Trials
 from ckptool.tensors.tensor import TensorInfo
 
+if TYPE_CHECKING:
+    from ckptool.migration.casting import Casting
+
 _NEAREST = 3
+Unmatched: TypeAlias = tuple[str, str]
+"""An option, and what was given to it and is about no name."""
 
 
 class Kept(Protocol):
@@ -29,51 +34,69 @@ class Kept(Protocol):
     def dropped(self) -> tuple[str, ...]: ...
 
 
+class Planned(Protocol):
+    """What a plan says about names."""
+
+    @property
+    def file(self) -> Kept: ...
+
+    @property
+    def names(self) -> NameChanges: ...
+
+    @property
+    def weights(self) -> Weights | None: ...
+
+    @property
+    def casting(self) -> Casting | None: ...
+
+
 class _Noted:
     """A substitution that is tried within bounds, and remembers whether it has changed any name."""
 
     def __init__(self, rule: renaming.Substitution, trials: Trials) -> None:
         self.rule = rule
         self._trials = trials
-        self.has_changed = False
+        self.was_asked = self.has_changed = False
 
     def __call__(self, names: Sequence[str]) -> list[str]:
         renamed = [self._trials.on(name, self.rule.renamed) for name in names]
+        self.was_asked = True
         self.has_changed = self.has_changed or renamed != list(names)
         return renamed
 
 
-def noted(items: Sequence[NameRule], trials: Trials) -> tuple[renaming.Rule, ...]:
-    """Return the rules of one migration so that ``notes`` can tell which did nothing."""
-    rules = [item if callable(item) else renaming.substitute(*item) for item in items]
+def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule, ...]:
+    """Return the rules of one migration so that ``unmatched`` can tell which did nothing."""
     return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
-def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, changes: Changes) -> None:
+def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> None:
     """
-    Refuse a plan that leaves none of the tensors that there are; ``weights`` is None where everything is taken.
+    Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name.
 
     Raises:
-        MigrationRefused: No tensor is left, or none that has elements, or an ``include`` matches no name.
+        MigrationRefused: No tensor is left, or none that has elements, or something matches no name.
     """
-    if changes.allow_empty:
-        return
-    many = next((len(before) for before, left in _sides(checkpoint, weights, plan, changes) if before and not left), 0)
+    sides = list(_sides(checkpoint, plan, changes)) if not changes.allow_empty else []
+    many = next((len(before) for before, left in sides if before and not left), 0)
     gone = ("the only tensor is left out" if many == 1 else f"none of the {many:,} tensors is left") if many else ""
-    names = _names(checkpoint, weights) if changes.include else []
-    unmatched = _unmatched(changes.include, names)
-    if unmatched and names:
-        listed = f"{_words('include', unmatched)} match{'es' if len(unmatched) == 1 else ''} none"
-        raise MigrationRefused(
-            f"{gone}: {listed}" if gone else f"{listed} of the {len(names):,} names",
-            kind="no-tensor-left" if gone else "no-such-name",
-            hint=f"The nearest names are {', '.join(_nearest(unmatched[0], names))}.",
-        )
+    found = unmatched(checkpoint, plan, changes)
+    include = [text for option, text in found if option == "include"]
+    names = _compared(checkpoint, plan) if found else {}
+    if gone and include:
+        listed = f"{_words('include', include)} match{'es' if len(include) == 1 else ''} none"
+        hint = _nearest(include[0], names) or None
+        raise MigrationRefused(f"{gone}: {listed}", kind="no-tensor-left", hint=hint)
+    found = [one for one in found if one[0] != "include" or not changes.allow_empty]
+    if found and not gone and not changes.allow_unmatched:
+        count = sum(map(len, names.values()))
+        where = f"none of the {count:,} names" if count else "no name"
+        raise nothing_matches(found, where, _nearest(found[0][1], names))
     if gone:
         hint = "Leave out less, or say with `allow_empty=True` that this is meant."
         raise MigrationRefused(f"{gone}{_by(changes)}", kind="no-tensor-left", hint=hint)
-    for before, left in _sides(checkpoint, weights, plan, changes):
-        if left and not any(info.numel for info in left) and (weights or any(info.numel for info in before)):
+    for before, left in sides:
+        if left and not any(info.numel for info in left) and (plan.weights or any(info.numel for info in before)):
             raise MigrationRefused(
                 _none_has_elements(len(left)),
                 kind="no-elements",
@@ -82,19 +105,44 @@ def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, 
             )
 
 
-def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges) -> Iterator[str]:
+def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[Unmatched]:
+    """Return what was asked for by name, and is about no name that there is."""
+    found: list[Unmatched] = []
+    if changes.include or changes.exclude:
+        names = _compared(checkpoint, plan)
+        for option, given, read in zip(
+            ("include", "exclude"), (changes.include, changes.exclude), plan.names.filter, strict=True
+        ):
+            found += [(option, text) for text, glob in zip(given, read, strict=False) if not matched(glob, names)]
+    for rule in plan.names.rules:
+        # Where nothing is to be left, no name is left to be changed.
+        if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
+            found.append(("rename", str(rule.rule)))
+    return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
+
+
+def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> MigrationRefused:
+    """Return the error for what is about no name, ``where`` names were looked for, with the nearest of them."""
+    option = found[0][0]
+    texts = [text for other, text in found if other == option]
+    one, several = ("changes", "change") if option == "rename" else ("matches", "match")
+    return MigrationRefused(
+        f"{_words(option, texts)} {one if len(texts) == 1 else several} {where}",
+        kind="no-such-name",
+        hint=f"{near} If this is meant, say so with `allow_unmatched=True`.".lstrip(),
+    )
+
+
+def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[str]:
     """Yield what was asked for by name and has changed nothing, and whether weights that are taken hold nothing."""
-    taken = checkpoint.weights if weights is None else weights.state_dict
+    taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
     if checkpoint.part_of is not None:
         yield f"{checkpoint.part_of.what}: what is in the others is not here"
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
-    names = [] if changes.filter.takes_all else _names(checkpoint, weights)
-    for option, globs in (("include", changes.filter.include), ("exclude", changes.filter.exclude)):
-        yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(globs, names))
-    for rule in changes.rules:
-        if isinstance(rule, _Noted) and not rule.has_changed:
-            yield f"{_words('rename', [str(rule.rule)])} changes no name"
+    for option, text in unmatched(checkpoint, plan, changes):
+        if option != "keep_dtype":
+            yield nothing_matches([(option, text)], "no name").message
 
 
 def _none_has_elements(count: int) -> str:
@@ -102,12 +150,12 @@ def _none_has_elements(count: int) -> str:
 
 
 def _sides(
-    checkpoint: Checkpoint, weights: Weights | None, plan: Kept, changes: Changes
+    checkpoint: Checkpoint, plan: Planned, changes: Changes
 ) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
     """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
-    left = [info for _, info in plan.expected]
-    if weights is not None:
-        yield [tensor.info for tensor in weights.state_dict.values()], left
+    left = [info for _, info in plan.file.expected]
+    if plan.weights is not None:
+        yield [tensor.info for tensor in plan.weights.state_dict.values()], left
         return
     yield [tensor.info for tensor in checkpoint.tensors.values()], left
     if changes.include or changes.exclude:
@@ -116,28 +164,29 @@ def _sides(
             for one in by_name(checkpoint)
             for name, tensor in one.items()
         }
-        yield list(paths.values()), [paths[path] for path in paths.keys() - set(plan.dropped)]
+        yield list(paths.values()), [paths[path] for path in paths.keys() - set(plan.file.dropped)]
 
 
-def _names(checkpoint: Checkpoint, weights: Weights | None) -> list[str]:
-    """Return the names that globs are compared with."""
-    if weights is not None:
-        return [*weights.old_names.values(), *weights.dropped]
-    return [name for one in by_name(checkpoint) for name in prepare(checkpoint, one, NameChanges()).names]
+def names_of(checkpoint: Checkpoint, state_dicts: Sequence[StateDict]) -> dict[str, list[str]]:
+    """Return the names that globs are compared with, by the key of their state dict."""
+    return {one.key: prepare(checkpoint, one, NameChanges()).names for one in state_dicts}
 
 
-def _unmatched(globs: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [glob for glob in globs if not any(fnmatchcase(name, glob) for name in names)]
+def _compared(checkpoint: Checkpoint, plan: Planned) -> dict[str, list[str]]:
+    return names_of(checkpoint, by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict])
 
 
-def _nearest(glob: str, names: Sequence[str]) -> list[str]:
-    """Return the names that contain the text of a glob, or else share the longest beginning with it."""
-    text = glob.strip("*?.")
+def _nearest(glob: str, names: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence with the names that contain the text of a glob, or else begin most like it."""
+    text = glob.partition("=")[0].strip("*?.^$")
 
-    def likeness(name: str) -> tuple[bool, int]:
-        return text in name, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, glob, strict=False)))
+    def likeness(place: tuple[str, str]) -> tuple[bool, int]:
+        pairs = (zip(path, text, strict=False) for path in (place[1], ".".join(place)))
+        common = (takewhile(lambda pair: pair[0] == pair[1], path) for path in pairs)
+        return text in place[1], max(sum(1 for _ in one) for one in common)
 
-    return nlargest(_NEAREST, names, key=likeness)
+    near = nlargest(_NEAREST, ((key, name) for key, own in names.items() for name in own), key=likeness)
+    return f"The nearest names are {', '.join(name for _, name in near)}." if near else ""
 
 
 def _by(changes: Changes) -> str:

@@ -207,7 +207,11 @@ def edit_everything(
         left = ((name, t) for name, t in tensors.items() if name not in edited.left_out)
         kept = {name: t for name, t in left if not f"{name}.".startswith(gone)}
     if casting is not None:
-        casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
+        places: list[tuple[str, str, str, LazyTensor]] = []
+        for head, name, tensor in _to_cast(checkpoint, kept, model):
+            path = new_names.get(head + name, head + name)
+            places.append((path, path.removeprefix(head), path, tensor))
+        casting.take(places)
     dropped = (*edited.dropped, *edited.left_out)
     return EditedTree(tree, rewriter, kept, new_names, dropped, recast)
 
@@ -288,17 +292,20 @@ def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model
 
 def _to_cast(
     checkpoint: Checkpoint, kept: Mapping[str, LazyTensor], model: StateDict | None
-) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them."""
+) -> Iterator[tuple[str, str, LazyTensor]]:
+    """
+    Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them: the key in
+    front of the name, the name, and the tensor.
+    """
     chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     for state_dict in chosen:
         head = f"{state_dict.key}." if state_dict.key and model is None else ""
-        yield from ((head + name, tensor) for name, tensor in state_dict.items() if head + name in kept)
+        yield from ((head, name, tensor) for name, tensor in state_dict.items() if head + name in kept)
         walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
         for entry in walks[0].transient if walks and checkpoint.rebuilder else ():
             info = checkpoint.rebuilder.tensor(entry.node) if checkpoint.rebuilder else None
             if info is not None and any(head + name in kept for name in state_dict):
-                yield head + entry.name, LazyTensor(head + entry.name, info)
+                yield head, entry.name, LazyTensor(head + entry.name, info)
 
 
 def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:

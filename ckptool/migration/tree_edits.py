@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
-from ckptool.checkpoints.weights import NameChanges, by_name, nothing_to_drop, prepare
+from ckptool.checkpoints.weights import NameChanges, by_name, prepare
+from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
@@ -91,7 +93,7 @@ class _Edits:
 
     def __init__(self) -> None:
         self._nodes: dict[int, Inert] = {}
-        self._keys: dict[int, dict[str, str | None]] = {}
+        self._keys: dict[int, dict[str | int, str | None]] = {}
         self._modules: dict[int, dict[str, ModuleFacts]] = {}
 
     def rename(self, node: Inert, names: dict[str, str | None], modules: dict[str, ModuleFacts]) -> None:
@@ -99,7 +101,7 @@ class _Edits:
         self._keys.setdefault(id(node), {}).update(names)
         self._modules[id(node)] = modules
 
-    def drop(self, node: Inert, key: str) -> None:
+    def drop(self, node: Inert, key: str | int) -> None:
         self._nodes[id(node)] = node
         self._keys.setdefault(id(node), {})[key] = None
 
@@ -109,9 +111,9 @@ class _Edits:
         for own, node in self._nodes.items():
             keys = self._keys[own]
             pairs = [
-                (keys.get(key, key) if isinstance(key, str) else key, value)
+                (keys.get(key, key) if type(key) in (str, int) else key, value)
                 for key, value in nodes.mapping_pairs(node) or []
-                if not (isinstance(key, str) and keys.get(key, key) is None)
+                if not (type(key) in (str, int) and keys.get(key, key) is None)
             ]
             found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
         return found
@@ -119,13 +121,10 @@ class _Edits:
 
 def _mapping_like(node: Inert, pairs: nodes.Pairs, modules: dict[str, ModuleFacts] | None) -> Inert:
     """Return a mapping of the same class with other pairs, and with facts of ``modules`` where it had metadata."""
-    if isinstance(node, Dict):
-        return Dict(pairs)
-    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
-    made.items, made.pairs, made.state = node.items, list(pairs), node.state
-    if modules and isinstance(node.state, Dict):
+    made = mapping_like(node, pairs)
+    if modules and isinstance(made, Call) and isinstance(made.state, Dict):
         metadata = metadata_node(modules)
-        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])
+        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])
     return made
 
 
@@ -171,37 +170,17 @@ def _deeper(checkpoint: Checkpoint, entries: Mapping[str, str]) -> Iterator[tupl
 
 
 def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:
-    """Note what is to be left out, and return the paths that go: of a role, every state dict that has it."""
-    paths = []
-    for what in drop:
-        of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
-        for one in of_role:
-            for key in one.own_keys or ():
-                edits.drop(one.node, key)
-                paths.append(key)
-        found = [one.key for one in of_role if one.own_keys is None] or ([] if of_role else [what])
-        for path in found:
-            entry = _entry_of(checkpoint.root, path)
-            if entry is None:
-                there = (str(key) for key, _ in nodes.mapping_pairs(checkpoint.root) or ())
-                raise nothing_to_drop(what, there)
-            mapping, key, full = entry
+    """Note what is to be left out, and return the full paths of the entries that go."""
+    paths: dict[str, None] = {}
+    for path in (path for what in drop for path in to_drop(checkpoint, what)):
+        entries = list(entries_at(checkpoint.root, path))
+        if not entries:
+            raise MigrationRefused(
+                f"{path!r} cannot be dropped alone: it is inside a list or an object",
+                kind="nothing-to-drop",
+                hint="Drop the entry that it is in, or take the weights alone: `form='state_dict'`.",
+            )
+        for mapping, key in entries:
             edits.drop(mapping, key)
-            paths.append(full)
-    return tuple(dict.fromkeys(paths))
-
-
-def _entry_of(root: Inert, path: str) -> tuple[Inert, str, str] | None:
-    """Return the innermost mapping on the way to a path, its key there, and the path of that entry."""
-    node, walked, rest = root, "", path
-    found = None
-    while rest:
-        pairs = nodes.mapping_pairs(node)
-        keys = [key for key, _ in pairs or [] if isinstance(key, str) and (rest == key or rest.startswith(f"{key}."))]
-        if not keys:
-            break
-        key = max(keys, key=len)
-        walked = f"{walked}.{key}" if walked else key
-        found = (node, key, walked)
-        node, rest = nodes.lookup(pairs or [], key), rest[len(key) + 1 :]
-    return found
+        paths[path] = None
+    return tuple(paths)

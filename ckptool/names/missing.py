@@ -57,15 +57,24 @@ def not_there(name: str, names: Collection[str]) -> str:
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that is most like another, if any is much like it."""
+    return next(iter(_alike(name, names, 1)), None)
+
+
+def by_likeness(name: str, names: Collection[str]) -> list[str]:
+    """Return names in their order, but those that are much like ``name`` first, the nearest of them in front."""
+    return list(dict.fromkeys((*_alike(name, names, _COMPARED), *names)))
+
+
+def _alike(name: str, names: Iterable[str], most: int) -> list[str]:
     from difflib import get_close_matches
     from heapq import nlargest
 
     if len(name) > _LONGEST:
-        return None
+        return []
     components = set(name.split("."))
     short = (other for other in names if len(other) <= _LONGEST)
     compared = nlargest(_COMPARED, short, key=lambda other: len(components.intersection(other.split("."))))
-    return next(iter(get_close_matches(name, compared, 1)), None)
+    return get_close_matches(name, compared, most)
 
 
 def _quoted(name: str) -> str:

@@ -20,6 +20,8 @@ from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrap
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
 _ANYWHERE = re.compile("|".join(ANYWHERE))
+# The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
+_EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
 
 
 def strip_module(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
@@ -118,6 +120,20 @@ def substitute(pattern: str, replacement: str) -> Substitution:
     except (re.error, IndexError) as error:
         raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
     return Substitution(compiled, replacement)
+
+
+def substitution(text: str) -> Substitution:
+    """
+    Return the rule that a text of the form ``RE=REPL`` says.
+
+    Raises:
+        MigrationRefused: It has no such form, or the pattern or the replacement is not valid.
+    """
+    pattern, *replacement = _EQUALS.split(text, 1)
+    if not replacement:
+        hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
+        raise MigrationRefused(f"not of the form RE=REPL: {text!r}", kind="bad-pattern", hint=hint)
+    return substitute(pattern, replacement[0])
 
 
 def spelled(rule: Rule) -> list[str]:

@@ -93,7 +93,7 @@ def test_json_has_the_published_shape() -> None:
     assert found["schema"] == "ckptool.diff/2"
     assert found["same"] is False
     assert (found["a"], found["scope"]) == (
-        {"path": "weights.pth", "format": "torch_zip", "form": "state_dict", "key": ""},
+        {"path": "weights.pth", "format": "torch_zip", "form": "state_dict", "key": "", "also_under": []},
         "weights",
     )
     assert set(found) == {

@@ -246,7 +246,8 @@ def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
     ],
 )
 def test_a_selection_that_takes_nothing_says_so(arguments: list[str], said: str) -> None:
-    assert said in run(STATE_DICT, *arguments)
+    assert said in run(STATE_DICT, *arguments, code=1)
+    run(STATE_DICT, *arguments, "--allow-unmatched")
     alone = CliRunner().invoke(cli, ["inspect", str(STATE_DICT), *arguments, "--table", "csv"])
     assert said in alone.stderr
     assert said not in alone.stdout

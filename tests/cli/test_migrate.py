@@ -130,7 +130,7 @@ def test_changes_of_names_run_in_the_order_in_which_they_are_given() -> None:
 
     assert renamed(*strip, *prefix) == ["net.weight", "net.bias"]
     assert renamed(*prefix, *change, *strip) == ["weight", "bias"]
-    assert renamed(*change, *strip, *prefix) == ["net.weight", "net.bias"]
+    assert renamed(*change, *strip, *prefix, "--allow-unmatched") == ["net.weight", "net.bias"]
     assert renamed("--add-prefix=a", "--rename=^a=b", "--add-prefix=c") == [
         "c.b.module.conv1.weight",
         "c.b.module.conv1.bias",
@@ -148,8 +148,13 @@ def test_a_file_of_renames_runs_where_it_stands() -> None:
 
     assert renamed("--rename-file", "names.txt") == ["m.c.weight", "m.c.bias"]
     assert renamed("--rename-file", "names.txt", "--rename-file", "more.txt")[0] == "n.c.weight"
-    assert renamed("--rename-file", "more.txt", "--rename-file", "names.txt")[0] == "nodule.c.weight"
-    assert renamed("--rename", "module=x", "--rename-file", "names.txt", "--rename", "x.c=y")[0] == "y.weight"
+    assert (
+        renamed("--rename-file", "more.txt", "--rename-file", "names.txt", "--allow-unmatched")[0] == "nodule.c.weight"
+    )
+    assert (
+        renamed("--rename", "module=x", "--rename-file", "names.txt", "--rename", "x.c=y", "--allow-unmatched")[0]
+        == "y.weight"
+    )
 
 
 def test_an_equals_sign_that_belongs_to_the_pattern_does_not_end_it() -> None:

@@ -40,7 +40,9 @@ def paste(text: str, folder: Path) -> None:
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_a_hint_that_is_pasted_runs_nothing(payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({payload: ONE, "other": ONE, "more": 1}, tmp_path / "several.pth")
+    torch.save(
+        {payload: ONE, "other": {name: one.clone() for name, one in ONE.items()}, "more": 1}, tmp_path / "several.pth"
+    )
     paste(said("migrate", "several.pth", "--form", "state_dict"), tmp_path)
     torch.save(ONE, tmp_path / "one.pth")
     data = (tmp_path / "one.pth").read_bytes()

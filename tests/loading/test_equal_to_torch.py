@@ -318,7 +318,7 @@ def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, pla
 @where.on_any
 def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path) -> None:
     state = LeNet().state_dict()
-    several = saved({"a": state, "b": state, "optimizer": {"state": {}, "param_groups": []}})
+    several = saved({"a": state, "b": LeNet().state_dict(), "optimizer": {"state": {}, "param_groups": []}})
     none = saved({"epoch": 3})
 
     with pytest.raises(ckptool.AmbiguousWeights, match="several state dicts could be the weights") as caught:

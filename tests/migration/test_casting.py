@@ -342,7 +342,12 @@ def test_a_large_tensor_is_read_once_however_it_lies(deflated: bool, tmp_path: P
 def test_a_pattern_that_keeps_no_type_is_named(tmp_path: Path) -> None:
     torch.save({"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, tmp_path / "a.pth")
 
-    report = ckptool.migrate(tmp_path / "a.pth", dtype="bfloat16", keep_dtype=["^a", "head", "norm"], dry_run=True)
+    options: dict[str, Any] = {"dtype": "bfloat16", "keep_dtype": ["^a", "head", "norm"], "dry_run": True}
+    with pytest.raises(
+        ckptool.MigrationRefused, match="keep_dtype 'head', keep_dtype 'norm' match none of the 2 names"
+    ):
+        ckptool.migrate(tmp_path / "a.pth", **options)
+    report = ckptool.migrate(tmp_path / "a.pth", allow_unmatched=True, **options)
 
     assert [note for note in report.notes if "keep" in note] == [
         "keep_dtype 'head' keeps the type of no tensor",

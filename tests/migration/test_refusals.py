@@ -214,16 +214,19 @@ def test_the_nearest_names_of_a_glob_that_matches_none_are_named(folder: Path) -
     error = refused(folder, WEIGHTS, include=["norm.*", "*.bias"])
 
     assert (error.kind, error.message) == ("no-such-name", "include 'norm.*' matches none of the 3 names")
-    assert error.hint == "The nearest names are module.norm.weight, module.conv.weight, module.conv.bias."
+    near = "The nearest names are module.norm.weight, module.conv.weight, module.conv.bias."
+    assert error.hint == f"{near} If this is meant, say so with `allow_unmatched=True`."
 
 
 @pytest.mark.parametrize("form", ["state_dict", "same"])
-def test_globs_and_rules_that_change_nothing_are_noted(form: Any, folder: Path) -> None:
+def test_globs_and_rules_that_change_nothing_are_noted_if_they_may(form: Any, folder: Path) -> None:
     (folder / "old.pth").write_bytes(build.torch_zip(TRAINING | {"n": 1}, {"0": build.floats()}))
     rules = [substitute("nothing", "x"), substitute("conv", "fold"), substitute("fold", "c")]
-    report = migrate(
-        folder / "old.pth", folder / "b", form=form, exclude=["zzz*", "*.bias"], rename=rules, include=["*conv*"]
-    )
+    options: dict[str, Any] = {"form": form, "exclude": ["zzz*", "*.bias"], "rename": rules, "include": ["*conv*"]}
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(folder / "old.pth", folder / "b", **options)
+    assert (caught.value.kind, caught.value.option) == ("no-such-name", "allow_unmatched")
+    report = migrate(folder / "old.pth", folder / "b", allow_unmatched=True, **options)
 
     effects = [note for note in report.notes if "matches" in note or "changes" in note]
     assert effects == ["exclude 'zzz*' matches no name", "rename 'nothing=x' changes no name"]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ckptool.loading.memory.available import translate_out_of_memory
+from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
 
 
@@ -75,17 +76,19 @@ def is_castable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize > 1
 
 
-def check_cast(dtype: object) -> None:
-    """Raise ValueError unless floating tensors can be cast to a type; None is no cast."""
+def castable(dtype: object) -> torch.dtype | None:
+    """Return the type that floating tensors are cast to, be it given as text; raise ValueError if they cannot be."""
     if dtype is None:
-        return
+        return None
     refusal = f"dtype={dtype!r} is nothing to cast weights to: name a floating type, as torch.bfloat16"
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    found = getattr(torch, spelled(dtype), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(refusal)
     try:
-        torch.zeros(1, device="cpu").to(dtype)
+        torch.zeros(1, device="cpu").to(found)
     except RuntimeError as error:  # torch has types that it cannot compute
         raise ValueError(refusal) from error
+    return found
 
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

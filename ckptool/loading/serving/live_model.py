@@ -132,12 +132,12 @@ class LiveModel(Closing):
         key: str | None = None,
         weights: WeightsChoice = "auto",
         map_location: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
-        check_options(dtype, weights, mmap)
+        dtype = check_options(dtype, weights, mmap)
         check_choice("commit", commit, get_args(Commit))
         if any(module.training for module in model.modules()):
             logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)

@@ -64,7 +64,7 @@ def _planned(
         with gc_paused():
             edit = plan_edit(checkpoint, changes)
             edit = edit._replace(plan=edit.plan._replace(target=path))
-            selection.refuse_nothing(checkpoint, edit.plan.weights, edit.plan.file, changes)
+            selection.refuse_nothing(checkpoint, edit.plan, changes)
         planned = report_of(checkpoint, edit, changes)
         planned = planned._replace(calls=kept_calls(checkpoint, edit.plan, changes, opened), how="in place")
         check_cancelled(limits.cancellation)

@@ -1,0 +1,175 @@
+"""
+Entries of a checkpoint by the paths that people write: what a path names, which averaged weights stand among others,
+and what is nearest to a path that names nothing.
+
+A path is full, or one inside a state dict, without its key. Dotted keys have paths of several components, and what
+begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv": …, "model_ema.norm": …}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.messages import for_shell, some
+from ckptool.names.filter import two_readings
+from ckptool.names.missing import by_likeness
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Inert
+
+_LISTED: Final = 12
+_EMA: Final = "ema"
+_DROPPED: Final = (_EMA, *NO_WEIGHTS)
+"""Roles that stand for all entries that have them, where something is to be left out."""
+_INSIDE: Final = "module."
+"""What some that average put in front of the names."""
+
+
+def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
+    """
+    Return the full paths of what a path or a role names.
+
+    Raises:
+        MigrationRefused: There is nothing of that name, or its two readings are different things.
+    """
+    if what in _DROPPED:
+        of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
+        paths = [path for one in of_role for path in (sorted(one.own_keys) if one.own_keys else [one.key])]
+        if what == _EMA:
+            weights = (one for one in checkpoint.state_dicts if one.role == "model")
+            paths += [_joined(one.key, head) for one in weights for head in averaged_heads(one)]
+        if paths:
+            return tuple(paths)
+    if what.startswith(".") and _is_there(checkpoint, what[1:]):
+        return (what[1:],)
+    inside = [_joined(one.key, what) for one in checkpoint.state_dicts if one.key and one.role not in NO_WEIGHTS]
+    inside = [path for path in inside if _is_there(checkpoint, path)]
+    if _is_there(checkpoint, what):
+        if inside:
+            raise two_readings(what, [what], inside)
+        return (what,)
+    if not inside:
+        raise _nothing_to_drop(checkpoint, what)
+    return tuple(inside)
+
+
+def entries_at(node: Inert, path: str) -> Iterator[tuple[Inert, str | int]]:
+    """Yield each mapping, and the key in it, of what has this full path, or a dotted key that begins with it."""
+    for key, value in nodes.mapping_pairs(node) or ():
+        text = str(key) if type(key) in (str, int) else None
+        if text is None:
+            continue
+        if f"{text}.".startswith(f"{path}."):
+            yield node, key
+        elif path.startswith(f"{text}."):
+            yield from entries_at(value, path[len(text) + 1 :])
+
+
+def _is_there(checkpoint: Checkpoint, path: str) -> bool:
+    head = f"{path}."
+    names = (*checkpoint.tensors, *(name for name, _ in checkpoint.extras))
+    return any(f"{name}.".startswith(head) for name in names) or any(True for _ in entries_at(checkpoint.root, path))
+
+
+def _nothing_to_drop(checkpoint: Checkpoint, path: str) -> MigrationRefused:
+    """Return the error for a path that names nothing; the hint lists what there is where it ends, the nearest first."""
+    names = [*checkpoint.tensors, *(name for name, _ in checkpoint.extras)]
+    names += [_joined(name, str(key)) for name, node in checkpoint.extras for key, _ in nodes.mapping_pairs(node) or ()]
+    head = path
+    while head and not any(name.startswith(f"{head}.") for name in names):
+        head = head.rpartition(".")[0]
+    start = len(head) + 1 if head else 0
+    below = dict.fromkeys(name[start:].partition(".")[0] for name in names if not head or name.startswith(f"{head}."))
+    there = {_joined(head, name): _joined(head, name) for name in below if name not in ("", "_metadata")}
+    for one in () if head else checkpoint.state_dicts:
+        there = {**{name.partition(".")[0]: _joined(one.key, name.partition(".")[0]) for name in one}, **there}
+    listed = some([for_shell(there[name]) for name in by_likeness(path, there)], _LISTED)
+    return MigrationRefused(
+        f"there is nothing called {path!r} to drop",
+        kind="nothing-to-drop",
+        hint=f"{f'In {for_shell(head)}' if head else 'At its top'} there are: {listed}" if listed else None,
+    )
+
+
+def averaged_heads(state_dict: Mapping[str, object]) -> dict[str, str]:
+    """Return what names of averaged weights among others begin with, and what those of the weights themselves do."""
+    found: dict[str, str] = {}
+    for name in state_dict:
+        if _EMA not in name.lower():
+            continue
+        components = name.split(".")[:-1]
+        for place, component in enumerate(components):
+            words = component.split("_")
+            own = "_".join(word for word in words if word.lower() != _EMA)
+            if own and own != component:
+                found.setdefault(".".join(components[: place + 1]), ".".join([*components[:place], own]))
+                break
+    heads = {f"{own}." for own in found.values()}
+    there = {head for head in heads if any(name.startswith(head) for name in state_dict)} if heads else set()
+    return {head: own for head, own in found.items() if f"{own}." in there}
+
+
+def averaged(state_dict: StateDict) -> StateDict | None:
+    """
+    Return a state dict with the averaged weights in it under the names of those that they are averages of, in their
+    places; None if there are none.
+
+    The name of an average is that of the weights, as it is or without its dots, as Stable Diffusion has it.
+
+    Raises:
+        WeightsNotFound: It is not certain of which weights they are averages.
+    """
+    heads = averaged_heads(state_dict) if state_dict.class_name is None else {}
+    if not heads:
+        return None
+    tensors = dict(state_dict.items())
+    for head, own in heads.items():
+        tails = [name[len(head) + 1 :] for name in state_dict if name.startswith(f"{head}.")]
+        own_names = [name for name in state_dict if name.startswith(f"{own}.")]
+        places = {name[len(own) + 1 :]: name for name in own_names}
+        counters = [
+            tail for tail in tails if "." not in tail and tail not in places and not state_dict[f"{head}.{tail}"].shape
+        ]
+        left = [tail for tail in tails if tail not in counters]
+        start = len(_INSIDE) if all(tail.startswith(_INSIDE) for tail in left) else 0
+        dotless: dict[str, list[str]] = {}
+        for name in own_names:
+            dotless.setdefault(name[len(own) + 1 :].replace(".", ""), []).append(name)
+        for tail in left:
+            text, average = tail[start:], state_dict[f"{head}.{tail}"]
+            meant = [places[text]] if text in places else dotless.get(text.replace(".", ""), [])
+            if (
+                len(meant) != 1
+                or state_dict[meant[0]].shape != average.shape
+                or tensors[meant[0]] is not state_dict[meant[0]]
+            ):
+                raise WeightsNotFound(
+                    f"it is not certain of which weights those under {head!r} are averages: {tail!r} has the name and "
+                    f"the shape of {'several' if len(meant) > 1 else 'none'} under {own!r}",
+                    kind="which-weights",
+                    hint=f"Migrate it with `include='{head}.*'` to have them under their own names.",
+                )
+            tensors[meant[0]] = average
+        for tail in tails:
+            del tensors[f"{head}.{tail}"]
+    starts = tuple(f"{head}." for head in heads)
+    pairs = nodes.mapping_pairs(state_dict.node)
+    kept = [(key, value) for key, value in pairs or () if not (isinstance(key, str) and key.startswith(starts))]
+    node = None if pairs is None else mapping_like(state_dict.node, kept)
+    return StateDict(state_dict.key, _EMA, tensors, None, node, state_dict.own_keys)
+
+
+def mapping_like(node: Inert, pairs: nodes.Pairs) -> Inert:
+    """Return a mapping of the same class with other pairs."""
+    if not isinstance(node, Call):
+        return Dict(pairs)
+    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
+    made.items, made.pairs, made.state = node.items, list(pairs), node.state
+    return made
+
+
+def _joined(head: str, name: str) -> str:
+    return f"{head}.{name}" if head else name
