@@ -11,7 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final, cast
 
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.companions import Beside
+from ckptool.checkpoints.quantized import Quantization, Settings, find
+from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
@@ -25,6 +28,15 @@ _WORDS: Final = 80
 """Characters of one fact that a file says."""
 _LISTED: Final = 8
 _ADAPTER: Final = "adapter_config.json"
+_QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
+    "config.json": ("quantization_config", "compression_config", "quantization"),
+    "hf_quant_config.json": ("quantization",),
+    "quantize_config.json": (),
+    "quant_config.json": (),
+}
+"""Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
+_BITS: Final = ("bits", "num_bits", "w_bit")
+_GROUP: Final = ("group_size", "q_group_size")
 _UNFINISHED: Final = ".incomplete"
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
@@ -78,17 +90,52 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
 def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
+    found = _object_beside(path, source, _ADAPTER).get("base_model_name_or_path")
+    return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
+    """Return what is quantised in a checkpoint, beside the states of optimizers; None if nothing is."""
+    states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
+    infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
+    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source))
+
+
+def _settings(path: str, source: Source) -> Settings | None:
+    for name, keys in _QUANTIZED.items():
+        whole = _object_beside(path, source, name)
+        found = next((whole[key] for key in keys if isinstance(whole.get(key), dict)), None if keys else whole)
+        if not isinstance(found, dict) or not found:
+            continue
+        weights = _first_group(found)
+        bits, group = (next((weights[key] for key in keys if key in weights), None) for keys in (_BITS, _GROUP))
+        method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
+        numbers = (one if isinstance(one, int) and 0 < one <= 1 << 20 else None for one in (bits, group))
+        return Settings(str(method)[:_WORDS], name, *numbers)
+    return None
+
+
+def _first_group(found: dict[str, object]) -> Mapping[str, object]:
+    """Return the settings of weights: compressed-tensors has them in groups."""
+    groups = found.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    return weights if isinstance(weights, dict) else found
+
+
+def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
     if is_far(path):
-        found = _far_object(source, _ADAPTER).get("base_model_name_or_path")
-        return found[:_WORDS] if isinstance(found, str) and found else None
+        return _far_object(source, name)
     place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    if not os.path.exists(os.path.join(place, name)) or not os.path.exists(path):
+        return {}
     try:
         folder = FolderSource(place)
     except Failure:
-        return None
+        return {}
     with closing(folder):
-        found = json_object(folder, _ADAPTER).get("base_model_name_or_path")
-    return found[:_WORDS] if isinstance(found, str) and found else None
+        return json_object(folder, name)
 
 
 def _far_object(source: Source, name: str) -> Mapping[str, object]:
