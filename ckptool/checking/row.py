@@ -13,11 +13,13 @@ from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.quantized import TYPES
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_keeping
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.surveys import Act, reached
@@ -104,6 +106,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "weights_nbytes": nbytes,
         "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),
         "dtypes": _first(summary.dtypes),
+        "quantized": _quantized(checkpoint, summary),
         "devices": _first(summary.devices),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
         "roles": _roles(checkpoint, summary, of_weights),
@@ -111,6 +114,13 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "members": len(checkpoint.members),
         "beside": beside(checkpoint),
     }
+
+
+def _quantized(checkpoint: Checkpoint, summary: Summary) -> str | None:
+    if summary.is_plain and TYPES.isdisjoint(summary.dtypes):
+        return None
+    found = quantization_of(checkpoint)
+    return found and cut(found.short)
 
 
 def _first(counts: dict[str, int]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from ckptool.messages import counted, show, some
 from ckptool.tensors.tensor import TensorInfo
 
 _FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
-_FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 TYPES: Final = frozenset({*_FP8, "int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})
@@ -30,6 +30,12 @@ _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where settings beside the file say that they are quantised, and no layout is known."""
+
+
+KEEP: Final = (
+    "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
+    "if this is meant, say so with `break_quantized=True`."
+)
 
 
 class Settings(NamedTuple):
@@ -54,7 +60,7 @@ class Scheme(NamedTuple):
 
     def __str__(self) -> str:
         every, scaled = len(self.weights), len(self.weights) - len(self.unscaled)
-        return f"{self.name}: {scaled:,} of {counted(every, 'weight')} {'has' if every == 1 else 'have'} a scale"
+        return f"{self.name}, {scaled:,} of {counted(every, 'weight')} {'has' if every == 1 else 'have'} a scale"
 
 
 class Quantization(NamedTuple):
@@ -77,15 +83,20 @@ class Quantization(NamedTuple):
         return "; ".join(scheme.name for scheme in self.schemes)
 
     def damage(self, left: Mapping[str, str]) -> str | None:
-        """Return what would be wrong with a result, of which ``left`` has the tensors by name, and their types."""
+        """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
         if cast:
             of = counted(len(self.types), "tensor")
-            return f"quantised, {self.short}: {len(cast):,} of the {of} that hold it would be cast: {some(cast)}"
+            fact = f"a cast breaks quantised weights, {self.short}"
+            return f"{fact}: it changes {len(cast):,} of the {of} that they consist of: {some(cast)}"
         kept = [(name, [one for one in others if one not in left]) for name, others in self.belongs.items()]
         lost = [f"{name} without {gone[0]}" for name, gone in kept if gone and name in left]
-        weights = counted(len(lost), "weight")
-        return f"quantised, {self.short}: {weights} would be left without scale: {some(lost)}" if lost else None
+        if not lost:
+            return None
+        are = "is" if len(lost) == 1 else "are"
+        return (
+            f"{counted(len(lost), 'quantised weight')}, {self.short}, {are} left without what scales them: {some(lost)}"
+        )
 
 
 class _Set(NamedTuple):
@@ -126,16 +137,23 @@ class _Weight(NamedTuple):
         return self.stem[:-1] if self.stem.endswith(".") else self.stem.rpartition(".")[0]
 
 
-def find(tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None]) -> Quantization | None:
-    """Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values."""
+def find(
+    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: Mapping[str, str]
+) -> Quantization | None:
+    """
+    Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
+
+    ``classes`` are those of the modules that have the weights, in a whole model.
+    """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
-    classes = [_of_class(name, info.subclass) for name, info in tensors.items() if info.subclass is not None]
+    known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
+    of_class = [_of_class(name, cls) for name, cls in known if cls is not None and cls.startswith(_LIBRARIES)]
     said = settings() if any(len(info.shape) > 1 for info in small.values()) else None
     found = {one.name: one for one in _by_rules(tensors, small, said)}
     taken = {*found, *_beside(tensors, found)}
     rest = {name: info.dtype.name for name, info in small.items() if name not in taken and len(info.shape) > 1}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
-    weights = [*found.values(), *filter(None, classes)]
+    weights = [*found.values(), *of_class]
     beside = _beside(tensors, found)
     types = {name: tensors[name].dtype.name for name in (*found, *beside)}
     return Quantization(tuple(_schemes(weights)), said, _belongs(found, beside), types) if weights else None
@@ -207,10 +225,8 @@ def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Se
             yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
 
 
-def _of_class(name: str, cls: str | None) -> _Weight | None:
+def _of_class(name: str, cls: str) -> _Weight:
     """Return a weight that is of a class of a library which quantises."""
-    if cls is None or not cls.startswith(_LIBRARIES):
-        return None
     library = cls.split(".")[cls.startswith("optimum.")]
     return _Weight(name, name, cls, f"{library} {cls.rpartition('.')[2]}")
 
@@ -252,18 +268,18 @@ def _kind(dtype: str) -> str:
 
 
 def _any(found: _Set) -> str | None:
-    return "" if found.scale.dtype.name in _FLOATS else None
+    return "" if found.scale.dtype.name in FLOATS else None
 
 
 def _fp8(found: _Set) -> str | None:
     grain = _grain(found.values.shape, found.scale.shape)
-    if grain is None or found.scale.dtype.name not in _FLOATS | _POWERS:
+    if grain is None or found.scale.dtype.name not in FLOATS | _POWERS:
         return None
     return f"{_kind(found.values.dtype.name)}{grain}"
 
 
 def _integers(found: _Set) -> str | None:
-    return _grain(found.values.shape, found.scale.shape) if found.scale.dtype.name in _FLOATS else None
+    return _grain(found.values.shape, found.scale.shape) if found.scale.dtype.name in FLOATS else None
 
 
 def _bitsandbytes(found: _Set) -> str | None:
@@ -317,13 +333,13 @@ def _mxfp4(found: _Set) -> str | None:
 
 def _torchao(found: _Set) -> str | None:
     """Values may be packed, and scales swizzled: their shapes then say nothing."""
-    is_plain = found.scale.dtype.name in _FLOATS and found.values.dtype.name in {*_FP8, "int8"}
+    is_plain = found.scale.dtype.name in FLOATS and found.values.dtype.name in {*_FP8, "int8"}
     return f" {found.values.dtype.name}{_grain(found.values.shape, found.scale.shape) or ''}" if is_plain else ""
 
 
 def _quanto(found: _Set) -> str | None:
     values, scales = found.values.shape, found.scale.shape
-    if found.scale.dtype.name not in _FLOATS:
+    if found.scale.dtype.name not in FLOATS:
         return None
     if found.get("._data") is None:  # of fewer bits, packed along the rows
         return f", {8 * values[0] // scales[0]} bits, in groups of {values[-1]}" if scales and scales[0] else None
@@ -332,7 +348,7 @@ def _quanto(found: _Set) -> str | None:
 
 
 def _mlx(found: _Set) -> str | None:
-    if found.values.shape[:-1] != found.scale.shape[:-1] or found.scale.dtype.name not in _FLOATS | _POWERS:
+    if found.values.shape[:-1] != found.scale.shape[:-1] or found.scale.dtype.name not in FLOATS | _POWERS:
         return None
     said = found.settings
     return f", {said.bits} bits, in groups of {said.group}" if said and said.bits and said.group else ""

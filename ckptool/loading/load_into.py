@@ -22,7 +22,7 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load import cast_of, check_options, opened, refuse_broken_quantized, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -63,6 +63,7 @@ def load_into(
     mmap: Mmap = "auto",
     verify: bool = False,
     allow_missing: bool = False,
+    break_quantized: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -114,6 +115,8 @@ def load_into(
         if targets is not None:
             found, filling = targets
             refuse_broken(target.source for target in filling.targets)
+            if not break_quantized:
+                refuse_broken_plan(checkpoint, filling, dtype)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
@@ -121,7 +124,7 @@ def load_into(
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            load = partial(load, allow_missing=allow_missing)
+            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
         if state is not None:
             state.apply()
@@ -143,6 +146,8 @@ def _load_itself(
     strict: bool,
     verify: bool,
     allow_missing: bool,
+    dtype: torch.dtype | None,
+    break_quantized: bool,
 ) -> LoadReport:
     """Let a model load weights in its own way."""
     refuse_broken(chosen.tensors.values())
@@ -150,7 +155,12 @@ def _load_itself(
         check_storages(chosen.tensors.values(), ())
     entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
     try:
-        taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+        rehearsed = rehearse(model, entries, strict=strict)
+        if not break_quantized:
+            gone = set(rehearsed.unexpected) if rehearsed is not None else ()
+            taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
+            refuse_broken_quantized(checkpoint, ((one, cast_of(one, dtype)) for one in taken_in))
+        taken = fill(model, entries, rehearsed, strict=strict)
     except KeyMismatch as error:
         unmade = [name for name in chosen.others if name not in entries and name in error.missing]
         if unmade:
@@ -158,6 +168,13 @@ def _load_itself(
             error.hint = f"{fact} {error.hint}" if error.hint else fact
         raise
     return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+
+
+def refuse_broken_plan(checkpoint: Checkpoint, filling: FillPlan, dtype: torch.dtype | None) -> None:
+    """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
+    targets = ((one.source, one.tensor) for one in filling.targets)
+    kinds = ((source, cast_of(source, dtype) if tensor.is_meta else tensor.dtype) for source, tensor in targets)
+    refuse_broken_quantized(checkpoint, kinds)
 
 
 def _load_plainly(

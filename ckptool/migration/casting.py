@@ -23,8 +23,6 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 TARGETS = ("float16", "bfloat16", "float32", "float64")
 _FLOATING = (*TARGETS, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _PIECE_NBYTES: Final = 1 << 22
-_SCALES: Final = ("_scale_inv", "_scale")
-"""What the names of the scales of a quantised weight add to its own."""
 
 
 class Cast(NamedTuple):
@@ -125,7 +123,6 @@ class Casting:
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
-        self._scales: set[str] = set()
         self._made: dict[_Memory, TensorInfo] = {}
         self._read: dict[_Memory, LazyTensor] = {}
 
@@ -144,8 +141,6 @@ class Casting:
         kept: set[_Memory] = set()
         chosen: dict[_Memory, tuple[str, LazyTensor]] = {}
         for name, tensor in named:
-            if name.endswith(_SCALES):
-                self._scales.add(name)
             memory = _memory_of(tensor.info)
             if memory is None or not self._takes(tensor.info):
                 continue
@@ -203,12 +198,6 @@ class Casting:
         for number, max_error, overflowed in errors:
             source = self._sources[number][2]
             source.max_error, source.overflowed = max_error, overflowed
-
-    @property
-    def unscaled(self) -> list[str]:
-        """Those of 8 bits that were cast, though tensors of their own have their scales: no scale is applied."""
-        small = [name for name, source, _ in self._sources if source.startswith("float8")]
-        return [name for name in small if any(f"{name}{end}" in self._scales for end in _SCALES)]
 
     def _takes(self, info: TensorInfo) -> bool:
         return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target

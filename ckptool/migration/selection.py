@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from heapq import nlargest
 from itertools import takewhile
 from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.quantized import KEEP
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.migration.changes import Changes, NameRule
 from ckptool.names import renaming
 from ckptool.names.patterns import Trials
@@ -27,6 +29,12 @@ class Kept(Protocol):
 
     @property
     def dropped(self) -> tuple[str, ...]: ...
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]: ...
+
+    @property
+    def tied(self) -> Mapping[str, str]: ...
 
 
 class _Noted:
@@ -54,8 +62,12 @@ def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, 
     Refuse a plan that leaves none of the tensors that there are; ``weights`` is None where everything is taken.
 
     Raises:
-        MigrationRefused: No tensor is left, or none that has elements, or an ``include`` matches no name.
+        MigrationRefused: No tensor is left, or none that has elements, or an ``include`` matches no name; or what is
+            quantised would mean nothing any more.
     """
+    wrong = None if changes.break_quantized else broken(checkpoint, weights, plan)
+    if wrong is not None:
+        raise MigrationRefused(wrong, kind="breaks-quantized", hint=KEEP)
     if changes.allow_empty:
         return
     many = next((len(before) for before, left in _sides(checkpoint, weights, plan, changes) if before and not left), 0)
@@ -80,6 +92,17 @@ def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, 
                 hint="Where training was partitioned, the values are in other files: put them together first. "
                 "If this is meant, say so with `allow_empty=True`.",
             )
+
+
+def broken(checkpoint: Checkpoint, weights: Weights | None, plan: Kept) -> str | None:
+    """Return which quantised weights a plan casts, or leaves without their scales; None if it does not."""
+    old = weights.old_names if weights is not None else {new: name for name, new in plan.renamed}
+    head = f"{weights.state_dict.key}." if weights is not None and weights.state_dict.key else ""
+    left = {head + old.get(name, name): info.dtype.name for name, info in plan.expected if name is not None}
+    left |= {head + old.get(name, name): left[head + old.get(kept, kept)] for name, kept in plan.tied.items()}
+    before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
+    found = None if left == before else quantization_of(checkpoint)
+    return found.damage(left) if found is not None else None
 
 
 def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges) -> Iterator[str]:

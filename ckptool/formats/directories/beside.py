@@ -98,7 +98,9 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     """Return what is quantised in a checkpoint, beside the states of optimizers; None if nothing is."""
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
-    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source))
+    modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
+    classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
+    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes)
 
 
 def _settings(path: str, source: Source) -> Settings | None:
