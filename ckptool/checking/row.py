@@ -13,7 +13,6 @@ from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.quantized import TYPES
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
@@ -91,6 +90,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     writer = writer_of(checkpoint)
+    quantized = quantization_of(checkpoint, summary)
     weights = checkpoint.weights
     of_weights = _sizes([] if weights is None else [weights], summary)
     nbytes = None if weights is None else of_weights.nbytes
@@ -106,7 +106,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "weights_nbytes": nbytes,
         "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),
         "dtypes": _first(summary.dtypes),
-        "quantized": _quantized(checkpoint, summary),
+        "quantized": quantized and cut(quantized.short),
         "devices": _first(summary.devices),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
         "roles": _roles(checkpoint, summary, of_weights),
@@ -114,13 +114,6 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "members": len(checkpoint.members),
         "beside": beside(checkpoint),
     }
-
-
-def _quantized(checkpoint: Checkpoint, summary: Summary) -> str | None:
-    if summary.is_plain and TYPES.isdisjoint(summary.dtypes):
-        return None
-    found = quantization_of(checkpoint)
-    return found and cut(found.short)
 
 
 def _first(counts: dict[str, int]) -> dict[str, int]:

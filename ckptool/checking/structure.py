@@ -15,7 +15,6 @@ from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Advisable, Finding, run
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.quantized import TYPES
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
@@ -41,7 +40,6 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
         "several devices": len(known.devices) > 1,
         "several dicts": len(checkpoint.state_dicts) > 1,
         "unplain": not known.is_plain,
-        "may be quantised": not TYPES.isdisjoint(known.dtypes),
     }
     there = set(filter(given.get, _NEEDED))
     checks = [check for check, needs in CHECKS if not needs or not there.isdisjoint(needs)]
@@ -209,9 +207,9 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
         yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
-def quantized(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def quantized(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK506: weights are quantised. CK507: some of them have no scale."""
-    found = quantization_of(checkpoint)
+    found = quantization_of(checkpoint, summary)
     if found is None:
         return
     yield Finding("CK506", "info", f"quantised: {found}")
@@ -384,7 +382,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (parts_of_ranks, ("unplain",)),
     (not_plain, ("unplain",)),
     (arrays, ("unplain",)),
-    (quantized, ("may be quantised", "unplain")),
+    (quantized, ("tensors",)),
     (unused_storage, ()),
     (outside_state_dict, ("attributes",)),
     (program_without_names, ("is program",)),

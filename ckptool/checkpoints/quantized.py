@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.messages import counted, show, some
 from ckptool.tensors.tensor import TensorInfo
 
-_FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+_FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 TYPES: Final = frozenset({*_FP8, "int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})
@@ -30,8 +30,6 @@ _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where settings beside the file say that they are quantised, and no layout is known."""
-
-
 KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -60,7 +58,9 @@ class Scheme(NamedTuple):
 
     def __str__(self) -> str:
         every, scaled = len(self.weights), len(self.weights) - len(self.unscaled)
-        return f"{self.name}, {scaled:,} of {counted(every, 'weight')} {'has' if every == 1 else 'have'} a scale"
+        weights, have = counted(every, "weight"), "has" if every == 1 else "have"
+        known = f"{scaled:,} of {weights} {have} a scale" if scaled else f"{weights} without a scale that is known"
+        return f"{self.name}, {known}"
 
 
 class Quantization(NamedTuple):
@@ -68,7 +68,7 @@ class Quantization(NamedTuple):
 
     schemes: tuple[Scheme, ...]
     settings: Settings | None
-    belongs: Mapping[str, tuple[str, ...]]
+    belongs: Mapping[str, list[str]]
     """For what holds the values of a weight, its scales and whatever else they mean nothing without."""
     types: Mapping[str, str]
     """The types of all of these."""
@@ -86,27 +86,16 @@ class Quantization(NamedTuple):
         """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
         if cast:
-            of = counted(len(self.types), "tensor")
-            fact = f"a cast breaks quantised weights, {self.short}"
-            return f"{fact}: it changes {len(cast):,} of the {of} that they consist of: {some(cast)}"
+            many = f"{len(cast):,} of the {counted(len(self.types), 'tensor')} that they consist of"
+            return f"a cast breaks quantised weights, {self.short}: it changes {many}: {some(cast)}"
         kept = [(name, [one for one in others if one not in left]) for name, others in self.belongs.items()]
         lost = [f"{name} without {gone[0]}" for name, gone in kept if gone and name in left]
-        if not lost:
-            return None
-        are = "is" if len(lost) == 1 else "are"
+        fact = f"{counted(len(lost), 'quantised weight')} ({self.short})"
         return (
-            f"{counted(len(lost), 'quantised weight')}, {self.short}, {are} left without what scales them: {some(lost)}"
+            f"{fact} {'loses what scales it' if len(lost) == 1 else 'lose what scales them'}: {some(lost)}"
+            if lost
+            else None
         )
-
-
-class _Set(NamedTuple):
-    """What belongs together by its names."""
-
-    values: TensorInfo
-    scale: TensorInfo
-    get: Callable[[str], TensorInfo | None]
-    """Returns another tensor, by the end of its name."""
-    settings: Settings | None
 
 
 class _Rule(NamedTuple):
@@ -116,7 +105,7 @@ class _Rule(NamedTuple):
     end: str
     types: frozenset[str]
     scales: tuple[str, ...]
-    read: Callable[[_Set], str | None]
+    read: _Read
     """Returns what is to be said after the name; None where types or shapes contradict each other."""
     values: str | None = None
     """The end of the name of what holds the values, if it is another."""
@@ -148,80 +137,66 @@ def find(
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
     of_class = [_of_class(name, cls) for name, cls in known if cls is not None and cls.startswith(_LIBRARIES)]
-    said = settings() if any(len(info.shape) > 1 for info in small.values()) else None
+    said = settings() if any(info.shape[1:] or ".quant_state." in name for name, info in small.items()) else None
     found = {one.name: one for one in _by_rules(tensors, small, said)}
-    taken = {*found, *_beside(tensors, found)}
-    rest = {name: info.dtype.name for name, info in small.items() if name not in taken and len(info.shape) > 1}
+    rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     weights = [*found.values(), *of_class]
-    beside = _beside(tensors, found)
+    belongs, beside = _beside(tensors, found)
     types = {name: tensors[name].dtype.name for name in (*found, *beside)}
-    return Quantization(tuple(_schemes(weights)), said, _belongs(found, beside), types) if weights else None
+    return Quantization(tuple(_schemes(weights)), said, belongs, types) if weights else None
 
 
 def _by_rules(
     tensors: Mapping[str, TensorInfo], small: Mapping[str, TensorInfo], settings: Settings | None
 ) -> Iterator[_Weight]:
     for name, info in small.items():
-        for rule in RULES:
-            if info.dtype.name not in rule.types or not name.endswith(rule.end):
-                continue
+        for rule in (one for one in RULES if info.dtype.name in one.types and name.endswith(one.end)):
             stem = name[: len(name) - len(rule.end)]
             values = name if rule.values is None else stem + rule.values
             scale = next((tensors[stem + one] for one in rule.scales if stem + one in tensors), None)
             if scale is None or values not in tensors:
                 continue
-            found = _Set(tensors[values], scale, lambda end, stem=stem: tensors.get(stem + end), settings)  # type: ignore[misc]
-            said = rule.read(found)
+            said = rule.read(tensors[values], scale, (tensors, stem, settings))
             if said is not None:
                 yield _Weight(values, stem, rule.name, f"{rule.name}{said}")
                 break
 
 
-def _beside(tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]) -> dict[str, str]:
-    """Return what quantised weights need to be read, each with the module that it is of."""
-    modules = {one.module for one in weights.values()}
-    stems = {one.stem: one.module for one in weights.values() if not one.stem.endswith(".")}
-    found = {}
-    for name in tensors if weights else ():
+def _beside(
+    tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return what belongs to each of the weights that have scales, and the names of all that belongs to any."""
+    of_module: dict[str, list[_Weight]] = {}
+    for one in weights.values():
+        of_module.setdefault(one.module, []).append(one)
+    stems = {one.stem: one for one in weights.values() if not one.stem.endswith(".")}
+    belongs: dict[str, list[str]] = {one.name: [] for one in weights.values() if one.is_scaled}
+    found = []
+    for name in (name for name in tensors if weights and name not in weights):
         head, _, last = name.rpartition(".")
-        of_weight = head if head in stems else head.rpartition(".")[0]
-        if name in weights:
-            continue
-        if of_weight and of_weight in stems:
-            found[name] = stems[of_weight]
-        elif last in _OF_CACHES or (head in modules and _BESIDE.fullmatch(last)):
-            found[name] = head
-    return found
-
-
-def _belongs(weights: Mapping[str, _Weight], beside: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    of_module: dict[str, list[str]] = {}
-    for name, module in beside.items():
-        of_module.setdefault(module, []).append(name)
-    count = Counter(one.module for one in weights.values())
-    return {
-        one.name: tuple(
-            name for name in of_module.get(one.module, ()) if count[one.module] == 1 or name.startswith(one.stem)
-        )
-        for one in weights.values()
-        if one.is_scaled
-    }
+        owner = stems.get(head) or stems.get(head.rpartition(".")[0] or head)
+        owners = [owner] if owner else of_module.get(head, []) if _BESIDE.fullmatch(last) else []
+        if owners or last in _OF_CACHES:
+            found.append(name)
+        for one in owners:
+            if one.is_scaled and (len(owners) == 1 or name.startswith(one.stem)):
+                belongs[one.name].append(name)
+    return belongs, found
 
 
 def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
     """Yield weights that are like those that have a scale, or of which the settings say that they are quantised."""
     ends = {one.name.rpartition(".")[2]: one.rule for one in weights}
-    names = {one.rule for one in weights}
-    types = {name: frozenset[str]().union(*(rule.types for rule in RULES if rule.name == name)) for name in names}
+    types = {(rule.name, dtype) for rule in RULES for dtype in rule.types}
     for name, dtype in rest.items():
         last = name.rpartition(".")[2]
         rule, scheme = ends.get(last), ""
-        if dtype in _FP8 and ("FP8" in names or settings):
+        if dtype in _FP8 and (settings or "FP8" in ends.values()):
             rule, scheme = "FP8", f"FP8{_kind(dtype)}"
         elif rule is None and settings and not weights and _VALUES.fullmatch(last):
             rule = scheme = settings.method
-        if rule is not None and (scheme or dtype in types[rule]):
+        if rule is not None and (scheme or (rule, dtype) in types) and not _BESIDE.fullmatch(last):
             yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
 
 
@@ -236,8 +211,12 @@ def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
         same = [one for one in weights if one.rule == rule]
         said = Counter(one.scheme for one in same if one.is_scaled) or Counter(one.scheme for one in same)
         name = f"{'mostly ' * (len(said) > 1)}{said.most_common(1)[0][0]}"
-        unscaled = tuple(one.name for one in same if not one.is_scaled)
-        yield Scheme(show(name), tuple(one.name for one in same), unscaled)
+        yield Scheme(show(name), tuple(one.name for one in same), tuple(one.name for one in same if not one.is_scaled))
+
+
+_Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
+"""All tensors, the stem of the names of what belongs together, and what settings say."""
+_Read: TypeAlias = "Callable[[TensorInfo, TensorInfo, _Around], str | None]"
 
 
 def _grain(sizes: tuple[int, ...], scales: tuple[int, ...]) -> str | None:
@@ -248,9 +227,10 @@ def _grain(sizes: tuple[int, ...], scales: tuple[int, ...]) -> str | None:
         return " per row" if scales[0] in sizes[-2:] or scales[0] in sizes[:1] else None
     if len(scales) != len(sizes) or not all(scales) or any(map(int.__gt__, scales, sizes)):
         return None
-    if scales[-2] == sizes[-2]:
-        return _groups(sizes[-1], scales[-1])
-    return f" in blocks of {_block(sizes[-2], scales[-2])}×{_block(sizes[-1], scales[-1])}"
+    if scales[-2:] == (sizes[-2], 1):
+        return " per row"
+    rows, columns = _block(sizes[-2], scales[-2]), _block(sizes[-1], scales[-1])
+    return f" in {'groups of ' if rows == 1 else f'blocks of {rows}×'}{columns}" if rows and columns else None
 
 
 def _groups(size: int, count: int) -> str:
@@ -258,122 +238,107 @@ def _groups(size: int, count: int) -> str:
 
 
 def _block(size: int, count: int) -> int:
-    """Return how long each of ``count`` blocks is, of which the last may be cut short: a power of two if that fits."""
-    power = 1 << (-(-size // count) - 1).bit_length()
-    return size if count == 1 else power if -(-size // power) == count else -(-size // count)
+    """Return how long blocks are, the last perhaps cut short: a power of two if that fits, 0 if nothing does."""
+    least = -(-size // count)
+    fitting = (one for one in (1 << (least - 1).bit_length(), least) if -(-size // one) == count)
+    return size if count == 1 else next(fitting, 0)
 
 
 def _kind(dtype: str) -> str:
     return f" ({dtype.removeprefix('float8_').removesuffix('fn')})"
 
 
-def _any(found: _Set) -> str | None:
-    return "" if found.scale.dtype.name in FLOATS else None
+def _scaled(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+    grain = _grain(values.shape, scale.shape)
+    fits = scale.dtype.name in FLOATS or (scale.dtype.name in _POWERS and values.dtype.name in _FP8)
+    return f"{_kind(values.dtype.name)}{grain}" if fits and grain else None
 
 
-def _fp8(found: _Set) -> str | None:
-    grain = _grain(found.values.shape, found.scale.shape)
-    if grain is None or found.scale.dtype.name not in FLOATS | _POWERS:
+def _torchao(values: TensorInfo, scale: TensorInfo, around: _Around) -> str:
+    """Values may be packed, and scales swizzled: then shapes say nothing."""
+    is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
+    return (is_plain and _scaled(values, scale, around)) or ""
+
+
+def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
+    """Packed along the inputs; a group of inputs has a row of scales."""
+    if len(values.shape) != 2 or len(scale.shape) != 2 or values.shape[1] != scale.shape[1] or not values.numel:
         return None
-    return f"{_kind(found.values.dtype.name)}{grain}"
+    (rows, outputs), groups, (tensors, stem, _) = values.shape, scale.shape[0], around
+    order, zeros = tensors.get(f"{stem}g_idx"), tensors.get(f"{stem}qzeros")
+    bits = 32 * rows // order.numel if order is not None and order.numel else 0
+    bits = bits or (32 * zeros.shape[-1] // outputs if zeros is not None and zeros.shape else 0)
+    return f", {bits} bits,{_groups(32 * rows // bits, groups)}" if bits else ""
 
 
-def _integers(found: _Set) -> str | None:
-    return _grain(found.values.shape, found.scale.shape) if found.scale.dtype.name in FLOATS else None
-
-
-def _bitsandbytes(found: _Set) -> str | None:
-    many, scales = 2 * found.values.nbytes, found.scale.numel
-    return f" in blocks of {_block(many, scales)}" if 0 < scales <= many else None
-
-
-def _gptq(found: _Set) -> str | None:
-    """Weights are packed along the inputs; there is a row of scales for each group of inputs."""
-    values, scales, zeros, order = found.values.shape, found.scale.shape, found.get("qzeros"), found.get("g_idx")
-    if len(values) != 2 or len(scales) != 2 or values[1] != scales[1] or not all((*values, *scales)):
+def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+    """Packed along the outputs."""
+    if len(values.shape) != 2 or len(scale.shape) != 2 or not scale.shape[1]:
         return None
-    inputs = order.numel if order is not None else 0
-    bits = 32 * values[0] // inputs if inputs else 32 * zeros.shape[-1] // scales[1] if zeros and zeros.shape else 0
-    return f", {bits} bits,{_groups(32 * values[0] // bits, scales[0])}" if bits else ""
+    bits = 32 * values.shape[1] // scale.shape[1]
+    return f", {bits} bits,{_groups(values.shape[0], scale.shape[0])}" if bits in (2, 4, 8) else None
 
 
-def _awq(found: _Set) -> str | None:
-    """Weights are packed along the outputs."""
-    values, scales = found.values.shape, found.scale.shape
-    if len(values) != 2 or len(scales) != 2 or not all((*values, *scales)):
+def _compressed(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
+    tensors, stem, settings = around
+    if len(values.shape) < 2 or len(scale.shape) < 2 or not all((*values.shape, *scale.shape)):
         return None
-    bits = 32 * values[1] // scales[1]
-    return f", {bits} bits,{_groups(values[0], scales[0])}" if bits in (2, 4, 8) else None
-
-
-def _compressed(found: _Set) -> str | None:
-    values, scales, zeros = found.values, found.scale, found.get("weight_zero_point")
-    if len(values.shape) < 2 or len(scales.shape) < 2 or not all((*values.shape, *scales.shape)):
-        return None
-    if scales.dtype.name in _FP8:
-        return f" NVFP4{_groups(2 * values.shape[-1], scales.shape[-1])}"
-    if scales.dtype.name in _POWERS:
-        return f" MXFP{8 * values.shape[-1] // (32 * scales.shape[-1])} in groups of 32"
-    bits = found.settings.bits if found.settings else None
+    columns, groups, zeros = values.shape[-1], scale.shape[-1], tensors.get(f"{stem}weight_zero_point")
+    if scale.dtype.name in _FP8:
+        return f" NVFP4{_groups(2 * columns, groups)}"
+    if scale.dtype.name in _POWERS:
+        return f" MXFP{columns // (4 * groups)} in groups of 32"
+    bits = settings.bits if settings else None
     if bits is None and zeros is not None and zeros.dtype.name == "int32" and zeros.shape:
         bits = -(-32 * zeros.shape[0] // values.shape[0])
-    alone = " per row" if scales.shape[-1] == 1 else ""
-    return f", {bits} bits,{_groups(32 * values.shape[-1] // bits, scales.shape[-1])}" if bits else alone
-
-
-def _nvfp4(found: _Set) -> str | None:
-    values = found.values.shape
-    return _grain((*values[:-1], 2 * values[-1]), found.scale.shape) if found.scale.dtype.name in _FP8 else None
-
-
-def _mxfp4(found: _Set) -> str | None:
-    values, scales = found.values.shape, found.scale
-    return f" in groups of {2 * values[-1]}" if scales.dtype.name == "uint8" and values[:-1] == scales.shape else None
-
-
-def _torchao(found: _Set) -> str | None:
-    """Values may be packed, and scales swizzled: their shapes then say nothing."""
-    is_plain = found.scale.dtype.name in FLOATS and found.values.dtype.name in {*_FP8, "int8"}
-    return f" {found.values.dtype.name}{_grain(found.values.shape, found.scale.shape) or ''}" if is_plain else ""
-
-
-def _quanto(found: _Set) -> str | None:
-    values, scales = found.values.shape, found.scale.shape
-    if found.scale.dtype.name not in FLOATS:
-        return None
-    if found.get("._data") is None:  # of fewer bits, packed along the rows
-        return f", {8 * values[0] // scales[0]} bits, in groups of {values[-1]}" if scales and scales[0] else None
-    grain = _grain(values, scales)
-    return None if grain is None else f" {found.values.dtype.name}{grain}"
-
-
-def _mlx(found: _Set) -> str | None:
-    if found.values.shape[:-1] != found.scale.shape[:-1] or found.scale.dtype.name not in FLOATS | _POWERS:
-        return None
-    said = found.settings
-    return f", {said.bits} bits, in groups of {said.group}" if said and said.bits and said.group else ""
+    return f", {bits} bits,{_groups(32 * columns // bits, groups)}" if bits else " per row" * (groups == 1)
 
 
 _WEIGHT_SCALES: Final = ("weight_scale_inv", "weight_scale", "scale_weight", "qscale_weight", "weight_scales", "scale")
 _I8, _U8, _I32, _U32 = (frozenset({name}) for name in ("int8", "uint8", "int32", "uint32"))
-RULES: Final = (
-    _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _bitsandbytes, ""),
-    _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _bitsandbytes, ""),
-    _Rule("bitsandbytes int8", "weight", _I8, ("SCB", "weight.SCB"), _integers),
-    _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq),
-    _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
-    _Rule("SVDQuant", "qweight", _I8, ("wscales",), _any),
-    _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _compressed),
-    _Rule("MXFP4", "_blocks", _U8, ("_scales",), _mxfp4),
-    _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao),
-    _Rule("quanto", "._data._data", _U8, ("._scale",), _quanto),
-    _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _quanto),
-    _Rule("HQQ", "W_q", TYPES, ("scale",), _any),
-    _Rule("int8", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _any),
-    _Rule("MLX", "weight", _U32, ("scales",), _mlx),
-    _Rule("NVFP4", "weight", _U8 | {"float4_e2m1fn_x2"}, ("weight_scale",), _nvfp4),
-    _Rule("int8", "weight", _I8 | _U8, _WEIGHT_SCALES, _integers),
-    _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _fp8),
-    _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _fp8),
-)
-"""The layouts, those first whose names say most. FP8 and whole numbers are those of several libraries."""
+
+
+def _rules() -> Iterator[_Rule]:
+    """Yield the layouts, those first whose names say most. FP8 and integers are those of several libraries."""
+
+    def four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+        many = 2 * values.nbytes
+        return f" in blocks of {_block(many, scale.numel)}" if 0 < scale.numel <= many else None
+
+    def nvfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+        sizes = (*values.shape[:-1], 2 * values.shape[-1])
+        return _grain(sizes, scale.shape) if scale.dtype.name in _FP8 else None
+
+    def mxfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+        is_one = scale.dtype.name == "uint8" and values.shape[:-1] == scale.shape
+        return f" in groups of {2 * values.shape[-1]}" if is_one else None
+
+    def packed_rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+        bits = 8 * values.shape[0] // max(scale.numel, 1)
+        return f", {bits} bits, in groups of {values.shape[-1]}" if scale.dtype.name in FLOATS else None
+
+    def mlx(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
+        said, fits = around[2], values.shape[:-1] == scale.shape[:-1] and scale.dtype.name in FLOATS | _POWERS
+        return (f", {said.bits} bits, in groups of {said.group}" if said and said.group else "") if fits else None
+
+    for kind in ("nf4", "fp4"):
+        end = f".quant_state.bitsandbytes__{kind}"
+        yield _Rule(f"bitsandbytes {kind.upper()}", end, _U8, (".absmax",), four_bits, "")
+    yield _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _scaled)
+    yield _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq)
+    yield _Rule("AWQ", "qweight", _I32, ("scales",), _awq)
+    yield _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _compressed)
+    yield _Rule("MXFP4", "_blocks", _U8, ("_scales",), mxfp4)
+    yield _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao)
+    yield _Rule("quanto", "._data._data", _U8, ("._scale",), packed_rows)
+    yield _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _scaled)
+    yield _Rule("HQQ", "W_q", TYPES, ("scale",), lambda *found: "" if found[1].dtype.name in FLOATS else None)
+    yield _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _scaled)
+    yield _Rule("MLX", "weight", _U32, ("scales",), mlx)
+    yield _Rule("NVFP4", "weight", _U8 | {"float4_e2m1fn_x2"}, ("weight_scale",), nvfp4)
+    yield _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _scaled)
+    yield _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _scaled)
+    yield _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _scaled)
+
+
+RULES: Final = tuple(_rules())

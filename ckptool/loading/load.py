@@ -151,10 +151,8 @@ def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTen
     found = quantization_of(checkpoint)
     if found is None:
         return
-    names = {
-        one.name: one.info.dtype.name if dtype is None else str(dtype).removeprefix("torch.") for one, dtype in left
-    }
-    wrong = found.damage(names)
+    types = {one.name: str(dtype or one.dtype).removeprefix("torch.") for one, dtype in left}
+    wrong = found.damage(types)
     if wrong is not None:
         raise UnsupportedFeature(wrong, kind="breaks-quantized", hint=KEEP.replace(" (`keep_dtype=`)", ""))
 

@@ -6,15 +6,18 @@ Nothing that is odd there makes the checkpoint unreadable: text that cannot be r
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final, cast
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.companions import Beside
-from ckptool.checkpoints.quantized import Quantization, Settings, find
+from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find
 from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.checkpoints.summary import Summary
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
@@ -35,8 +38,8 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "quant_config.json": (),
 }
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
-_BITS: Final = ("bits", "num_bits", "w_bit")
-_GROUP: Final = ("group_size", "q_group_size")
+_BITS: Final = "(?:bits|num_bits|w_bit)"
+_GROUP: Final = "(?:q_)?group_size"
 _UNFINISHED: Final = ".incomplete"
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
@@ -94,10 +97,13 @@ def base_model(path: str, source: Source) -> str | None:
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
-def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
+def quantization_of(checkpoint: Checkpoint, summary: Summary | None = None) -> Quantization | None:
     """Return what is quantised in a checkpoint, beside the states of optimizers; None if nothing is."""
+    if summary is not None and summary.is_plain and TYPES.isdisjoint(summary.dtypes):
+        return None
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
+    infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
     return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes)
@@ -106,23 +112,12 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
 def _settings(path: str, source: Source) -> Settings | None:
     for name, keys in _QUANTIZED.items():
         whole = _object_beside(path, source, name)
-        found = next((whole[key] for key in keys if isinstance(whole.get(key), dict)), None if keys else whole)
-        if not isinstance(found, dict) or not found:
-            continue
-        weights = _first_group(found)
-        bits, group = (next((weights[key] for key in keys if key in weights), None) for keys in (_BITS, _GROUP))
-        method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
-        numbers = (one if isinstance(one, int) and 0 < one <= 1 << 20 else None for one in (bits, group))
-        return Settings(str(method)[:_WORDS], name, *numbers)
+        found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
+        if isinstance(found, dict) and found:
+            method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
+            numbers = (re.search(rf'"{key}": ([1-9]\d{{0,3}})\b', json.dumps(found)) for key in (_BITS, _GROUP))
+            return Settings(str(method)[:_WORDS], name, *(one and int(one[1]) for one in numbers))
     return None
-
-
-def _first_group(found: dict[str, object]) -> Mapping[str, object]:
-    """Return the settings of weights: compressed-tensors has them in groups."""
-    groups = found.get("config_groups")
-    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = group.get("weights") if isinstance(group, dict) else None
-    return weights if isinstance(weights, dict) else found
 
 
 def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
