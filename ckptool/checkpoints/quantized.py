@@ -27,6 +27,8 @@ _BESIDE: Final = re.compile(
 )
 """The last component of the names of what a quantised weight needs."""
 _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
+_LONGEST: Final = 256
+"""Of what the names of several weights of one module differ by."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where settings beside the file say that they are quantised, and no layout is known."""
@@ -90,12 +92,8 @@ class Quantization(NamedTuple):
             return f"a cast breaks quantised weights, {self.short}: it changes {many}: {some(cast)}"
         kept = [(name, [one for one in others if one not in left]) for name, others in self.belongs.items()]
         lost = [f"{name} without {gone[0]}" for name, gone in kept if gone and name in left]
-        fact = f"{counted(len(lost), 'quantised weight')} ({self.short})"
-        return (
-            f"{fact} {'loses what scales it' if len(lost) == 1 else 'lose what scales them'}: {some(lost)}"
-            if lost
-            else None
-        )
+        loses = "loses what scales it" if len(lost) == 1 else "lose what scales them"
+        return f"{counted(len(lost), 'quantised weight')} ({self.short}) {loses}: {some(lost)}" if lost else None
 
 
 class _Rule(NamedTuple):
@@ -106,7 +104,10 @@ class _Rule(NamedTuple):
     types: frozenset[str]
     scales: tuple[str, ...]
     read: _Read
-    """Returns what is to be said after the name; None where types or shapes contradict each other."""
+    """
+    Returns what is to be said after the name, and the sizes of the values, unpacked, and of the scale; none, if they
+    say nothing. None where types or shapes contradict each other.
+    """
     values: str | None = None
     """The end of the name of what holds the values, if it is another."""
 
@@ -157,9 +158,10 @@ def _by_rules(
             scale = next((tensors[stem + one] for one in rule.scales if stem + one in tensors), None)
             if scale is None or values not in tensors:
                 continue
-            said = rule.read(tensors[values], scale, (tensors, stem, settings))
-            if said is not None:
-                yield _Weight(values, stem, rule.name, f"{rule.name}{said}")
+            read = rule.read(tensors[values], scale, (tensors, stem, settings))
+            grain = _grain(*read[1:]) if read is not None else None
+            if read is not None and grain is not None:
+                yield _Weight(values, stem, rule.name, f"{rule.name}{read[0]}{grain}")
                 break
 
 
@@ -167,21 +169,23 @@ def _beside(
     tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return what belongs to each of the weights that have scales, and the names of all that belongs to any."""
-    of_module: dict[str, list[_Weight]] = {}
+    by_stem = {one.stem: one for one in weights.values()}
+    alone: dict[str, _Weight | None] = {}
     for one in weights.values():
-        of_module.setdefault(one.module, []).append(one)
-    stems = {one.stem: one for one in weights.values() if not one.stem.endswith(".")}
+        alone[one.module] = None if one.module in alone else one
     belongs: dict[str, list[str]] = {one.name: [] for one in weights.values() if one.is_scaled}
     found = []
     for name in (name for name in tensors if weights and name not in weights):
         head, _, last = name.rpartition(".")
-        owner = stems.get(head) or stems.get(head.rpartition(".")[0] or head)
-        owners = [owner] if owner else of_module.get(head, []) if _BESIDE.fullmatch(last) else []
-        if owners or last in _OF_CACHES:
+        owner = (by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None
+        is_of_module = owner is None and head in alone and _BESIDE.fullmatch(last) is not None
+        if is_of_module:
+            ends = range(min(len(name), len(head) + _LONGEST), len(head), -1)
+            owner = alone[head] or next((by_stem[name[:end]] for end in ends if name[:end] in by_stem), None)
+        if owner is not None or is_of_module or last in _OF_CACHES:
             found.append(name)
-        for one in owners:
-            if one.is_scaled and (len(owners) == 1 or name.startswith(one.stem)):
-                belongs[one.name].append(name)
+        if owner is not None and owner.is_scaled:
+            belongs[owner.name].append(name)
     return belongs, found
 
 
@@ -216,31 +220,31 @@ def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
 
 _Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
 """All tensors, the stem of the names of what belongs together, and what settings say."""
-_Read: TypeAlias = "Callable[[TensorInfo, TensorInfo, _Around], str | None]"
+_Sizes: TypeAlias = tuple[int, ...]
+_Said: TypeAlias = "tuple[str, _Sizes, _Sizes] | None"
+_Read: TypeAlias = "Callable[[TensorInfo, TensorInfo, _Around], _Said]"
 
 
-def _grain(sizes: tuple[int, ...], scales: tuple[int, ...]) -> str | None:
-    """Return what shares a scale, by the shapes; None if they cannot belong together."""
+def _grain(sizes: _Sizes, scales: _Sizes) -> str | None:
+    """Return what shares a scale, by shapes; None if they cannot belong together. Without scales, nothing is said."""
+    if not sizes:
+        return ""
     if prod(scales) == 1 or scales[-2:] == (1, 1):
         return " per tensor"
-    if len(scales) == 1:
-        return " per row" if scales[0] in sizes[-2:] or scales[0] in sizes[:1] else None
-    if len(scales) != len(sizes) or not all(scales) or any(map(int.__gt__, scales, sizes)):
+    if len(scales) == 1 < len(sizes):
+        return " per row" if scales[0] in (sizes[0], *sizes[-2:]) else None
+    if len(scales) != len(sizes) or not all(scales):
         return None
-    if scales[-2:] == (sizes[-2], 1):
+    if scales[-2:] == (*sizes[-2:-1], 1):
         return " per row"
-    rows, columns = _block(sizes[-2], scales[-2]), _block(sizes[-1], scales[-1])
+    rows, columns = _block(prod(sizes[-2:-1]), prod(scales[-2:-1])), _block(sizes[-1], scales[-1])
     return f" in {'groups of ' if rows == 1 else f'blocks of {rows}×'}{columns}" if rows and columns else None
-
-
-def _groups(size: int, count: int) -> str:
-    return " per row" if count < 2 else f" in groups of {_block(size, count)}"
 
 
 def _block(size: int, count: int) -> int:
     """Return how long blocks are, the last perhaps cut short: a power of two if that fits, 0 if nothing does."""
     least = -(-size // count)
-    fitting = (one for one in (1 << (least - 1).bit_length(), least) if -(-size // one) == count)
+    fitting = (one for one in (1 << max(least - 1, 0).bit_length(), least or 1) if -(-size // one) == count)
     return size if count == 1 else next(fitting, 0)
 
 
@@ -248,97 +252,91 @@ def _kind(dtype: str) -> str:
     return f" ({dtype.removeprefix('float8_').removesuffix('fn')})"
 
 
-def _scaled(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
-    grain = _grain(values.shape, scale.shape)
+def _plain(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
     fits = scale.dtype.name in FLOATS or (scale.dtype.name in _POWERS and values.dtype.name in _FP8)
-    return f"{_kind(values.dtype.name)}{grain}" if fits and grain else None
+    return (_kind(values.dtype.name), values.shape, scale.shape) if fits else None
 
 
-def _torchao(values: TensorInfo, scale: TensorInfo, around: _Around) -> str:
+def _torchao(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
     """Values may be packed, and scales swizzled: then shapes say nothing."""
     is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
-    return (is_plain and _scaled(values, scale, around)) or ""
+    return _plain(values, scale, around) if is_plain else ("", (), ())
 
 
-def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
+def _hqq(_: TensorInfo, scale: TensorInfo, __: _Around) -> _Said:
+    return ("", (), ()) if scale.dtype.name in FLOATS else None
+
+
+def _four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    length = _block(2 * values.nbytes, scale.numel) if scale.numel else 0
+    return (f" in blocks of {length}", (), ()) if length else None
+
+
+def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
     """Packed along the inputs; a group of inputs has a row of scales."""
     if len(values.shape) != 2 or len(scale.shape) != 2 or values.shape[1] != scale.shape[1] or not values.numel:
         return None
-    (rows, outputs), groups, (tensors, stem, _) = values.shape, scale.shape[0], around
+    (rows, outputs), (tensors, stem, _) = values.shape, around
     order, zeros = tensors.get(f"{stem}g_idx"), tensors.get(f"{stem}qzeros")
     bits = 32 * rows // order.numel if order is not None and order.numel else 0
     bits = bits or (32 * zeros.shape[-1] // outputs if zeros is not None and zeros.shape else 0)
-    return f", {bits} bits,{_groups(32 * rows // bits, groups)}" if bits else ""
+    return (f", {bits} bits,", (outputs, 32 * rows // bits), scale.shape[::-1]) if bits else ("", (), ())
 
 
-def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
+def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
     """Packed along the outputs."""
     if len(values.shape) != 2 or len(scale.shape) != 2 or not scale.shape[1]:
         return None
     bits = 32 * values.shape[1] // scale.shape[1]
-    return f", {bits} bits,{_groups(values.shape[0], scale.shape[0])}" if bits in (2, 4, 8) else None
+    return (f", {bits} bits,", (scale.shape[1], values.shape[0]), scale.shape[::-1]) if bits in (2, 4, 8) else None
 
 
-def _compressed(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
-    tensors, stem, settings = around
-    if len(values.shape) < 2 or len(scale.shape) < 2 or not all((*values.shape, *scale.shape)):
+def _packed(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
+    """Packed along the columns; how many bits they have is in the settings, or follows from zeros, packed as well."""
+    if not values.numel or not (scale.numel == 1 or (scale.numel > 0 and values.shape[:-1] == scale.shape[:-1])):
         return None
-    columns, groups, zeros = values.shape[-1], scale.shape[-1], tensors.get(f"{stem}weight_zero_point")
-    if scale.dtype.name in _FP8:
-        return f" NVFP4{_groups(2 * columns, groups)}"
-    if scale.dtype.name in _POWERS:
-        return f" MXFP{columns // (4 * groups)} in groups of 32"
-    bits = settings.bits if settings else None
+    rows, columns, (tensors, stem, settings) = values.shape[:-1], values.shape[-1], around
+    if values.dtype.name in ("uint8", "float4_e2m1fn_x2"):
+        if scale.dtype.name in _FP8:
+            return " NVFP4", (*rows, 2 * columns), scale.shape
+        is_mx = scale.dtype.name in _POWERS
+        return (f" MXFP{columns // (4 * prod(scale.shape[-1:]))} in groups of 32", (), ()) if is_mx else None
+    zeros, bits = tensors.get(f"{stem}weight_zero_point"), settings.bits if settings else None
     if bits is None and zeros is not None and zeros.dtype.name == "int32" and zeros.shape:
         bits = -(-32 * zeros.shape[0] // values.shape[0])
-    return f", {bits} bits,{_groups(32 * columns // bits, groups)}" if bits else " per row" * (groups == 1)
+    return (f", {bits} bits,", (*rows, 32 * columns // bits), scale.shape) if bits else ("", (), ())
+
+
+def _mxfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    is_one = scale.dtype.name == "uint8" and values.shape[:-1] == scale.shape
+    return (f" in groups of {2 * values.shape[-1]}", (), ()) if is_one else None
+
+
+def _rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    """Packed along the rows, each of which is a group."""
+    bits = 8 * values.shape[0] // max(scale.numel, 1)
+    return (f", {bits} bits, in groups of {values.shape[-1]}", (), ()) if scale.dtype.name in FLOATS else None
 
 
 _WEIGHT_SCALES: Final = ("weight_scale_inv", "weight_scale", "scale_weight", "qscale_weight", "weight_scales", "scale")
-_I8, _U8, _I32, _U32 = (frozenset({name}) for name in ("int8", "uint8", "int32", "uint32"))
-
-
-def _rules() -> Iterator[_Rule]:
-    """Yield the layouts, those first whose names say most. FP8 and integers are those of several libraries."""
-
-    def four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
-        many = 2 * values.nbytes
-        return f" in blocks of {_block(many, scale.numel)}" if 0 < scale.numel <= many else None
-
-    def nvfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
-        sizes = (*values.shape[:-1], 2 * values.shape[-1])
-        return _grain(sizes, scale.shape) if scale.dtype.name in _FP8 else None
-
-    def mxfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
-        is_one = scale.dtype.name == "uint8" and values.shape[:-1] == scale.shape
-        return f" in groups of {2 * values.shape[-1]}" if is_one else None
-
-    def packed_rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> str | None:
-        bits = 8 * values.shape[0] // max(scale.numel, 1)
-        return f", {bits} bits, in groups of {values.shape[-1]}" if scale.dtype.name in FLOATS else None
-
-    def mlx(values: TensorInfo, scale: TensorInfo, around: _Around) -> str | None:
-        said, fits = around[2], values.shape[:-1] == scale.shape[:-1] and scale.dtype.name in FLOATS | _POWERS
-        return (f", {said.bits} bits, in groups of {said.group}" if said and said.group else "") if fits else None
-
-    for kind in ("nf4", "fp4"):
-        end = f".quant_state.bitsandbytes__{kind}"
-        yield _Rule(f"bitsandbytes {kind.upper()}", end, _U8, (".absmax",), four_bits, "")
-    yield _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _scaled)
-    yield _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq)
-    yield _Rule("AWQ", "qweight", _I32, ("scales",), _awq)
-    yield _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _compressed)
-    yield _Rule("MXFP4", "_blocks", _U8, ("_scales",), mxfp4)
-    yield _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao)
-    yield _Rule("quanto", "._data._data", _U8, ("._scale",), packed_rows)
-    yield _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _scaled)
-    yield _Rule("HQQ", "W_q", TYPES, ("scale",), lambda *found: "" if found[1].dtype.name in FLOATS else None)
-    yield _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _scaled)
-    yield _Rule("MLX", "weight", _U32, ("scales",), mlx)
-    yield _Rule("NVFP4", "weight", _U8 | {"float4_e2m1fn_x2"}, ("weight_scale",), nvfp4)
-    yield _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _scaled)
-    yield _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _scaled)
-    yield _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _scaled)
-
-
-RULES: Final = tuple(_rules())
+_I8, _U8, _I32, _U32, _F4 = (frozenset({name}) for name in ("int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"))
+RULES: Final = (
+    _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _four_bits, ""),
+    _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _four_bits, ""),
+    _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _plain),
+    _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq),
+    _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
+    _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _packed),
+    _Rule("MXFP4", "_blocks", _U8, ("_scales",), _mxfp4),
+    _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao),
+    _Rule("quanto", "._data._data", _U8, ("._scale",), _rows),
+    _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _plain),
+    _Rule("HQQ", "W_q", TYPES, ("scale",), _hqq),
+    _Rule("MLX", "weight", _U32, ("scales",), _packed),
+    _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _plain),
+    _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),
+    _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
+    _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
+    _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
+)
+"""The layouts, those first whose names say most. FP8 and integers are those of several libraries."""

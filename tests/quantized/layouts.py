@@ -134,7 +134,7 @@ LAYOUTS = {
         "m.weight_global_scale",
     ),
     "nvfp4 of modelopt": Layout(
-        "NVFP4 in groups of 16",
+        "ModelOpt NVFP4 in groups of 16",
         lambda: {
             "m.weight": whole(8, 16, dtype=torch.uint8),
             "m.weight_scale": fp8(8, 2),
