@@ -18,6 +18,7 @@ from ckptool.tensors.tensor import TensorInfo
 
 FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 _FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+CASTABLE: Final = FLOATS | _FP8
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 TYPES: Final = frozenset({*_FP8, "int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})

@@ -14,7 +14,7 @@ import torch
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete
-from ckptool.checkpoints.quantized import FLOATS, KEEP
+from ckptool.checkpoints.quantized import CASTABLE, KEEP
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -159,7 +159,7 @@ def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTen
 
 def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:
     """Return what ``dtype=`` makes of a tensor; None if it stays as it is."""
-    return dtype if dtype is not None and tensor.dtype in FLOATS else None
+    return dtype if dtype is not None and tensor.dtype in CASTABLE else None
 
 
 def check_options(dtype: object, weights: object, mmap: object) -> None:

@@ -89,8 +89,7 @@ def load_into(
     after its copy did not (the error says so). What a hook raises after loading is raised unchanged, and so is a
     KeyMismatch for names that a hook adds: then all weights are new, and what hooks make of them may not be.
 
-    ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
-    file does not have all that the ``state_dict()`` of its own model would hold.
+    ``verify``, ``allow_missing`` and ``break_quantized`` are what they are for ``load``.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -98,10 +97,10 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
+        UnsupportedFeature: The model's own code does not take the file (the message is what it raised), or its tensors
+            would take quantised values as another type, or without their scales.
         Cancelled: ``limits`` have a cancellation, and it was.
-        CkptoolError: As ``load``.
-        ValueError: As ``load``.
+        CkptoolError, ValueError: As ``load``.
     """
     started = time.perf_counter()
     place = placement(map_location)
@@ -115,8 +114,7 @@ def load_into(
         if targets is not None:
             found, filling = targets
             refuse_broken(target.source for target in filling.targets)
-            if not break_quantized:
-                refuse_broken_plan(checkpoint, filling, dtype)
+            refuse_broken_plan(checkpoint, filling, dtype, allowed=break_quantized)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
@@ -170,8 +168,12 @@ def _load_itself(
     return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
 
 
-def refuse_broken_plan(checkpoint: Checkpoint, filling: FillPlan, dtype: torch.dtype | None) -> None:
+def refuse_broken_plan(
+    checkpoint: Checkpoint, filling: FillPlan, dtype: torch.dtype | None, *, allowed: bool = False
+) -> None:
     """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
+    if allowed:
+        return
     targets = ((one.source, one.tensor) for one in filling.targets)
     kinds = ((source, cast_of(source, dtype) if tensor.is_meta else tensor.dtype) for source, tensor in targets)
     refuse_broken_quantized(checkpoint, kinds)

@@ -6,7 +6,6 @@ Nothing that is odd there makes the checkpoint unreadable: text that cannot be r
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -115,7 +114,7 @@ def _settings(path: str, source: Source) -> Settings | None:
         found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
         if isinstance(found, dict) and found:
             method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
-            numbers = (re.search(rf'"{key}": ([1-9]\d{{0,3}})\b', json.dumps(found)) for key in (_BITS, _GROUP))
+            numbers = (re.search(rf"'{key}': ([1-9]\d{{0,3}})\b", str(found)) for key in (_BITS, _GROUP))
             return Settings(str(method)[:_WORDS], name, *(one and int(one[1]) for one in numbers))
     return None
 
