@@ -46,7 +46,6 @@ class Settings(NamedTuple):
     where: str
     """The name of that file."""
     bits: int | None = None
-    group: int | None = None
 
 
 class Scheme(NamedTuple):

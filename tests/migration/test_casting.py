@@ -92,12 +92,10 @@ def test_scales_that_are_not_applied_are_refused_or_told_of(tmp_path: Path) -> N
     )
     with pytest.raises(MigrationRefused, match="a cast breaks quantised weights"):
         ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32")
-    notes = ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32", break_quantized=True).notes
+    (note,) = ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32", break_quantized=True).notes
 
-    assert notes == (
-        "a cast breaks quantised weights, FP8 (e4m3) per tensor: "
-        "it changes 2 of the 3 tensors that they consist of: a.weight, b.weight",
-    )
+    assert note.startswith("a cast breaks quantised weights, FP8 (e4m3) per tensor: it changes 2 of the 3 tensors")
+    assert note.endswith(": a.weight, b.weight")
 
 
 def test_overflow_is_refused_unless_it_is_to_saturate(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def packed(*, zeros: bool = False) -> State:
     return found | ({"m.weight_zero_point": whole(8, 2)} if zeros else {})
 
 
-GROUPS = {"config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}}}
+GROUPS = {
+    "config_groups": {"group_0": {"input_activations": {"num_bits": 8}, "weights": {"group_size": 128, "num_bits": 4}}}
+}
 LAYOUTS = {
     "fp8 per tensor": Layout(
         "FP8 (e4m3) per tensor",

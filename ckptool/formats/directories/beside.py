@@ -34,11 +34,8 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "config.json": ("quantization_config", "compression_config", "quantization"),
     "hf_quant_config.json": ("quantization",),
     "quantize_config.json": (),
-    "quant_config.json": (),
 }
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
-_BITS: Final = "(?:bits|num_bits|w_bit)"
-_GROUP: Final = "(?:q_)?group_size"
 _UNFINISHED: Final = ".incomplete"
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
@@ -114,8 +111,8 @@ def _settings(path: str, source: Source) -> Settings | None:
         found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
         if isinstance(found, dict) and found:
             method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
-            numbers = (re.search(rf"'{key}': ([1-9]\d{{0,3}})\b", str(found)) for key in (_BITS, _GROUP))
-            return Settings(str(method)[:_WORDS], name, *(one and int(one[1]) for one in numbers))
+            bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
+            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
     return None
 
 
