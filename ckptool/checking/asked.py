@@ -20,7 +20,7 @@ ENDED: Final = "worker-ended"
 _LONGEST: Final = 4096
 _FACTS: Final = (
     *("member", "format", "form", "writer", "tensors", "tied", "parameters", "numel"),
-    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
+    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "quantized", "devices", "prefixes", "roles"),
     *("shards", "members", "beside", "digest", "digest_error"),
 )
 

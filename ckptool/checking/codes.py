@@ -105,6 +105,8 @@ CODES: Final = {
     "CK503": Code(None, "Tensors were saved on a device that loading asks for again."),
     "CK504": Code("info", "Element types need a recent release of torch."),
     "CK505": Code("info", "Loading the whole model needs packages or scripts that define its classes."),
+    "CK506": Code("info", "Weights are quantised: they are numbers that mean something only with their scales."),
+    "CK507": Code("warning", "Quantised weights have no scale, though others have one."),
     "CK600": Code("warning", "The weights cannot be compared with the model."),
     "CK601": Code("info", "All names and shapes are those of the model."),
     "CK602": Code("warning", "After a change of names, they are those of the model."),

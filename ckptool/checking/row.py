@@ -17,6 +17,7 @@ from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_keeping
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.surveys import Act, reached
@@ -89,6 +90,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     writer = writer_of(checkpoint)
+    quantized = quantization_of(checkpoint, summary)
     weights = checkpoint.weights
     of_weights = _sizes([] if weights is None else [weights], summary)
     nbytes = None if weights is None else of_weights.nbytes
@@ -105,6 +107,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "weights_nbytes": nbytes,
         "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),
         "dtypes": _first(summary.dtypes),
+        "quantized": quantized and cut(quantized.short),
         "devices": _first(summary.devices),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
         "roles": _roles(checkpoint, summary, of_weights),

@@ -18,6 +18,7 @@ from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE
 from ckptool.checkpoints.summary import Summary, heads, summarise
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
@@ -216,6 +217,19 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
         yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
+def quantized(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """CK506: weights are quantised. CK507: some of them have no scale."""
+    found = quantization_of(checkpoint, summary)
+    if found is None:
+        return
+    yield Finding("CK506", "info", f"quantised: {found}")
+    for one in found.schemes:
+        if 0 < len(one.unscaled) < len(one.weights):
+            without, every = f"{len(one.unscaled):,}", f"{len(one.weights):,} weights"
+            fact = f"{without} of {every} in {one.name} have no scale: {some(one.unscaled)}"
+            yield Finding("CK507", "warning", fact, "Compare it with the file that it was made of: scales may be lost.")
+
+
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK303: tensors are small views of storages that were saved whole."""
     if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
@@ -384,6 +398,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (parts_of_ranks, ("unplain",)),
     (not_plain, ("unplain",)),
     (arrays, ("unplain",)),
+    (quantized, ("tensors",)),
     (unused_storage, ()),
     (outside_state_dict, ("attributes",)),
     (program_without_names, ("is program",)),

@@ -22,6 +22,7 @@ from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.cuts import Cut, cut_of
@@ -30,6 +31,7 @@ from ckptool.tensors.reading import LazyTensor
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
     from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.quantized import Quantization
 
 INSPECT = "ckptool.inspect/2"
 
@@ -138,6 +140,7 @@ def inspect_object(
             for found in checkpoint.state_dicts
         ],
         "adapter": _adapter_json(adapter_in(checkpoint)),
+        "quantization": _quantization_json(quantization_of(checkpoint, summary)),
         "training": [_training_json(found) for found in training_states(checkpoint)],
         "tensors": (
             _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
@@ -190,6 +193,16 @@ def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
         "modules": found.modules,
         "base": found.base and cut(found.base, _LONGEST_CLASS),
     }
+
+
+def _quantization_json(found: Quantization | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    schemes = [
+        {"name": cut(name), "weights": len(weights), "unscaled": list(map(cut, unscaled[:_GROUPS_LISTED]))}
+        for name, weights, unscaled in found.schemes
+    ]
+    return {"schemes": schemes, "method": found.settings and cut(found.settings.method), "tensors": len(found.types)}
 
 
 def _training_json(found: TrainingState) -> dict[str, object]:

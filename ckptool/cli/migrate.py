@@ -120,6 +120,11 @@ class _InOrder(RayCommand):
     "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
 )
 @click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest one.")
+@click.option(
+    "--break-quantized",
+    is_flag=True,
+    help="Cast quantised weights and scales as they are, or leave out scales: values will be wrong.",
+)
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option(

@@ -31,6 +31,7 @@ CHECKPOINTS: Final[dict[str, Kind]] = {
     "weights_nbytes": "count",
     "rest_nbytes": "count",
     "dtypes": "counts",
+    "quantized": "text",
     "devices": "counts",
     "prefixes": "texts",
     "roles": {EACH: _ROLE},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,6 +14,7 @@ import torch
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
+from ckptool.checkpoints.quantized import CASTABLE, KEEP
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -26,6 +27,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import open_checkpoint
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
@@ -38,6 +40,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
 from ckptool.tensors.payloads import check_storages
+from ckptool.tensors.reading import LazyTensor
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
 
@@ -56,6 +59,7 @@ def load(
     mmap: Mmap = "auto",
     verify: bool = False,
     allow_missing: bool = False,
+    break_quantized: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> OrderedDict[str, Any]:
@@ -74,8 +78,9 @@ def load(
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
     maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``. ``verify`` first compares the file with the checksums in
-    it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
+    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``; quantised weights, whose scales would be rounded, are
+    refused then, unless ``break_quantized`` says that this is meant. ``verify`` first compares the file with the
+    checksums in it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
     ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
     far, and those to be read in all; what is mapped is not read. A process that has loaded, with or without a cast, can
     fork. Safe to call from several threads.
@@ -86,7 +91,8 @@ def load(
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
-        UnsupportedFeature: A tensor is of a kind that only code of its own can make.
+        UnsupportedFeature: A tensor is of a kind that only code of its own can make, or a cast would break what is
+            quantised.
         WeightsNotFound: No state dict is the chosen weights.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
@@ -106,6 +112,8 @@ def load(
             if verify:
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
+            if cast_to is not None and not break_quantized:
+                refuse_broken_quantized(checkpoint, ((one, cast_of(one, cast_to)) for one in chosen.tensors.values()))
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -137,6 +145,26 @@ def predict_memory(
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
+
+
+def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTensor, torch.dtype | None]]) -> None:
+    """
+    Raise UnsupportedFeature where quantised weights would be cast, or left without their scales.
+
+    ``left`` are the tensors that are taken, each with the type of what takes it; None if that is its own.
+    """
+    found = quantization_of(checkpoint)
+    if found is None:
+        return
+    types = {one.name: str(dtype or one.dtype).removeprefix("torch.") for one, dtype in left}
+    wrong = found.damage(types)
+    if wrong is not None:
+        raise UnsupportedFeature(wrong, kind="breaks-quantized", hint=KEEP.replace(" (`keep_dtype=`)", ""))
+
+
+def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return what ``dtype=`` makes of a tensor; None if it stays as it is."""
+    return dtype if dtype is not None and tensor.dtype in CASTABLE else None
 
 
 def check_options(dtype: object, weights: object, mmap: object) -> torch.dtype | None:

@@ -22,7 +22,14 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
+from ckptool.loading.load import (
+    cast_of,
+    check_model,
+    check_options,
+    opened,
+    refuse_broken_quantized,
+    torch_state_dict,
+)
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -63,6 +70,7 @@ def load_into(
     mmap: Mmap = "auto",
     verify: bool = False,
     allow_missing: bool = False,
+    break_quantized: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -88,8 +96,7 @@ def load_into(
     after its copy did not (the error says so). What a hook raises after loading is raised unchanged, and so is a
     KeyMismatch for names that a hook adds: then all weights are new, and what hooks make of them may not be.
 
-    ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
-    file does not have all that the ``state_dict()`` of its own model would hold.
+    ``verify``, ``allow_missing`` and ``break_quantized`` are what they are for ``load``.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -97,7 +104,8 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
+        UnsupportedFeature: The model's own code does not take the file (the message is what it raised), or its tensors
+            would take quantised values as another type, or without their scales.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
@@ -114,6 +122,7 @@ def load_into(
         if targets is not None:
             found, filling = targets
             refuse_broken(target.source for target in filling.targets)
+            refuse_broken_plan(checkpoint, filling, dtype, allowed=break_quantized)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
@@ -121,7 +130,7 @@ def load_into(
             report = report_of(model, checkpoint.path, found.key, filling, started)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            load = partial(load, allow_missing=allow_missing)
+            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
@@ -144,6 +153,8 @@ def _load_itself(
     strict: bool,
     verify: bool,
     allow_missing: bool,
+    dtype: torch.dtype | None,
+    break_quantized: bool,
 ) -> LoadReport:
     """Let a model load weights in its own way."""
     refuse_broken(chosen.tensors.values())
@@ -151,7 +162,12 @@ def _load_itself(
         check_storages(chosen.tensors.values(), ())
     entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
     try:
-        taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+        rehearsed = rehearse(model, entries, strict=strict)
+        if not break_quantized:
+            gone = set(rehearsed.unexpected) if rehearsed is not None else ()
+            taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
+            refuse_broken_quantized(checkpoint, ((one, cast_of(one, dtype)) for one in taken_in))
+        taken = fill(model, entries, rehearsed, strict=strict)
     except KeyMismatch as error:
         unmade = [name for name in chosen.others if name not in entries and name in error.missing]
         if unmade:
@@ -159,6 +175,17 @@ def _load_itself(
             error.hint = f"{fact} {error.hint}" if error.hint else fact
         raise
     return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+
+
+def refuse_broken_plan(
+    checkpoint: Checkpoint, filling: FillPlan, dtype: torch.dtype | None, *, allowed: bool = False
+) -> None:
+    """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
+    if allowed:
+        return
+    targets = ((one.source, one.tensor) for one in filling.targets)
+    kinds = ((source, cast_of(source, dtype) if tensor.is_meta else tensor.dtype) for source, tensor in targets)
+    refuse_broken_quantized(checkpoint, kinds)
 
 
 def _load_plainly(

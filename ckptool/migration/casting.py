@@ -24,8 +24,6 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 TARGETS = ("float16", "bfloat16", "float32", "float64")
 _FLOATING = (*TARGETS, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _PIECE_NBYTES: Final = 1 << 22
-_SCALES: Final = ("_scale_inv", "_scale")
-"""What the names of the scales of a quantised weight add to its own."""
 
 
 class Cast(NamedTuple):
@@ -126,7 +124,6 @@ class Casting:
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
-        self._scales: set[str] = set()
         self._names: list[tuple[str, str]] = []
         self._made: dict[_Memory, TensorInfo] = {}
         self._read: dict[_Memory, LazyTensor] = {}
@@ -148,8 +145,6 @@ class Casting:
         places: list[tuple[_Memory, str, str]] = []
         for shown, name, path, tensor in named:
             self._names.append((name, path))
-            if name.endswith(_SCALES):
-                self._scales.add(shown)
             memory = _memory_of(tensor.info)
             if memory is not None and self._takes(tensor.info):
                 chosen.setdefault(memory, (shown, tensor))
@@ -222,12 +217,6 @@ class Casting:
         for number, max_error, overflowed in errors:
             source = self._sources[number][2]
             source.max_error, source.overflowed = max_error, overflowed
-
-    @property
-    def unscaled(self) -> list[str]:
-        """Those of 8 bits that were cast, though tensors of their own have their scales: no scale is applied."""
-        small = [name for name, source, _ in self._sources if source.startswith("float8")]
-        return [name for name in small if any(f"{name}{end}" in self._scales for end in _SCALES)]
 
     def _takes(self, info: TensorInfo) -> bool:
         return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target

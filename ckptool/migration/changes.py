@@ -69,6 +69,8 @@ class Changes(NamedTuple):
     """Regular expressions: names that match one keep their type."""
     saturate: bool = False
     """Values too large for ``dtype`` become its largest."""
+    break_quantized: bool = False
+    """Cast quantised weights and their scales as they are, or leave out scales: the values are wrong then."""
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
@@ -156,6 +158,7 @@ class ChangeOptions(TypedDict, total=False):
     dtype: str | Any | None
     keep_dtype: Sequence[str]
     saturate: bool
+    break_quantized: bool
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool

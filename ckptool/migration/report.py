@@ -251,9 +251,9 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from _of_copies(checkpoint, plan.weights.state_dict)
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
-        if unscaled := plan.casting.unscaled:
-            yield f"cast as they are, without the scales beside them, so still quantised: {some(unscaled)}"
     yield from selection.notes(checkpoint, plan, changes)
+    if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
+        yield broken
 
 
 def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:

@@ -8,8 +8,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.quantized import KEEP
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
+from ckptool.formats.directories.beside import quantization_of
 from ckptool.migration.changes import Changes
 from ckptool.names import renaming
 from ckptool.names.filter import matched
@@ -32,6 +34,12 @@ class Kept(Protocol):
 
     @property
     def dropped(self) -> tuple[str, ...]: ...
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]: ...
+
+    @property
+    def tied(self) -> Mapping[str, str]: ...
 
 
 class Planned(Protocol):
@@ -75,8 +83,12 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name.
 
     Raises:
-        MigrationRefused: No tensor is left, or none that has elements, or something matches no name.
+        MigrationRefused: No tensor is left, or none that has elements, or something matches no name; or what is
+            quantised would mean nothing any more.
     """
+    wrong = None if changes.break_quantized else broken(checkpoint, plan)
+    if wrong is not None:
+        raise MigrationRefused(wrong, kind="breaks-quantized", hint=KEEP)
     sides = list(_sides(checkpoint, plan, changes)) if not changes.allow_empty else []
     many = next((len(before) for before, left in sides if before and not left), 0)
     gone = ("the only tensor is left out" if many == 1 else f"none of the {many:,} tensors is left") if many else ""
@@ -131,6 +143,18 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
         kind="no-such-name",
         hint=f"{near} If this is meant, say so with `allow_unmatched=True`.".lstrip(),
     )
+
+
+def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
+    """Return which quantised weights a plan casts, or leaves without their scales; None if it does not."""
+    weights, file = plan.weights, plan.file
+    old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
+    head = f"{weights.state_dict.key}." if weights is not None and weights.state_dict.key else ""
+    left = {head + old.get(name, name): info.dtype.name for name, info in file.expected if name is not None}
+    left |= {head + old.get(name, name): left[head + old.get(kept, kept)] for name, kept in file.tied.items()}
+    before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
+    found = None if left == before else quantization_of(checkpoint)
+    return found.damage(left) if found is not None else None
 
 
 def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[str]:

@@ -85,16 +85,17 @@ def test_names_can_keep_their_type(saved: Path) -> None:
     assert (found["norm"].dtype, found["weight"].dtype) == (torch.float32, torch.bfloat16)
 
 
-def test_scales_that_are_not_applied_are_told_of(tmp_path: Path) -> None:
+def test_scales_that_are_not_applied_are_refused_or_told_of(tmp_path: Path) -> None:
     weight = torch.randn(4, 4).to(torch.float8_e4m3fn)
     torch.save(
         {"a.weight": weight, "a.weight_scale_inv": torch.ones(1, 1), "b.weight": weight.clone()}, tmp_path / "s.pth"
     )
-    notes = ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32").notes
+    with pytest.raises(MigrationRefused, match="a cast breaks quantised weights"):
+        ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32")
+    (note,) = ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32", break_quantized=True).notes
 
-    assert [note for note in notes if "scales" in note] == [
-        "cast as they are, without the scales beside them, so still quantised: a.weight"
-    ]
+    assert note.startswith("a cast breaks quantised weights, FP8 (e4m3) per tensor: it changes 2 of the 3 tensors")
+    assert note.endswith(": a.weight, b.weight")
 
 
 def test_overflow_is_refused_unless_it_is_to_saturate(tmp_path: Path) -> None:

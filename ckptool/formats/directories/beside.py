@@ -7,11 +7,16 @@ Nothing that is odd there makes the checkpoint unreadable: text that cannot be r
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final, cast
 
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.companions import Beside
+from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find
+from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.checkpoints.summary import Summary
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
@@ -25,6 +30,12 @@ _WORDS: Final = 80
 """Characters of one fact that a file says."""
 _LISTED: Final = 8
 _ADAPTER: Final = "adapter_config.json"
+_QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
+    "config.json": ("quantization_config", "compression_config", "quantization"),
+    "hf_quant_config.json": ("quantization",),
+    "quantize_config.json": (),
+}
+"""Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
 _UNFINISHED: Final = ".incomplete"
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
@@ -78,11 +89,46 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
 def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
-    if is_far(path):
-        found = _far_object(source, _ADAPTER).get("base_model_name_or_path")
-        return found[:_WORDS] if isinstance(found, str) and found else None
-    found = settings_beside(path).get("base_model_name_or_path")
+    found = _object_beside(path, source, _ADAPTER).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+def quantization_of(checkpoint: Checkpoint, summary: Summary | None = None) -> Quantization | None:
+    """Return what is quantised in a checkpoint, beside the states of optimizers; None if nothing is."""
+    if summary is not None and summary.is_plain and TYPES.isdisjoint(summary.dtypes):
+        return None
+    states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
+    infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
+    infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
+    modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
+    classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
+    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes)
+
+
+def _settings(path: str, source: Source) -> Settings | None:
+    for name, keys in _QUANTIZED.items():
+        whole = _object_beside(path, source, name)
+        found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
+        if isinstance(found, dict) and found:
+            method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
+            bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
+            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
+    return None
+
+
+def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
+    if is_far(path):
+        return _far_object(source, name)
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    if not os.path.exists(os.path.join(place, name)) or not os.path.exists(path):
+        return {}
+    try:
+        folder = FolderSource(place)
+    except Failure:
+        return {}
+    with closing(folder):
+        return json_object(folder, name)
 
 
 def settings_beside(path: str) -> Mapping[str, object]:

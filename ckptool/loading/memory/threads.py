@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
@@ -73,7 +74,7 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
 def is_castable(dtype: torch.dtype) -> bool:
     """Say whether ``dtype=`` is about tensors of this type: floating, and neither packed nor scaled."""
-    return dtype.is_floating_point and dtype.itemsize > 1
+    return str(dtype).removeprefix("torch.") in CASTABLE
 
 
 def castable(dtype: object) -> torch.dtype | None:

@@ -42,7 +42,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill
 from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
-from ckptool.loading.load_into import after_hooks
+from ckptool.loading.load_into import after_hooks, refuse_broken_plan
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, available, placement
@@ -245,6 +245,7 @@ class LiveModel(Closing):
             if targets is None:
                 done = self._replace_through(checkpoint, started, limits)
             else:
+                refuse_broken_plan(checkpoint, targets[1], self._dtype)
                 done = self._replace(checkpoint, *targets, started, limits)
             self.report, self._failure, self._seen = done.report, None, seen
         logger.info("loaded: %s; %s", done.report.line, done.digest)

@@ -1,0 +1,342 @@
+"""
+Quantised weights: which tensors hold their values, and which their scales, code books and whatever else they need.
+
+Names alone prove nothing: a net of one's own may have a ``weight_scale``. So a layout is a name with the type of what
+holds the values, and the name of a scale that has to be beside it, of a type and shape that fit: see ``RULES``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Final, NamedTuple, TypeAlias
+
+from ckptool.messages import counted, show, some
+from ckptool.tensors.tensor import TensorInfo
+
+FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+_FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+CASTABLE: Final = FLOATS | _FP8
+_POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
+"""Types of scales that are powers of two."""
+TYPES: Final = frozenset({*_FP8, "int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})
+"""The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
+_BESIDE: Final = re.compile(
+    r".*(scale|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
+)
+"""The last component of the names of what a quantised weight needs."""
+_OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
+_LONGEST: Final = 256
+"""Of what the names of several weights of one module differ by."""
+_LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
+_VALUES: Final = re.compile(r".*(weight|codes|packed|blocks|_data|W_q)", re.DOTALL)
+"""Names of what holds values where settings beside the file say that they are quantised, and no layout is known."""
+KEEP: Final = (
+    "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
+    "if this is meant, say so with `break_quantized=True`."
+)
+
+
+class Settings(NamedTuple):
+    """What a file beside the weights says about their quantisation."""
+
+    method: str
+    where: str
+    """The name of that file."""
+    bits: int | None = None
+
+
+class Scheme(NamedTuple):
+    """The weights of a checkpoint that are quantised in one way."""
+
+    name: str
+    """With what shares a scale: ``FP8 (e4m3) in blocks of 128×128``."""
+    weights: tuple[str, ...]
+    """The names of what holds the values."""
+    unscaled: tuple[str, ...]
+    """Those of them that have no scale."""
+
+    def __str__(self) -> str:
+        every, scaled = len(self.weights), len(self.weights) - len(self.unscaled)
+        weights, have = counted(every, "weight"), "has" if every == 1 else "have"
+        known = f"{scaled:,} of {weights} {have} a scale" if scaled else f"{weights} without a scale that is known"
+        return f"{self.name}, {known}"
+
+
+class Quantization(NamedTuple):
+    """What is quantised in a checkpoint."""
+
+    schemes: tuple[Scheme, ...]
+    settings: Settings | None
+    belongs: Mapping[str, list[str]]
+    """For what holds the values of a weight, its scales and whatever else they mean nothing without."""
+    types: Mapping[str, str]
+    """The types of all of these."""
+
+    def __str__(self) -> str:
+        said = "; ".join(map(str, self.schemes))
+        return f"{said}; {show(self.settings.where)} says {show(self.settings.method)}" if self.settings else said
+
+    @property
+    def short(self) -> str:
+        """The schemes alone."""
+        return "; ".join(scheme.name for scheme in self.schemes)
+
+    def damage(self, left: Mapping[str, str]) -> str | None:
+        """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
+        cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
+        if cast:
+            many = f"{len(cast):,} of the {counted(len(self.types), 'tensor')} that they consist of"
+            return f"a cast breaks quantised weights, {self.short}: it changes {many}: {some(cast)}"
+        kept = [(name, [one for one in others if one not in left]) for name, others in self.belongs.items()]
+        lost = [f"{name} without {gone[0]}" for name, gone in kept if gone and name in left]
+        loses = "loses what scales it" if len(lost) == 1 else "lose what scales them"
+        return f"{counted(len(lost), 'quantised weight')} ({self.short}) {loses}: {some(lost)}" if lost else None
+
+
+class _Rule(NamedTuple):
+    """One layout: a name with types, and the name of its scale, both without the stem that they begin with."""
+
+    name: str
+    end: str
+    types: frozenset[str]
+    scales: tuple[str, ...]
+    read: _Read
+    """
+    Returns what is to be said after the name, and the sizes of the values, unpacked, and of the scale; none, if they
+    say nothing. None where types or shapes contradict each other.
+    """
+    values: str | None = None
+    """The end of the name of what holds the values, if it is another."""
+
+
+class _Weight(NamedTuple):
+    """What holds the values of one weight."""
+
+    name: str
+    stem: str
+    """What the names of its scales begin with."""
+    rule: str
+    scheme: str
+    is_scaled: bool = True
+
+    @property
+    def module(self) -> str:
+        return self.stem[:-1] if self.stem.endswith(".") else self.stem.rpartition(".")[0]
+
+
+def find(
+    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: Mapping[str, str]
+) -> Quantization | None:
+    """
+    Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
+
+    ``classes`` are those of the modules that have the weights, in a whole model.
+    """
+    small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
+    known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
+    of_class = [_of_class(name, cls) for name, cls in known if cls is not None and cls.startswith(_LIBRARIES)]
+    said = settings() if any(info.shape[1:] or ".quant_state." in name for name, info in small.items()) else None
+    found = {one.name: one for one in _by_rules(tensors, small, said)}
+    rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
+    found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
+    weights = [*found.values(), *of_class]
+    belongs, beside = _beside(tensors, found)
+    types = {name: tensors[name].dtype.name for name in (*found, *beside)}
+    return Quantization(tuple(_schemes(weights)), said, belongs, types) if weights else None
+
+
+def _by_rules(
+    tensors: Mapping[str, TensorInfo], small: Mapping[str, TensorInfo], settings: Settings | None
+) -> Iterator[_Weight]:
+    for name, info in small.items():
+        for rule in (one for one in RULES if info.dtype.name in one.types and name.endswith(one.end)):
+            stem = name[: len(name) - len(rule.end)]
+            values = name if rule.values is None else stem + rule.values
+            scale = next((tensors[stem + one] for one in rule.scales if stem + one in tensors), None)
+            if scale is None or values not in tensors:
+                continue
+            read = rule.read(tensors[values], scale, (tensors, stem, settings))
+            grain = _grain(*read[1:]) if read is not None else None
+            if read is not None and grain is not None:
+                yield _Weight(values, stem, rule.name, f"{rule.name}{read[0]}{grain}")
+                break
+
+
+def _beside(
+    tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return what belongs to each of the weights that have scales, and the names of all that belongs to any."""
+    by_stem = {one.stem: one for one in weights.values()}
+    alone: dict[str, _Weight | None] = {}
+    for one in weights.values():
+        alone[one.module] = None if one.module in alone else one
+    belongs: dict[str, list[str]] = {one.name: [] for one in weights.values() if one.is_scaled}
+    found = []
+    for name in (name for name in tensors if weights and name not in weights):
+        head, _, last = name.rpartition(".")
+        owner = (by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None
+        is_of_module = owner is None and head in alone and _BESIDE.fullmatch(last) is not None
+        if is_of_module:
+            ends = range(min(len(name), len(head) + _LONGEST), len(head), -1)
+            owner = alone[head] or next((by_stem[name[:end]] for end in ends if name[:end] in by_stem), None)
+        if owner is not None or is_of_module or last in _OF_CACHES:
+            found.append(name)
+        if owner is not None and owner.is_scaled:
+            belongs[owner.name].append(name)
+    return belongs, found
+
+
+def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
+    """Yield weights that are like those that have a scale, or of which the settings say that they are quantised."""
+    ends = {one.name.rpartition(".")[2]: one.rule for one in weights}
+    types = {(rule.name, dtype) for rule in RULES for dtype in rule.types}
+    for name, dtype in rest.items():
+        last = name.rpartition(".")[2]
+        rule, scheme = ends.get(last), ""
+        if dtype in _FP8 and (settings or "FP8" in ends.values()):
+            rule, scheme = "FP8", f"FP8{_kind(dtype)}"
+        elif rule is None and settings and not weights and _VALUES.fullmatch(last):
+            rule = scheme = settings.method
+        if rule is not None and (scheme or (rule, dtype) in types) and not _BESIDE.fullmatch(last):
+            yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
+
+
+def _of_class(name: str, cls: str) -> _Weight:
+    """Return a weight that is of a class of a library which quantises."""
+    library = cls.split(".")[cls.startswith("optimum.")]
+    return _Weight(name, name, cls, f"{library} {cls.rpartition('.')[2]}")
+
+
+def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
+    for rule in dict.fromkeys(one.rule for one in weights):
+        same = [one for one in weights if one.rule == rule]
+        said = Counter(one.scheme for one in same if one.is_scaled) or Counter(one.scheme for one in same)
+        name = f"{'mostly ' * (len(said) > 1)}{said.most_common(1)[0][0]}"
+        yield Scheme(show(name), tuple(one.name for one in same), tuple(one.name for one in same if not one.is_scaled))
+
+
+_Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
+"""All tensors, the stem of the names of what belongs together, and what settings say."""
+_Sizes: TypeAlias = tuple[int, ...]
+_Said: TypeAlias = "tuple[str, _Sizes, _Sizes] | None"
+_Read: TypeAlias = "Callable[[TensorInfo, TensorInfo, _Around], _Said]"
+
+
+def _grain(sizes: _Sizes, scales: _Sizes) -> str | None:
+    """Return what shares a scale, by shapes; None if they cannot belong together. Without scales, nothing is said."""
+    if not sizes:
+        return ""
+    if prod(scales) == 1 or scales[-2:] == (1, 1):
+        return " per tensor"
+    if len(scales) == 1 < len(sizes):
+        return " per row" if scales[0] in (sizes[0], *sizes[-2:]) else None
+    if len(scales) != len(sizes) or not all(scales):
+        return None
+    if scales[-2:] == (*sizes[-2:-1], 1):
+        return " per row"
+    rows, columns = _block(prod(sizes[-2:-1]), prod(scales[-2:-1])), _block(sizes[-1], scales[-1])
+    return f" in {'groups of ' if rows == 1 else f'blocks of {rows}×'}{columns}" if rows and columns else None
+
+
+def _block(size: int, count: int) -> int:
+    """Return how long blocks are, the last perhaps cut short: a power of two if that fits, 0 if nothing does."""
+    least = -(-size // count)
+    fitting = (one for one in (1 << max(least - 1, 0).bit_length(), least or 1) if -(-size // one) == count)
+    return size if count == 1 else next(fitting, 0)
+
+
+def _kind(dtype: str) -> str:
+    return f" ({dtype.removeprefix('float8_').removesuffix('fn')})"
+
+
+def _plain(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    fits = scale.dtype.name in FLOATS or (scale.dtype.name in _POWERS and values.dtype.name in _FP8)
+    return (_kind(values.dtype.name), values.shape, scale.shape) if fits else None
+
+
+def _torchao(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
+    """Values may be packed, and scales swizzled: then shapes say nothing."""
+    is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
+    return _plain(values, scale, around) if is_plain else ("", (), ())
+
+
+def _hqq(_: TensorInfo, scale: TensorInfo, __: _Around) -> _Said:
+    return ("", (), ()) if scale.dtype.name in FLOATS else None
+
+
+def _four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    length = _block(2 * values.nbytes, scale.numel) if scale.numel else 0
+    return (f" in blocks of {length}", (), ()) if length else None
+
+
+def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
+    """Packed along the inputs; a group of inputs has a row of scales."""
+    if len(values.shape) != 2 or len(scale.shape) != 2 or values.shape[1] != scale.shape[1] or not values.numel:
+        return None
+    (rows, outputs), (tensors, stem, _) = values.shape, around
+    order, zeros = tensors.get(f"{stem}g_idx"), tensors.get(f"{stem}qzeros")
+    bits = 32 * rows // order.numel if order is not None and order.numel else 0
+    bits = bits or (32 * zeros.shape[-1] // outputs if zeros is not None and zeros.shape else 0)
+    return (f", {bits} bits,", (outputs, 32 * rows // bits), scale.shape[::-1]) if bits else ("", (), ())
+
+
+def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    """Packed along the outputs."""
+    if len(values.shape) != 2 or len(scale.shape) != 2 or not scale.shape[1]:
+        return None
+    bits = 32 * values.shape[1] // scale.shape[1]
+    return (f", {bits} bits,", (scale.shape[1], values.shape[0]), scale.shape[::-1]) if bits in (2, 4, 8) else None
+
+
+def _packed(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
+    """Packed along the columns; how many bits they have is in the settings, or follows from zeros, packed as well."""
+    if not values.numel or not (scale.numel == 1 or (scale.numel > 0 and values.shape[:-1] == scale.shape[:-1])):
+        return None
+    rows, columns, (tensors, stem, settings) = values.shape[:-1], values.shape[-1], around
+    if values.dtype.name in ("uint8", "float4_e2m1fn_x2"):
+        if scale.dtype.name in _FP8:
+            return " NVFP4", (*rows, 2 * columns), scale.shape
+        is_mx = scale.dtype.name in _POWERS
+        return (f" MXFP{columns // (4 * prod(scale.shape[-1:]))} in groups of 32", (), ()) if is_mx else None
+    zeros, bits = tensors.get(f"{stem}weight_zero_point"), settings.bits if settings else None
+    if bits is None and zeros is not None and zeros.dtype.name == "int32" and zeros.shape:
+        bits = -(-32 * zeros.shape[0] // values.shape[0])
+    return (f", {bits} bits,", (*rows, 32 * columns // bits), scale.shape) if bits else ("", (), ())
+
+
+def _mxfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    is_one = scale.dtype.name == "uint8" and values.shape[:-1] == scale.shape
+    return (f" in groups of {2 * values.shape[-1]}", (), ()) if is_one else None
+
+
+def _rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
+    """Packed along the rows, each of which is a group."""
+    bits = 8 * values.shape[0] // max(scale.numel, 1)
+    return (f", {bits} bits, in groups of {values.shape[-1]}", (), ()) if scale.dtype.name in FLOATS else None
+
+
+_WEIGHT_SCALES: Final = ("weight_scale_inv", "weight_scale", "scale_weight", "qscale_weight", "weight_scales", "scale")
+_I8, _U8, _I32, _U32, _F4 = (frozenset({name}) for name in ("int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"))
+RULES: Final = (
+    _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _four_bits, ""),
+    _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _four_bits, ""),
+    _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _plain),
+    _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq),
+    _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
+    _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _packed),
+    _Rule("MXFP4", "_blocks", _U8, ("_scales",), _mxfp4),
+    _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao),
+    _Rule("quanto", "._data._data", _U8, ("._scale",), _rows),
+    _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _plain),
+    _Rule("HQQ", "W_q", TYPES, ("scale",), _hqq),
+    _Rule("MLX", "weight", _U32, ("scales",), _packed),
+    _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _plain),
+    _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),
+    _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
+    _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
+    _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
+)
+"""The layouts, those first whose names say most. FP8 and integers are those of several libraries."""

@@ -1,0 +1,226 @@
+"""Quantised weights as libraries lay them out, small, by hand: the names, types and shapes that their files have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class Layout(NamedTuple):
+    """The tensors of one module ``m``, what is to be said of them, and the name of the scale."""
+
+    says: str
+    tensors: Callable[[], State]
+    scale: str
+    settings: Mapping[str, object] | None = None
+
+
+def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def four_bits(kind: str, *, twice: bool = False, storage: torch.dtype = torch.uint8) -> State:
+    nested = {"m.weight.nested_absmax": torch.ones(1), "m.weight.nested_quant_map": torch.ones(256)} if twice else {}
+    return {
+        "m.weight": torch.zeros(4096 // storage.itemsize, 1, dtype=storage),
+        "m.weight.absmax": torch.ones(128, dtype=torch.uint8 if twice else torch.float32),
+        "m.weight.quant_map": torch.linspace(-1, 1, 16),
+        **nested,
+        f"m.weight.quant_state.bitsandbytes__{kind}": whole(77, dtype=torch.uint8),
+    }
+
+
+def gptq(*, order: bool = True) -> State:
+    found = {
+        "m.qweight": whole(32, 64),
+        "m.qzeros": whole(2, 8),
+        "m.scales": torch.full((2, 64), 0.01, dtype=torch.float16),
+    }
+    return found | ({"m.g_idx": whole(256)} if order else {})
+
+
+def packed(*, zeros: bool = False) -> State:
+    found = {
+        "m.weight_packed": whole(64, 32),
+        "m.weight_scale": torch.ones(64, 2, dtype=torch.bfloat16),
+        "m.weight_shape": torch.tensor([64, 256]),
+    }
+    return found | ({"m.weight_zero_point": whole(8, 2)} if zeros else {})
+
+
+GROUPS = {
+    "config_groups": {"group_0": {"input_activations": {"num_bits": 8}, "weights": {"group_size": 128, "num_bits": 4}}}
+}
+LAYOUTS = {
+    "fp8 per tensor": Layout(
+        "FP8 (e4m3) per tensor",
+        lambda: {"m.weight": fp8(8, 8), "m.weight_scale": torch.tensor(0.01), "m.input_scale": torch.tensor(0.5)},
+        "m.weight_scale",
+    ),
+    "fp8 per row": Layout(
+        "FP8 (e5m2) per row",
+        lambda: {"m.weight": fp8(8, 16, dtype=torch.float8_e5m2), "m.weight_scale": torch.ones(8, 1)},
+        "m.weight_scale",
+    ),
+    "fp8 in blocks": Layout(
+        "FP8 (e4m3) in blocks of 128×128",
+        lambda: {"m.weight": fp8(192, 256), "m.weight_scale_inv": torch.ones(2, 2)},
+        "m.weight_scale_inv",
+    ),
+    "fp8 with activations": Layout(
+        "FP8 (e4m3) per tensor",
+        lambda: {"m.weight": fp8(8, 8), "m.scale_weight": torch.ones(1), "m.scale_input": torch.ones(1)},
+        "m.scale_weight",
+    ),
+    "fp8 experts": Layout(
+        "FP8 (e4m3) per row",
+        lambda: {"m.up_proj": fp8(2, 8, 16), "m.up_proj_scale": torch.ones(2, 8, 1)},
+        "m.up_proj_scale",
+    ),
+    "mxfp8": Layout(
+        "FP8 (e4m3) in groups of 32",
+        lambda: {"m.weight": fp8(8, 64), "m.weight_scale": whole(8, 2, dtype=torch.uint8)},
+        "m.weight_scale",
+    ),
+    "nf4": Layout("bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4"), "m.weight.absmax"),
+    "nf4 twice": Layout("bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4", twice=True), "m.weight.absmax"),
+    "nf4 as bfloat16": Layout(
+        "bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4", storage=torch.bfloat16), "m.weight.quant_map"
+    ),
+    "fp4": Layout("bitsandbytes FP4 in blocks of 64", lambda: four_bits("fp4"), "m.weight.absmax"),
+    "bitsandbytes int8": Layout(
+        "bitsandbytes (int8) per row",
+        lambda: {
+            "m.weight": whole(8, 16, dtype=torch.int8),
+            "m.SCB": torch.ones(8),
+            "m.weight_format": torch.tensor(0, dtype=torch.uint8),
+        },
+        "m.SCB",
+    ),
+    "gptq": Layout("GPTQ, 4 bits, in groups of 128", gptq, "m.scales"),
+    "gptq in order": Layout("GPTQ, 4 bits, in groups of 128", lambda: gptq(order=False), "m.qzeros"),
+    "awq": Layout(
+        "AWQ, 4 bits, in groups of 128",
+        lambda: {
+            "m.qweight": whole(256, 8),
+            "m.qzeros": whole(2, 8),
+            "m.scales": torch.ones(2, 64, dtype=torch.float16),
+        },
+        "m.scales",
+    ),
+    "compressed-tensors": Layout(
+        "compressed-tensors, 4 bits, in groups of 128",
+        packed,
+        "m.weight_scale",
+        {"quantization_config": {"quant_method": "compressed-tensors", **GROUPS}},
+    ),
+    "compressed-tensors with zeros": Layout(
+        "compressed-tensors, 4 bits, in groups of 128", lambda: packed(zeros=True), "m.weight_zero_point"
+    ),
+    "nvfp4": Layout(
+        "compressed-tensors NVFP4 in groups of 16",
+        lambda: {
+            "m.weight_packed": whole(8, 16, dtype=torch.uint8),
+            "m.weight_scale": fp8(8, 2),
+            "m.weight_global_scale": torch.ones(1),
+        },
+        "m.weight_global_scale",
+    ),
+    "nvfp4 of modelopt": Layout(
+        "ModelOpt NVFP4 in groups of 16",
+        lambda: {
+            "m.weight": whole(8, 16, dtype=torch.uint8),
+            "m.weight_scale": fp8(8, 2),
+            "m.weight_scale_2": torch.tensor(0.1),
+        },
+        "m.weight_scale_2",
+        None,
+    ),
+    "mxfp4": Layout(
+        "MXFP4 in groups of 32",
+        lambda: {
+            "m.up_blocks": whole(2, 8, 3, 16, dtype=torch.uint8),
+            "m.up_scales": whole(2, 8, 3, dtype=torch.uint8),
+            "m.up_bias": torch.ones(2, 8),
+        },
+        "m.up_scales",
+    ),
+    "torchao": Layout(
+        "torchao (int8) per row",
+        lambda: {
+            "m._weight_qdata": whole(8, 16, dtype=torch.int8),
+            "m._weight_scale": torch.ones(8, 1),
+            "m._weight_zero_point": whole(8, 1, dtype=torch.int8),
+        },
+        "m._weight_scale",
+    ),
+    "quanto int8": Layout(
+        "quanto (int8) per row",
+        lambda: {
+            "m.weight._data": whole(8, 16, dtype=torch.int8),
+            "m.weight._scale": torch.ones(8, 1, dtype=torch.bfloat16),
+            "m.input_scale": torch.ones(()),
+            "m.output_scale": torch.ones(()),
+        },
+        "m.output_scale",
+    ),
+    "quanto int4": Layout(
+        "quanto, 4 bits, in groups of 128",
+        lambda: {
+            "m.weight._data._data": whole(8, 128, dtype=torch.uint8),
+            "m.weight._scale": torch.ones(16, 1),
+            "m.weight._shift": torch.ones(16, 1),
+        },
+        "m.weight._shift",
+    ),
+    "mlx": Layout(
+        "MLX, 4 bits, in groups of 64",
+        lambda: {
+            "m.weight": torch.zeros(8, 16, dtype=torch.uint32),
+            "m.scales": torch.ones(8, 2, dtype=torch.float16),
+            "m.biases": torch.ones(8, 2, dtype=torch.float16),
+        },
+        "m.biases",
+        {"quantization": {"group_size": 64, "bits": 4}},
+    ),
+    "integers": Layout(
+        "integers (int8) per row",
+        lambda: {"m.weight": whole(8, 16, dtype=torch.int8), "m.weight_scale": torch.ones(8, 1)},
+        "m.weight_scale",
+    ),
+}
+
+
+def plain() -> dict[str, State]:
+    """Return nets that are not quantised, whatever they call their tensors."""
+    weight = {"m.weight": torch.randn(8, 8), "norm.weight": torch.ones(8)}
+    return {
+        "a weight_scale": weight | {"m.weight_scale": torch.ones(1), "m.input_scale": torch.ones(1)},
+        "scales and biases": weight | {"m.scales": torch.ones(8, 2), "m.biases": torch.ones(8, 2)},
+        "an absmax": weight | {"m.weight.absmax": torch.ones(4), "m.SCB": torch.ones(8)},
+        "blocks": {"up_blocks": torch.ones(2, 3, 16), "up_scales": torch.ones(2, 3)},
+        "qweight of floats": {
+            "m.qweight": torch.ones(8, 8),
+            "m.scales": torch.ones(1, 8),
+            "m.qzeros": torch.ones(1, 1),
+        },
+        "integers of other shapes": {
+            "m.weight": whole(8, 8, dtype=torch.int8),
+            "m.weight_scale": torch.ones(3, 5),
+            "n.qweight": whole(8, 8),
+            "n.scales": torch.ones(5),
+        },
+        "buffers": weight
+        | {"position_ids": whole(1, 64), "m.mask": whole(8, 8, dtype=torch.uint8), "m.scale": torch.ones(1)},
+        "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": torch.ones(8)},
+        "a scale of another module": {"m.weight": fp8(8, 8), "n.weight_scale": torch.ones(1)},
+    }

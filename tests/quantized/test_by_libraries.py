@@ -1,0 +1,214 @@
+"""What the libraries themselves write is known, with its blocks; tests are skipped where their library is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import ckptool
+from ckptool import CkptoolError
+from ckptool.checking.row import row
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 128), nn.LayerNorm(128)).to(torch.bfloat16)
+
+
+def both(state: dict[str, Any], folder: Path, metadata: dict[str, str] | None = None) -> list[Path]:
+    """Write a state dict by torch and by safetensors."""
+    torch.save(state, folder / "model.pth")
+    save_file({name: one.contiguous() for name, one in state.items()}, folder / "model.safetensors", metadata)
+    return [folder / "model.pth", folder / "model.safetensors"]
+
+
+def is_known(path: Path, says: str, folder: Path) -> None:
+    """Assert that a file is known, and that a cast of it is refused, or leaves its weights and scales as they are."""
+    assert row(str(path))["quantized"] == says
+    for dtype in ("bfloat16", "float64"):
+        target = folder / f"cast-{dtype}{path.suffix or '.safetensors'}"
+        target.unlink(missing_ok=True)
+        try:
+            ckptool.migrate(path, target, dtype=dtype)
+        except CkptoolError:
+            assert not target.exists()
+        else:
+            assert row(str(target))["quantized"] == says
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("nf4", "bitsandbytes NF4 in blocks of 64"),
+        ("fp4", "bitsandbytes FP4 in blocks of 64"),
+        ("int8", "bitsandbytes (int8) per row"),
+    ],
+)
+@pytest.mark.parametrize("twice", [False, True])
+def test_bitsandbytes(kind: str, says: str, twice: bool, tmp_path: Path) -> None:
+    layers = pytest.importorskip("bitsandbytes").nn
+    if kind == "int8":
+        layer = layers.Linear8bitLt(128, 128, has_fp16_weights=False)
+    else:
+        layer = layers.Linear4bit(128, 128, quant_type=kind, compress_statistics=twice)
+    model = nn.Sequential(layer).to("cpu")
+    for path in both(model.state_dict(), tmp_path):
+        is_known(path, says, tmp_path)
+    torch.save(model, tmp_path / "whole.pth")
+
+    assert row(str(tmp_path / "whole.pth"))["quantized"] == f"bitsandbytes {type(layer).__name__}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("qint8", "quanto (int8) per row"),
+        ("qint4", "quanto, 4 bits, in groups of 128"),
+        ("qint2", "quanto, 2 bits, in groups of 128"),
+        ("qfloat8", "quanto (e4m3) per row"),
+    ],
+)
+def test_quanto(kind: str, says: str, tmp_path: Path) -> None:
+    quanto = pytest.importorskip("optimum.quanto")
+    model = net()
+    quanto.quantize(model, weights=getattr(quanto, kind))
+    quanto.freeze(model)
+    for path in both(model.state_dict(), tmp_path):
+        is_known(path, says, tmp_path)
+    torch.save(model, tmp_path / "whole.pth")
+
+    assert str(row(str(tmp_path / "whole.pth"))["quantized"]).startswith("quanto ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "cls"),
+    [
+        ("Int8WeightOnlyConfig", "torchao (int8) per row", "Int8Tensor"),
+        ("Float8WeightOnlyConfig", "torchao (e4m3) per row", "Float8Tensor"),
+        ("Int8DynamicActivationInt8WeightConfig", "torchao (int8) per row", "Int8Tensor"),
+        ("Int8DynamicActivationIntxWeightConfig", "torchao (int8) in groups of 32", "IntxUnpackedToInt8Tensor"),
+        ("NVFP4WeightOnlyConfig", "torchao", "NVFP4Tensor"),
+        ("MXDynamicActivationMXWeightConfig", "torchao", "MXTensor"),
+    ],
+)
+def test_torchao(kind: str, says: str, cls: str, tmp_path: Path) -> None:
+    kinds = pytest.importorskip("torchao.quantization")
+    mx = pytest.importorskip("torchao.prototype.mx_formats")
+    flatten = pytest.importorskip("torchao.prototype.safetensors.safetensors_support").flatten_tensor_state_dict
+    model = net()
+    kinds.quantize_(model, getattr(mx if hasattr(mx, kind) else kinds, kind)())
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    is_known(tmp_path / "model.pth", f"torchao {cls}", tmp_path)
+    flat, metadata = flatten(model.state_dict())
+    save_file(flat, tmp_path / "model.safetensors", metadata)
+
+    is_known(tmp_path / "model.safetensors", says, tmp_path)
+
+
+SAYS = {
+    "W4A16": "compressed-tensors",
+    "W4A16_ASYM": "compressed-tensors, 4 bits, in groups of 128",
+    "W8A16": "compressed-tensors",
+    "W8A8": "integers (int8) per row",
+    "W4A8": "integers (int8) in groups of 128",
+    "FP8": "FP8 (e4m3) per tensor",
+    "FP8_DYNAMIC": "FP8 (e4m3) per row",
+    "FP8_BLOCK": "FP8 (e4m3) in blocks of 128×128",
+    "NVFP4": "compressed-tensors NVFP4 in groups of 16",
+    "NVFP4A16": "compressed-tensors NVFP4 in groups of 16",
+    "MXFP4": "compressed-tensors MXFP4 in groups of 32",
+    "MXFP6A16": "compressed-tensors MXFP6 in groups of 32",
+    "MXFP8": "FP8 (e4m3) in groups of 32",
+}
+
+
+@pytest.mark.parametrize("preset", SAYS)
+def test_compressed_tensors(preset: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    model = net()
+    scheme = library.preset_name_to_scheme(preset, ["Linear"])
+    library.apply_quantization_config(model, library.QuantizationConfig(config_groups={"group_0": scheme}))
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith("_scale"):
+                one.fill_(120 if one.dtype == torch.uint8 else 0.01)
+    compressors.ModelCompressor.from_pretrained_model(model).compress_model(model)
+    for path in both(model.state_dict(), tmp_path):
+        is_known(path, SAYS[preset], tmp_path)
+    if preset == "W4A16":
+        settings = json.loads(library.QuantizationConfig(config_groups={"group_0": scheme}).model_dump_json())
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        is_known(tmp_path / "model.safetensors", "compressed-tensors, 4 bits, in groups of 128", tmp_path)
+
+
+def _bitsandbytes(library: Any, **options: Any) -> Any:
+    pytest.importorskip("bitsandbytes")
+    return library.BitsAndBytesConfig(**options)
+
+
+def _torchao(library: Any, kind: str) -> Any:
+    return library.TorchAoConfig(getattr(pytest.importorskip("torchao.quantization"), kind)())
+
+
+PRETRAINED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "4 bits": (
+        lambda library: _bitsandbytes(library, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+        "bitsandbytes NF4 in blocks of 64",
+    ),
+    "4 bits, twice, as bfloat16": (
+        lambda library: _bitsandbytes(
+            library,
+            load_in_4bit=True,
+            bnb_4bit_quant_type="fp4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_quant_storage=torch.bfloat16,
+        ),
+        "bitsandbytes FP4 in blocks of 64",
+    ),
+    "8 bits": (lambda library: _bitsandbytes(library, load_in_8bit=True), "bitsandbytes (int8) per row"),
+    "torchao": (lambda library: _torchao(library, "Int8WeightOnlyConfig"), "torchao (int8) per row"),
+    "torchao, 8 bits of floats": (
+        lambda library: _torchao(library, "Float8WeightOnlyConfig"),
+        "torchao (e4m3) per row",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_transformers(name: str, sharded: bool, tmp_path: Path) -> None:
+    library = pytest.importorskip("transformers")
+    make, says = PRETRAINED[name]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    library.LlamaForCausalLM(library.LlamaConfig(vocab_size=64, **sizes)).to(torch.bfloat16).save_pretrained(
+        tmp_path / "base"
+    )
+    model = library.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=make(library), dtype=torch.bfloat16, device_map="cpu"
+    )
+    model.save_pretrained(tmp_path / "model", max_shard_size="60KB" if sharded else "1GB")
+
+    assert row(str(tmp_path / "base"))["quantized"] is None
+    is_known(tmp_path / "model", says, tmp_path)
+    message = next(one.message for one in ckptool.check(tmp_path / "model").findings if one.code == "CK506")
+    assert message.startswith(f"quantised: {says}, 14 of 14 weights have a scale; config.json says ")
+
+
+def test_peft_on_a_quantised_base(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    layers = pytest.importorskip("bitsandbytes").nn
+    base = nn.Sequential(layers.Linear4bit(128, 128, quant_type="nf4")).to("cpu")
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["0"], r=4))
+    model.save_pretrained(tmp_path / "adapter")
+    torch.save(model.state_dict(), tmp_path / "all.pth")
+
+    assert row(str(tmp_path / "adapter"))["quantized"] is None
+    is_known(tmp_path / "all.pth", "bitsandbytes NF4 in blocks of 64", tmp_path)
