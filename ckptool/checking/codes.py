@@ -29,6 +29,7 @@ CODES: Final = {
     "CK113": Code("info", "Values were not looked at."),
     "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
+    "CK119": Code("info", "Values are unlike all others of their tensor: far beyond them, or a block of zeros."),
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
     "CK121": Code("warning", "Most tensors of the weights have no elements."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),

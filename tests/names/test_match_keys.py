@@ -140,7 +140,6 @@ def test_names_that_only_look_alike_are_guessed_and_never_paired() -> None:
 def test_a_guess_that_would_touch_what_fits_is_not_made() -> None:
     expected: dict[str, Shape] = {"a.x.weight": (2,), "b.y.weight": (3,)}
     found: dict[str, Shape] = {"a.x.weight": (2,), "b.x.weight": (3,)}
-    matched = match(expected, found)
     guesses = guess_renames(expected, found)
 
     renamed = renaming.rename(list(found), [change.rule for change in guesses])
