@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
 
@@ -30,6 +32,15 @@ class Writer(NamedTuple):
 
     name: str
     version: str | None
+
+
+def lightning_attribute(checkpoint: Checkpoint, prefixes: Sequence[str]) -> str:
+    """Return the attribute of Lightning's module that all weights are inside, with a module between; or nothing."""
+    attribute = prefixes[0][:-1] if prefixes else ""
+    if not attribute or attribute in ADDED_BY or all(name.count(".") == 1 for name in checkpoint.weights or ()):
+        return ""
+    writer = writer_of(checkpoint)
+    return attribute if writer is not None and writer.name == _VERSIONS[0][1] else ""
 
 
 def writer_of(checkpoint: Checkpoint) -> Writer | None:

@@ -129,6 +129,12 @@ WRAPPERS_OFF: tuple[Renames, ...] = ((), (Rename("strip_module"),), (Rename("str
 """What takes wrappers off: nothing, where there are none."""
 
 
+def wrappers_off(names: Iterable[str]) -> Renames:
+    """Return what takes wrappers off these names; nothing where there are none."""
+    there = list(names)
+    return next((way for way in WRAPPERS_OFF[:0:-1] if renamed(there, way) not in (None, there)), ())
+
+
 class Reshaped(NamedTuple):
     """A name that both have, with different shapes."""
 
