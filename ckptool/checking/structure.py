@@ -160,7 +160,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK301: the names carry components that a training wrapper put in front."""
     wrapped = wrappers_in_front(checkpoint, summary.prefixes)
-    attribute = lightning_attribute(checkpoint, summary.prefixes)
+    attribute = lightning_attribute(checkpoint)
     if attribute:
         fact = f"every name of the weights begins with '{attribute}.', where Lightning's module has the model"
         why = "That model alone expects the names without it."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.names.wrappers import ADDED_BY
+from ckptool.names.wrappers import ADDED_BY, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
 
@@ -34,13 +33,13 @@ class Writer(NamedTuple):
     version: str | None
 
 
-def lightning_attribute(checkpoint: Checkpoint, prefixes: Sequence[str]) -> str:
+def lightning_attribute(checkpoint: Checkpoint) -> str:
     """Return the attribute of Lightning's module that all weights are inside, with a module between; or nothing."""
-    attribute = prefixes[0][:-1] if prefixes else ""
-    if not attribute or attribute in ADDED_BY or all(name.count(".") == 1 for name in checkpoint.weights or ()):
+    weights, writer = checkpoint.weights or (), writer_of(checkpoint)
+    if writer is None or writer.name != _VERSIONS[0][1] or all(name.count(".") == 1 for name in weights):
         return ""
-    writer = writer_of(checkpoint)
-    return attribute if writer is not None and writer.name == _VERSIONS[0][1] else ""
+    attribute = "".join(prefixes_of(weights)[:1])[:-1]
+    return "" if attribute in ADDED_BY else attribute
 
 
 def writer_of(checkpoint: Checkpoint) -> Writer | None:

@@ -269,7 +269,8 @@ def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 def _prefixes(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
     """Yield what takes off the prefix that a wrapper or Lightning has left before every name."""
     prefixes = prefixes_of(weights.tensors)
-    wrapped, attribute = wrappers_in_front(checkpoint, prefixes), lightning_attribute(checkpoint, prefixes)
+    wrapped = wrappers_in_front(checkpoint, prefixes)
+    attribute = "" if wrapped or weights.renamed else lightning_attribute(checkpoint)
     if wrapped or attribute:
         option = "strip_wrappers=True" if wrapped else f"strip_prefix={attribute!r}"
         yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"

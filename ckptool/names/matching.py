@@ -57,7 +57,7 @@ BENIGN = frozenset(
 """Last components of buffers that a model computes itself: releases of a library differ in whether they save them."""
 
 SPELLINGS = (
-    ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),
+    ((r"\bgamma$", "weight"), (r"\bbeta$", "bias")),
     (
         (r"\bparametrizations\.(\w+)\.original0$", r"\1_g"),
         (r"\bparametrizations\.(\w+)\.original1$", r"\1_v"),
@@ -74,7 +74,7 @@ as parametrizations and before.
 
 _SPELLINGS = (
     *SPELLINGS,
-    ((r"\.weight_g$", ".parametrizations.weight.original0"), (r"\.weight_v$", ".parametrizations.weight.original1")),
+    ((r"\bweight_g$", "parametrizations.weight.original0"), (r"\bweight_v$", "parametrizations.weight.original1")),
 )
 
 _DEPTH = 16
@@ -112,6 +112,14 @@ class Rename(NamedTuple):
             return renaming.add_prefix(self.argument)
         pattern, _, replacement = self.argument.partition("=")
         return renaming.substitute(pattern, replacement)
+
+    @property
+    def as_rename(self) -> Rename:
+        """The same change of a prefix as a regular expression, which names without the prefix do not refuse."""
+        if self.option not in ("strip_prefix", "add_prefix"):
+            return self
+        old, new = (re.escape(f"{self.argument}."), "") if self.option == "strip_prefix" else ("", f"{self.argument}.")
+        return Rename("rename", f"^{old}={new}")
 
     @property
     def arguments(self) -> tuple[str, ...]:

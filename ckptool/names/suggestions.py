@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import Final, NamedTuple
 
 from ckptool.names.matching import (
@@ -29,6 +29,7 @@ from ckptool.names.matching import (
     may_be_missing,
     renamed,
 )
+from ckptool.names.renaming import without_marked
 
 _COMPARED = 64
 _TRIES = 8
@@ -38,6 +39,7 @@ _MOST_NUMBERS = 4
 _MOST_RULES = 24
 _TRIED = 128
 _LIKE = 0.5
+_OF_ALL: Final = ("^", r"\bweight$", r"\bbias$")
 _NUMBER = re.compile(r"(\d+)")
 _PERMUTED: Final = frozenset({("wq", "q_proj"), ("wk", "k_proj")})
 """Spellings of Meta's and of Hugging Face's Llama: rows are in another order, so these are not the same tensors."""
@@ -49,11 +51,12 @@ def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str],
     return {} if _are_too_many(wanted, left) else {new: old for old, new in _targets(wanted, left).items()}
 
 
-def guess_renames(expected: Shapes, found: Shapes) -> Renames:
+def guess_renames(expected: Shapes, found: Shapes, *, every: bool = True) -> Renames:
     """
     Return the fewest renames under which a checkpoint has every expected name, with its shape; none where none do.
 
-    Buffers that a model computes itself may stay away. Guesses: for people to read.
+    Buffers that a model computes itself may stay away. Unless these are ``every`` name of both, rules that would change
+    those that both have are left out. Guesses: for people to read.
     """
     ways: list[Renames] = []
     sides = [{component for name in names for component in name.split(".")} for names in (expected, found)]
@@ -67,7 +70,7 @@ def guess_renames(expected: Shapes, found: Shapes) -> Renames:
         have = {name: shape for name, shape in zip(names, found.values(), strict=True) if name}
         targets = _targets(expected, have)
         if all(map(may_be_missing, expected.keys() - targets.values())):
-            rules = _rules(targets, have, expected)
+            rules = _rules(targets, have, expected, every=every)
             if rules:
                 ways.append(in_order(changes, rules))
     return min(ways, key=len, default=())
@@ -109,7 +112,21 @@ def _targets(expected: Shapes, have: Shapes) -> dict[str, str]:
                     targets.update(fresh)
                     taken.update(fresh.values())
         if len(targets) == before:
-            return targets
+            return _without_disorder(targets)
+
+
+def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
+    """Leave out layers whose numbers would be in another order: they are only alike."""
+    families: dict[tuple[str, str], list[tuple[list[int], list[int], str]]] = {}
+    for old, new in targets.items():
+        numbers = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
+        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((*numbers, old))
+    for pairs in families.values():
+        pairs.sort()
+        if any(one[1] >= other[1] for one, other in pairwise(pairs)):
+            for _, _, old in pairs:
+                del targets[old]
+    return targets
 
 
 def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], list[_Group]]:
@@ -171,13 +188,16 @@ def _alike(one: str, other: str) -> float:
 
 
 def _spelled(name: str) -> str:
-    """Return one spelling of names that libraries spell in two ways."""
+    """Return one spelling of names that libraries spell in two ways, or that wrappers have changed."""
+    name = without_marked(name)
     for pattern, replacement in chain.from_iterable(SPELLINGS):
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def _rules(targets: Mapping[str, str], have: Collection[str], expected: Collection[str]) -> list[Rename]:
+def _rules(
+    targets: Mapping[str, str], have: Collection[str], expected: Collection[str], *, every: bool
+) -> list[Rename]:
     """Return the fewest rules that make every name its target, and no other name an expected one."""
     by_template: dict[str, list[str]] = {}
     for name in have:
@@ -185,7 +205,7 @@ def _rules(targets: Mapping[str, str], have: Collection[str], expected: Collecti
     looked_at = {name for names in by_template.values() for name in (*names[:2], names[-1])}
     for _ in range(_TRIES):
         order = [name for name in have if name in looked_at]
-        tried = [_greedy(order, targets, expected, finish=finish) for finish in (True, False)]
+        tried = [_greedy(order, targets, expected, finish=finish, every=every) for finish in (True, False)]
         rules = min((found for found in tried if found), key=len, default=[])
         names = renamed(list(have), tuple(rules)) if rules else None
         if names is None:
@@ -202,7 +222,7 @@ def _rules(targets: Mapping[str, str], have: Collection[str], expected: Collecti
 
 
 def _greedy(
-    order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, finish: bool
+    order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, finish: bool, every: bool
 ) -> list[Rename]:
     """Return rules for some names, each the one that brings most of them to their targets, or all of them nearer."""
     now = {name: name for name in order}
@@ -214,6 +234,8 @@ def _greedy(
         )
         best: tuple[tuple[int, ...], Rename, dict[str, str]] | None = None
         for (pattern, replacement), _ in away.most_common(_TRIED):
+            if not every and (pattern in _OF_ALL or pattern.startswith("^(?!")):
+                continue
             compiled = re.compile(pattern)
             after = {name: compiled.sub(replacement, new) for name, new in now.items()}
             gained = done = 0

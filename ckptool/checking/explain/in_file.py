@@ -123,6 +123,8 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
     if changes:
         pairs = zip(found, renamed(list(found), changes) or (), strict=True)
         old, new = next(pair for pair in pairs if pair[0] != pair[1])
+        if form == "dcp":  # all is written, and only some of it has the prefix
+            changes = tuple(one.as_rename for one in changes)
         return Cause(
             f"{all_of}, under other names: {old!r} is {new!r}",
             "If these are the same tensors, rename them.",

@@ -48,14 +48,20 @@ def form_of(text: str) -> str:
     return "dcp" if re.search("[Mm]issing key in checkpoint", text) else "state_dict"
 
 
-def names_meet(expected: Collection[str], found: Collection[str]) -> Renames | None:
-    """Return what has to be done to names so that nothing is missing among them; None where it is not known."""
+def names_meet(expected: Collection[str], found: Collection[str], *, every: bool = True) -> Renames | None:
+    """
+    Return what has to be done to names so that nothing is missing among them; None where it is not known.
+
+    Those that both have may not be among them, unless these are ``every`` name.
+    """
     wanted, there = dict.fromkeys(expected, ()), dict.fromkeys(found, ())
     matched = match(wanted, there)
     is_whole = bool(matched.pairs) and all(map(may_be_missing, matched.missing))
-    if is_whole and not matched.alternatives and not (matched.target_wrapped and matched.changes):
+    is_for_all = not every and any(change.option == "add_prefix" for change in matched.changes)
+    is_seen_through = matched.target_wrapped and matched.changes
+    if is_whole and not (matched.alternatives or is_seen_through or is_for_all):
         return matched.changes
-    return guess_renames(wanted, there) or None
+    return guess_renames(wanted, there, every=every) or None
 
 
 def explain_keys(text: str) -> Explanation | None:
@@ -68,7 +74,7 @@ def explain_keys(text: str) -> Explanation | None:
     counts = (
         f"names of the model that the file lacks: {len(missing):,}; names that only the file has: {len(unexpected):,}"
     )
-    changes = names_meet(missing, unexpected)
+    changes = names_meet(missing, unexpected, every=False)
     if changes:
         words = [word for change in changes for word in change.arguments]
         return Explanation(
