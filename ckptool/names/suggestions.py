@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import chain, pairwise, product
+from itertools import chain, count, pairwise, product
 from typing import Final, NamedTuple
 
 from ckptool.names.matching import (
@@ -137,15 +137,13 @@ def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], 
         numbers = parts[1::2][-_MOST_NUMBERS:]
         for kept in product((False, True), repeat=len(numbers)):
             first = len(parts) - 2 * len(numbers)
-            shown = ("#" if not literal else number for literal, number in zip(kept, numbers, strict=True))
-            parts[first : len(parts) : 2] = shown
-            key = "\0".join(parts)
-            held = tuple(number for literal, number in zip(kept, numbers, strict=True) if not literal)
-            groups.setdefault(key, {})[held] = name
+            pairs = list(zip(kept, numbers, strict=True))
+            parts[first::2] = [number if literal else "#" for literal, number in pairs]
+            groups.setdefault("".join(parts), {})[tuple(number for literal, number in pairs if not literal)] = name
     found: dict[frozenset[tuple[tuple[str, ...], Shape]], list[_Group]] = {}
     for template, members in groups.items():
         signature = frozenset((numbers, names[name]) for numbers, name in members.items())
-        found.setdefault(signature, []).append(_Group(template.replace("\0", ""), members))
+        found.setdefault(signature, []).append(_Group(template, members))
     return found
 
 
@@ -158,20 +156,11 @@ def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterat
         if _may_be(wanted[new].template, there[old].template, known=known)
     }
     while scores:
-        rows: dict[tuple[bool, int], list[float]] = {}
-        for (new, old), score in scores.items():
-            rows.setdefault((True, new), []).append(score)
-            rows.setdefault((False, old), []).append(score)
-        sure = [
-            (new, old)
-            for (new, old), score in scores.items()
-            if all(max(row) == score and row.count(score) == 1 for row in (rows[True, new], rows[False, old]))
-        ]
-        if not sure:
-            return
-        yield from ((wanted[new], there[old]) for new, old in sure)
-        news, olds = {new for new, _ in sure}, {old for _, old in sure}
-        scores = {pair: score for pair, score in scores.items() if pair[0] not in news and pair[1] not in olds}
+        most = max(scores.values())
+        best = [pair for pair, score in scores.items() if score == most]
+        news, olds = Counter(new for new, _ in best), Counter(old for _, old in best)
+        yield from ((wanted[new], there[old]) for new, old in best if news[new] == olds[old] == 1)
+        scores = {(new, old): score for (new, old), score in scores.items() if new not in news and old not in olds}
 
 
 def _may_be(new: str, old: str, *, known: bool) -> bool:
@@ -205,8 +194,7 @@ def _rules(
     looked_at = {name for names in by_template.values() for name in (*names[:2], names[-1])}
     for _ in range(_TRIES):
         order = [name for name in have if name in looked_at]
-        tried = [_greedy(order, targets, expected, finish=finish, every=every) for finish in (True, False)]
-        rules = min((found for found in tried if found), key=len, default=[])
+        rules = _greedy(order, targets, expected, every=every)
         names = renamed(list(have), tuple(rules)) if rules else None
         if names is None:
             return []
@@ -222,7 +210,7 @@ def _rules(
 
 
 def _greedy(
-    order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, finish: bool, every: bool
+    order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, every: bool
 ) -> list[Rename]:
     """Return rules for some names, each the one that brings most of them to their targets, or all of them nearer."""
     now = {name: name for name in order}
@@ -238,20 +226,12 @@ def _greedy(
                 continue
             compiled = re.compile(pattern)
             after = {name: compiled.sub(replacement, new) for name, new in now.items()}
-            gained = done = 0
-            for name, new in after.items():
-                if new == now[name]:
-                    continue
-                if name not in targets and new in expected:
-                    break
-                if name in targets:
-                    nearer = _distance(now[name], targets[name]) - _distance(new, targets[name])
-                    if nearer <= 0:
-                        break
-                    gained += nearer
-                    done += new == targets[name]
-            else:
-                score = (*((done, gained) if finish else (gained, done)), -len(pattern) - len(replacement))
+            fresh = [(now[name], new, targets.get(name)) for name, new in after.items() if new != now[name]]
+            nearer = [_distance(old, to) - _distance(new, to) for old, new, to in fresh if to is not None]
+            is_clear = all(to is not None or new not in expected for _, new, to in fresh)
+            if is_clear and nearer and min(nearer) > 0:
+                done, gained = sum(new == to for _, new, to in fresh), sum(nearer)
+                score = (gained, done, -len(pattern) - len(replacement))
                 if best is None or score > best[0]:
                     best = score, Rename("rename", f"{pattern}={replacement}"), after
         if best is None or len(rules) == _MOST_RULES:
@@ -291,17 +271,14 @@ def _as_rules(old: Sequence[str], new: Sequence[str], *, first: bool, last: bool
         return
     before, after = ".".join(old), ".".join(new)
     pattern, replacement = re.escape(before), after.replace("\\", r"\\")
-    count = len(_NUMBER.findall(before))
-    if count and _NUMBER.findall(before) == _NUMBER.findall(after):
-        groups = iter(range(1, count + 1))
+    if _NUMBER.findall(before) == _NUMBER.findall(after):
+        groups = count(1)
         pattern = _NUMBER.sub(r"(\\d+)", pattern)
         replacement = _NUMBER.sub(lambda _: f"\\g<{next(groups)}>", replacement)
-    if not last:
-        pattern, replacement = f"{pattern}\\.", f"{replacement}." if after else ""
-    elif after:
-        pattern = f"{pattern}$"
+    if last:
+        pattern = f"{pattern}$" if after else f"\\.{pattern}$"
     else:
-        pattern = f"\\.{pattern}$"
+        pattern, replacement = f"{pattern}\\.", f"{replacement}." if after else ""
     if first:
         yield f"^{pattern}", replacement
     if after or not last:
