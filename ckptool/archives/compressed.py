@@ -115,6 +115,7 @@ _ZFILE: Final = b"ZF"
 _ZFILE_HEAD: Final = 21
 """Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
 BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
+_LEAST_ZLIB: Final = 8
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
 
@@ -136,6 +137,8 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def _unpacks(kind: Compression, head: bytes) -> bool:
+    if kind is ZLIB and (len(head) < _LEAST_ZLIB or head.isascii()):
+        return False  # text, that begins with an x
     try:
         kind.start().decompress(head, len(head))
     except ImportError:

@@ -51,7 +51,7 @@ def migration(
     works = is_simple or _opens(_plan(checkpoint, given, renames))
     if not works and "form" not in given:
         given = {"form": "state_dict", **given}
-        why = _and(why, "Take the weights alone: torch.load() refuses the rest.")
+        why = _and(why, "Write the weights alone, which plain torch.load() opens.")
         works = _opens(_plan(checkpoint, given, renames))
     if not works and given.get("form") == "state_dict":
         given["drop_unsupported"] = True

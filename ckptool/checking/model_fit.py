@@ -10,7 +10,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import some
-from ckptool.names.matching import Renames, Shapes, is_benign, match
+from ckptool.names.matching import Renames, Shapes, as_options, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 _MOST_EXCLUDED = 8
@@ -56,6 +56,14 @@ class _Fit:
         self._found = found
         self._matched = match(expected, found)
         self._model = model
+        matched = self._matched
+        self._lacking = lacking = [name for name in matched.missing if not is_benign(name)]
+        in_other_names = matched.target_wrapped and bool(matched.changes)
+        self._guesses = guess_renames(expected, found) if in_other_names or (lacking and matched.unexpected) else ()
+        wanted = {one.expected for one in matched.reshaped}
+        self._is_whole = not lacking and not in_other_names
+        """Whether nothing that the model wants is lost if the unexpected is left out."""
+        self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
 
     def findings(self) -> Iterator[Finding]:
         matched = self._matched
@@ -64,29 +72,33 @@ class _Fit:
             inside = ", once its wrappers are off" if matched.target_wrapped else ""
             hint = "Load it before the model is wrapped." if inside else None
             yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
-        elif matched.changes and not matched.alternatives:
-            what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are there under other names"
-            advice = self._migrate(matched.changes, self._left_out())
-            yield Finding("CK602", "warning", f"{what}: {_options(matched.changes)}", *advice)
-        elif matched.alternatives:
-            ways = [_options(changes) for changes in (matched.changes, *matched.alternatives)]
-            what = f"{len(matched.pairs):,} of {total:,} names are there more than once: {some(ways)}"
-            advice = self._migrate(matched.changes, self._left_out(), why="Choose one of them.")
-            yield Finding("CK606", "warning", what, *advice)
+        elif matched.pairs and (matched.changes or matched.alternatives):
+            ways = [as_options(changes) for changes in (matched.changes, *matched.alternatives)]
+            one = len(ways) == 1
+            there = f"there {'under other names' if one else 'more than once'}: {some(ways)}"
+            what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are {there}"
+            why = None if one else "Choose one of them."
+            if self._is_whole:
+                advice = self._migrate(matched.changes, self._left_out(), why=why)
+            elif matched.target_wrapped and self._guesses:
+                advice = self._migrate(self._guesses, {}, why="Load it before the model is wrapped, or rename.")
+            elif matched.target_wrapped and not self._lacking:
+                advice = Advice("Load it before the model is wrapped.")
+            else:
+                advice = Advice(f"Even so, {len(self._lacking):,} would be missing.")
+            yield Finding("CK602" if one else "CK606", "warning", what, *advice)
         yield from self._missing()
         yield from self._unexpected()
         yield from self._reshaped()
 
     def _missing(self) -> Iterator[Finding]:
-        matched = self._matched
+        matched, missing = self._matched, self._lacking
         computed = [name for name in matched.missing if is_benign(name)]
-        missing = [name for name in matched.missing if not is_benign(name)]
         if missing:
             near = nearest(missing, self._expected, matched.unexpected, self._found)
             listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
-            guesses = guess_renames(matched, self._expected, self._found)
-            if guesses != matched.changes:
-                advice = self._migrate(guesses, {}, why="If these are the same tensors, rename them.")
+            if self._guesses:
+                advice = self._migrate(self._guesses, {}, why="If these are the same tensors, rename them.")
             elif not self._taken:
                 advice = Advice(self._another)
             elif near:
@@ -96,7 +108,8 @@ class _Fit:
             yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", *advice)
         if computed:
             what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
-            yield Finding("CK603", "info", what, "Load with strict=False if load_state_dict() minds.")
+            hint = None if missing else "Load with strict=False if load_state_dict() minds."
+            yield Finding("CK603", "info", what, hint)
 
     def _unexpected(self) -> Iterator[Finding]:
         unexpected = self._matched.unexpected
@@ -104,9 +117,14 @@ class _Fit:
             return
         others = [name for name in unexpected if not is_benign(name)]
         options = self._left_out()
-        advice = Advice("Load with strict=False." if self._taken else self._another)
         if options:
             advice = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
+        elif not self._taken and not self._guesses:
+            advice = Advice(self._another)
+        elif self._has_spare:
+            advice = Advice("Load with strict=False.")
+        else:
+            advice = Advice("Leave none of them out: what is missing may be among them, under other names.")
         what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
         yield Finding("CK604", "warning" if others else "info", what, *advice)
 
@@ -116,7 +134,7 @@ class _Fit:
             return
         listed = [f"{one.found_name} is {list(one.found)}, not {list(one.expected)}" for one in reshaped]
         paired = list(self._matched.pairs.values())
-        excluded = _excluding([one.found_name for one in reshaped], paired) if paired else []
+        excluded = _excluding([one.found_name for one in reshaped], paired) if paired and self._has_spare else []
         advice = Advice("Build the model with the file's sizes.")
         if excluded:
             why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
@@ -137,7 +155,7 @@ class _Fit:
     def _left_out(self) -> dict[str, list[str]]:
         """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
         unexpected, taken = self._matched.unexpected, self._taken
-        if not unexpected or not taken:
+        if not unexpected or not taken or not self._has_spare:
             return {}
         for change in self._matched.changes:
             head = f"{change.argument}."
@@ -162,10 +180,6 @@ class _Fit:
             exclude=exclude,
         )
         return found or Advice(why)
-
-
-def _options(changes: Renames) -> str:
-    return " ".join(word for change in changes for word in change.arguments)
 
 
 def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:

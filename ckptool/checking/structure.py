@@ -17,10 +17,12 @@ from ckptool.checking.finding import Advice, Advisable, Finding, command_line, r
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE
-from ckptool.checkpoints.summary import Summary, heads, summarise
+from ckptool.checkpoints.summary import Summary, heads, summarise, wrappers_in_front
+from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
+from ckptool.names.matching import Rename, wrappers_off
+from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.sources.journal import journal_path, told
 from ckptool.sources.source import HasVersions, far_under
@@ -168,16 +170,16 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK301: the names carry components that a training wrapper put in front."""
-    if not any(prefix[:-1] in ADDED_BY for prefix in summary.prefixes):
-        return
-    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
-    left = len(summary.prefixes) if known is None else known
-    wrapped: list[str] = []
-    for component in (prefix[:-1] for prefix in summary.prefixes if prefix[:-1] in ADDED_BY):
-        left -= component in HEADS
-        if left < 0:  # the model's own
-            break
-        wrapped.append(f"{component}.")
+    wrapped = wrappers_in_front(checkpoint, summary.prefixes)
+    attribute = lightning_attribute(checkpoint)
+    if attribute:
+        fact = f"every name of the weights begins with '{attribute}.', where Lightning's module has the model"
+        why = "That model alone expects the names without it."
+        renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
+        yield Advisable(
+            Finding("CK301", "info", fact, why),
+            lambda: _migration(checkpoint, why, form="state_dict", renames=renames),
+        )
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         adders = [ADDED_BY[prefix[:-1]] for prefix in wrapped]
@@ -287,7 +289,7 @@ def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK160", "warning", fact, "Look at them there:" if look else "Get that folder, too.", look)
 
 
-def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK402 to CK404: what a state_dict() would hold depends on code, which is not in the file."""
     for path, walk in checkpoint.walks:
         where = f" under {path!r}" if path else ""
@@ -308,12 +310,8 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
                 _ASK_THE_CLASS,
             )
         if walk.foreign_classes:
-            yield Finding(
-                "CK404",
-                "info",
-                f"names may be wrong if these classes change what state_dict() gives: "
-                f"{some(walk.foreign_classes)}{where}",
-            )
+            fact = f"names may be wrong if these classes change what state_dict() gives: {some(walk.foreign_classes)}"
+            yield Advisable(Finding("CK404", "info", f"{fact}{where}"), lambda: _state_dict(checkpoint, _NO_CLASS))
 
 
 def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
@@ -362,6 +360,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
 
 _STORAGE = attrgetter("info.storage")
 _MOST_EMBEDDED = 8
+_NO_CLASS = "For the weights without the class; in Python, ckptool.load_into(model, path)."
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Final
 
 from ckptool.checking.finding import Finding
 from ckptool.checking.value_statistics import ValueRow
@@ -12,9 +12,12 @@ from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, Unread
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.meter import Meter
+from ckptool.sources.under import file_under
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import identity
-from ckptool.torch_ops.values import ValueFacts
+from ckptool.tensors.tensor import TensorInfo, identity
+
+if TYPE_CHECKING:
+    from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
@@ -28,16 +31,19 @@ def survey(
     known: Callable[[LazyTensor], ValueFacts | str | None] = lambda _: None,
 ) -> Iterator[Finding]:
     """
-    Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
+    Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero,
+    CK119 values that look damaged: far beyond all others, or a block of zeros.
 
     Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are
     left out, and said to be (CK113).
     """
-    trained = _trained(checkpoint)
+    trained = _trained(checkpoint, ("model", "ema", "optimizer"))
+    weights = _trained(checkpoint, ("model", "ema"))
     nan: list[str] = []
     infinite: list[str] = []
     harmless: list[str] = []
     zero: list[str] = []
+    damaged: list[str] = []
     left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
@@ -62,18 +68,16 @@ def survey(
             infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
         if facts.all_zero:
             zero.append(tensor.name)
-    if nan:
-        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
-    if infinite:
-        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
-    if harmless:
-        yield Finding(
-            "CK111",
-            "info",
-            f"infinities or NaN in masks, in ranges that have seen no value, or beside the weights: {some(harmless)}",
-        )
-    if zero:
-        yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
+        damaged += _damage(tensor, facts, weights)
+    for code, severity, what, names, hint in (
+        ("CK110", "warning", "values that are no numbers (NaN)", nan, _DIVERGED),
+        ("CK111", "warning", "infinite values", infinite, _DIVERGED),
+        ("CK111", "info", _HARMLESS, harmless, None),
+        ("CK112", "info", f"{counted(len(zero), 'tensor')} all zero", zero, None),
+        ("CK119", "info", "values unlike all others of their tensors, as after damage", damaged, _COMPARE),
+    ):
+        if names:
+            yield Finding(code, severity, f"{what}: {some(names)}", hint)
     for why, names in left_out.items():
         if names:
             yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
@@ -113,10 +117,31 @@ def _is_extreme(name: str) -> bool:
     return not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
 
 
-def _trained(checkpoint: Checkpoint) -> set[str]:
-    """Return the names of tensors that training works on: of models, their averages and optimizers."""
-    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema", "optimizer")]
+def _damage(tensor: LazyTensor, facts: ValueFacts, weights: Collection[str]) -> Iterator[str]:
+    if facts.far and tensor.name in weights:
+        yield f"{tensor.name} ({facts.far:,} a million deviations away)"
+    if facts.zeros is not None and _is_block(tensor.info, *facts.zeros):
+        yield f"{tensor.name} ({facts.zeros[1]:,} bytes of zeros, from byte {facts.zeros[0]:,} on)"
+
+
+def _is_block(info: TensorInfo, start: int, nbytes: int) -> bool:
+    """Say whether zeros are a block of a disk, and not one row, or the first or last ones, which models leave empty."""
+    storage, row = info.storage, info.nbytes // (info.shape or (1,))[0]
+    if storage is None or nbytes < _BLOCK or nbytes == row:
+        return False
+    if not nbytes % row and (not start or start + nbytes == info.nbytes):
+        return False
+    place = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+    return not start % _BLOCK or (place is not None and not (place[1] + start) % _BLOCK)
+
+
+def _trained(checkpoint: Checkpoint, roles: Collection[str]) -> set[str]:
+    """Return the names of tensors that training works on, of these roles."""
+    found = [one for one in checkpoint.state_dicts if one.role in roles]
     return {f"{one.key}.{name}" if one.key else name for one in found for name in one}
 
 
+_BLOCK: Final = 4096
 _DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
+_COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
+_HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"

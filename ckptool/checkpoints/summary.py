@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.roles import NO_WEIGHTS
-from ckptool.names.wrappers import heads_of, prefixes_of
+from ckptool.names.wrappers import ADDED_BY, HEADS, heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 
@@ -97,6 +97,22 @@ def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
     """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
     walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
     return heads_of(dict(walks[0].modules)) if walks else None
+
+
+def wrappers_in_front(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[str]:
+    """Return those of the prefixes of the weights' names that wrappers added, from the first on."""
+    if not any(prefix[:-1] in ADDED_BY for prefix in prefixes):
+        return []
+    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
+    left = len(prefixes) if known is None else known
+    wrapped: list[str] = []
+    for prefix in prefixes:
+        if prefix[:-1] in ADDED_BY:
+            left -= prefix[:-1] in HEADS
+            if left < 0:  # the model's own
+                break
+            wrapped.append(prefix)
+    return wrapped
 
 
 def count(

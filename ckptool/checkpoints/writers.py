@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.names.wrappers import ADDED_BY, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
 
@@ -30,6 +31,15 @@ class Writer(NamedTuple):
 
     name: str
     version: str | None
+
+
+def lightning_attribute(checkpoint: Checkpoint) -> str:
+    """Return the attribute of Lightning's module that all weights are inside, with a module between; or nothing."""
+    weights, writer = checkpoint.weights or (), writer_of(checkpoint)
+    if writer is None or writer.name != _VERSIONS[0][1] or all(name.count(".") == 1 for name in weights):
+        return ""
+    attribute = "".join(prefixes_of(weights)[:1])[:-1]
+    return "" if attribute in ADDED_BY else attribute
 
 
 def writer_of(checkpoint: Checkpoint) -> Writer | None:

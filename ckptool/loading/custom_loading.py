@@ -14,7 +14,7 @@ import torch
 from ckptool.errors import KeyMismatch, UnsupportedFeature
 from ckptool.loading.hollow import is_lazy
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import PARTLY, entries_of, model_tensors
+from ckptool.loading.model_plan import entries_of, model_tensors, partly
 from ckptool.loading.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
 from ckptool.loading.rehearsal import Copying, Left, as_ckptool_error, take, tried
 from ckptool.names.matching import is_benign
@@ -182,7 +182,7 @@ def _left_out(model: torch.nn.Module, found: Left, state: Mapping[str, Any], *, 
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
             f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint="Check that this is the model's file." if nothing_fits else PARTLY,
+            hint="Check that this is the model's file." if nothing_fits else partly(missing),
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch

@@ -36,12 +36,12 @@ from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.model_plan import (
-    PARTLY,
     FillPlan,
     Target,
     fits_bytewise,
     is_own_memory,
     names_for_hooks,
+    partly,
 )
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
@@ -215,7 +215,7 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
         mismatch = KeyMismatch(
             f"the model was filled, but its hooks leave names: missing {', '.join(missing[:8]) or 'nothing'}; "
             f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint=PARTLY,
+            hint=partly(missing),
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch

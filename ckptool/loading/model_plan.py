@@ -7,7 +7,8 @@ a wrapper is paired, and what differs by a prefix alone, if that explains all na
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -19,12 +20,13 @@ from ckptool.loading.memory.layouts import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching
-from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, is_benign
-from ckptool.names.suggestions import nearest
+from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
+from ckptool.names.suggestions import guess_renames, nearest
 from ckptool.tensors.reading import LazyTensor
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
-"""The hint where names are missing or left over; a ``LiveModel`` never loads partially."""
+"""The hint where names are left over; a ``LiveModel`` never loads partially."""
+ANOTHER: Final = "Take the file that goes with this model, or build the model as the file's was."
 _LISTED: Final = 8
 _NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -89,7 +91,8 @@ def plan(
         left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
         missing, unexpected = left or (missing, unexpected)
     remaining = matched._replace(unexpected=unexpected)
-    _refuse(remaining, missing, expected, shapes, strict=strict, hint=_hint(model, matched, best))
+    hint = partial(_hint, model, matched, best, expected, shapes)
+    _refuse(remaining, missing, expected, shapes, strict=strict, hint=hint)
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
     for target in targets:
         if not target.tensor.is_meta:
@@ -206,7 +209,7 @@ def _refuse(
     found: Mapping[str, Shape],
     *,
     strict: bool,
-    hint: str,
+    hint: Callable[[list[str]], str],
 ) -> None:
     lacking = [name for name in missing if not is_benign(name)]
     left = [name for name in matched.unexpected if not is_benign(name)]
@@ -218,7 +221,8 @@ def _refuse(
             _listed(f"{len(left):,} are unexpected", left),
             _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
         ]
-        error = KeyMismatch(f"the weights do not fit the model: {'; '.join(part for part in parts if part)}", hint=hint)
+        fact = f"the weights do not fit the model: {'; '.join(part for part in parts if part)}"
+        error = KeyMismatch(fact, hint=hint(lacking))
     elif matched.reshaped:
         listed = _listed("shapes differ", [_reshaped(one) for one in matched.reshaped])
         error = ShapeMismatch(listed, hint="Build the model with the sizes that it was saved with.")
@@ -229,14 +233,27 @@ def _refuse(
     raise error
 
 
-def _hint(model: torch.nn.Module, matched: KeyMatch, best: KeyMatch) -> str:
-    if len(best.pairs) > len(matched.pairs):
-        ways = " or ".join(" ".join(map(str, changes)) for changes in (best.changes, *best.alternatives))
+def _hint(
+    model: torch.nn.Module, matched: KeyMatch, best: KeyMatch, expected: Shapes, found: Shapes, lacking: list[str]
+) -> str:
+    tensors = model_tensors(model)
+    short = any(name not in _tied(best, tensors) and not is_benign(name) for name in best.missing)
+    if len(best.pairs) > len(matched.pairs) and not short:
+        ways = " or ".join(map(as_options, (best.changes, *best.alternatives)))
         return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
+    firsts = set({id(tensors[name]): name for name in reversed(expected)}.values())
+    guesses = guess_renames({name: expected[name] for name in expected if name in firsts}, found) if lacking else ()
+    if guesses:
+        return f"If these are the same tensors, let 'ckptool migrate' rename: all meet after {as_options(guesses)}."
     if callable(getattr(type(model), "from_pretrained", None)):
         own = f"{type(model).__name__}.from_pretrained(folder)"
         return f"Here names are taken as they are. {own} also knows those under which its library saves."
-    return PARTLY if matched.pairs else "Check that this is the model's file."
+    return partly(lacking) if matched.pairs else "Check that this is the model's file."
+
+
+def partly(missing: Sequence[str]) -> str:
+    """Return the hint where names do not fit: nothing is left as it was in the model without being asked for."""
+    return ANOTHER if missing else PARTLY
 
 
 def _near(name: str, near: Mapping[str, str]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.summary import count
+from ckptool.checkpoints.summary import count, wrappers_in_front
 from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
+from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
@@ -18,6 +19,7 @@ from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagg
 from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
+from ckptool.pickles.weights_only import why_refused
 from ckptool.sources.naming import shown_path
 from ckptool.tensors.tensor import TensorInfo
 
@@ -229,6 +231,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         elif plan.weights.state_dict.class_name is not None:
             yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"
             yield from _assumed_versions(plan.weights)
+        yield from _prefixes(checkpoint, plan.weights)
+    yield from _refused(checkpoint, plan)
     if checkpoint.member:
         yield "the other files of the archive are left out"
     yield from (remark.what for remark in checkpoint.remarks)
@@ -256,6 +260,23 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield broken
 
 
+def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Yield why plain ``torch.load(path)`` will not open a file that holds weights and all else."""
+    if plan.form == "same" and checkpoint.traits.loader == "torch.load" and checkpoint.weights is not None:
+        for one in filter(None, map(why_refused, filter(None, plan.file.pickles))):
+            yield f"plain torch.load() refuses it, for {one}: `form='state_dict'` writes the weights alone"
+
+
+def _prefixes(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
+    """Yield what takes off the prefix that a wrapper or Lightning has left before every name."""
+    prefixes = prefixes_of(weights.tensors)
+    wrapped = wrappers_in_front(checkpoint, prefixes)
+    attribute = "" if wrapped or weights.renamed else lightning_attribute(checkpoint)
+    if wrapped or attribute:
+        option = "strip_wrappers=True" if wrapped else f"strip_prefix={attribute!r}"
+        yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"
+
+
 def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what is notable about a folder that is written."""
     if plan.folder is None:
@@ -280,8 +301,8 @@ def _assumed_versions(weights: Weights) -> Iterator[str]:
     classes = list(dict.fromkeys(weights.assumed.values()))
     if classes:
         yield (
-            f"version 1 is assumed for {some(classes)}: "
-            "a class of version 2 or later may treat these weights as old and convert them"
+            f"the file does not say of which version {some(classes)} was: it is written as 1, the oldest, and a newer "
+            f"class may convert the weights when it loads them"
         )
 
 

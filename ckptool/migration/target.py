@@ -81,7 +81,8 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
-    _refuse_option(dst)
+    if dst != form:
+        _refuse_option(dst)
     bare = dst.rstrip(os.sep + (os.altsep or "")) or dst
     path = dst if is_far(dst) else bare
     suffix = os.path.splitext(bare)[1].lower()

@@ -151,7 +151,11 @@ def _rename_state_dicts(
         new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
-        for name, entry in _deeper(checkpoint, others) if others else ():
+        inside = list(_deeper(checkpoint, others)) if others else []
+        held = {entry for _, entry in inside}  # of these, what they hold is named
+        bare = (name for name in weights.dropped if name not in state_dict)
+        left_out |= dict.fromkeys(head + name for name in bare if head + name not in held)
+        for name, entry in inside:
             if entry[len(head) :] in gone:
                 left_out[name] = None
             else:

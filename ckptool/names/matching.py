@@ -56,16 +56,41 @@ BENIGN = frozenset(
 )
 """Last components of buffers that a model computes itself: releases of a library differ in whether they save them."""
 
-_SPELLINGS = (
-    ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),
-    ((r"\.weight_g$", ".parametrizations.weight.original0"), (r"\.weight_v$", ".parametrizations.weight.original1")),
+SPELLINGS = (
+    ((r"\bgamma$", "weight"), (r"\bbeta$", "bias")),
+    (
+        (r"\bparametrizations\.(\w+)\.original0$", r"\1_g"),
+        (r"\bparametrizations\.(\w+)\.original1$", r"\1_v"),
+    ),
+    (
+        (r"\bparametrizations\.(\w+)\.original$", r"\1_orig"),
+        (r"\bparametrizations\.(\w+)\.0\._([uv])$", r"\1_\2"),
+    ),
 )
-"""Names that libraries spell in two ways: normalisation in TensorFlow and torch, weight_norm in old and new torch."""
+"""
+Names that libraries spell in two ways: normalisation in TensorFlow and torch; weight_norm and spectral_norm in torch,
+as parametrizations and before.
+"""
+
+_SPELLINGS = (
+    *SPELLINGS,
+    ((r"\bweight_g$", "parametrizations.weight.original0"), (r"\bweight_v$", "parametrizations.weight.original1")),
+)
 
 _DEPTH = 16
 _REPLACED_DEPTH = 3
 _CANDIDATES = 3
 _SAME_SUFFIX = 4
+
+
+def is_extra_state(name: str) -> bool:
+    """Say whether an entry is what TransformerEngine keeps of FP8, which is no weight, also in parts of its ranks."""
+    return re.search(r"(^|\.)_extra_state(/shard_\d+_\d+)?$", name) is not None
+
+
+def may_be_missing(name: str) -> bool:
+    """Say whether a model does without an entry: it computes the buffer itself, or keeps no state of FP8."""
+    return is_benign(name) or is_extra_state(name)
 
 
 class Rename(NamedTuple):
@@ -89,6 +114,14 @@ class Rename(NamedTuple):
         return renaming.substitute(pattern, replacement)
 
     @property
+    def as_rename(self) -> Rename:
+        """The same change of a prefix as a regular expression, which names without the prefix do not refuse."""
+        if self.option not in ("strip_prefix", "add_prefix"):
+            return self
+        old, new = (re.escape(f"{self.argument}."), "") if self.option == "strip_prefix" else ("", f"{self.argument}.")
+        return Rename("rename", f"^{old}={new}")
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """What to write on the command line of ``ckptool migrate``."""
         flag = f"--{self.option.replace('_', '-')}"
@@ -99,6 +132,15 @@ class Rename(NamedTuple):
 
 
 Renames: TypeAlias = tuple[Rename, ...]
+
+WRAPPERS_OFF: tuple[Renames, ...] = ((), (Rename("strip_module"),), (Rename("strip_wrappers"),))
+"""What takes wrappers off: nothing, where there are none."""
+
+
+def wrappers_off(names: Iterable[str]) -> Renames:
+    """Return what takes wrappers off these names; nothing where there are none."""
+    there = list(names)
+    return next((way for way in WRAPPERS_OFF[:0:-1] if renamed(there, way) not in (None, there)), ())
 
 
 class Reshaped(NamedTuple):
@@ -169,6 +211,9 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
                 if attempt.score >= best[0].score:
                     best = [*best, attempt] if attempt.score == best[0].score else [attempt]
     pairing = best[0].pairing(found)
+    if any(name not in pairing and found.get(name) == shape for name, shape in expected.items()):
+        best = [_Attempt(expected, found, list(found), (), 0)]  # or what fits as it is would get another name
+        pairing = best[0].pairing(found)
     rivals = tuple(other.changes for other in best[1:] if other.pairing(found) != pairing)
     return _result(expected, found, best[0], rivals)
 
@@ -309,6 +354,13 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Ren
     unexpected = tuple(name for name in found if name not in used)
     target_wrapped = chosen.target is not expected
     return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)
+
+
+def as_options(changes: Renames) -> str:
+    """Return what to write on the command line of ``ckptool migrate``, for a POSIX shell."""
+    from shlex import join  # few files need advice
+
+    return join(word for change in changes for word in change.arguments)
 
 
 def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:

@@ -1,103 +1,285 @@
 """
-What a person might have meant where names do not match: the nearest name, and renames that would pair more of them.
+What a person might have meant where names do not match: the nearest name, and renames under which all of them fit.
 
 Guesses, all of it: they are shown with the command that would carry them out, and nothing acts on them.
+
+Strategy of the renames: names are grouped by what they are without some of their numbers, and groups are paired that
+have tensors of the same shapes under the same numbers; of several such, those that are alike. What turns the names of
+a pair into one another becomes rules, each as general as it can be without changing a name for the worse.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+from itertools import chain, count, pairwise, product
+from typing import Final, NamedTuple
 
-from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, Shapes, in_order, renamed
+from ckptool.names.matching import (
+    SPELLINGS,
+    WRAPPERS_OFF,
+    Rename,
+    Renames,
+    Shape,
+    Shapes,
+    in_order,
+    may_be_missing,
+    renamed,
+)
+from ckptool.names.renaming import without_marked
 
-_PLAIN = re.compile(r"[\w.-]+")
 _COMPARED = 64
-_AROUND = 8
-_TRIED = 16
-_MOST_GUESSES = 8
+_TRIES = 8
+_MOST_NAMES: Final = 20_000
+_LONGEST: Final = 256
+_MOST_NUMBERS = 4
+_MOST_RULES = 24
+_TRIED = 128
+_LIKE = 0.5
+_OF_ALL: Final = ("^", r"\bweight$", r"\bbias$")
+_NUMBER = re.compile(r"(\d+)")
+_PERMUTED: Final = frozenset({("wq", "q_proj"), ("wk", "k_proj")})
+"""Spellings of Meta's and of Hugging Face's Llama: rows are in another order, so these are not the same tensors."""
 
 
 def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str], found: Shapes) -> dict[str, str]:
     """Return, for each missing name that has one, the unexpected name of its shape that is most like it."""
-    by_shape: dict[tuple[Shape, str], list[str]] = {}
-    for name in unexpected:
-        by_shape.setdefault((found[name], name.rpartition(".")[2]), []).append(name)
-    near: dict[str, str] = {}
-    ranks: Counter[tuple[Shape, str]] = Counter()
-    for name in missing:
-        key = expected[name], name.rpartition(".")[2]
-        candidates = by_shape.get(key, [])
-        if len(candidates) > _COMPARED:  # both are in the order of their models: look near the same position
-            at = ranks[key]
-            candidates = candidates[max(0, at - _AROUND) : at + _AROUND]
-        ranks[key] += 1
-        if candidates:
-            near[name] = max(candidates, key=lambda other: _likeness(name, other))
-    return near
+    wanted, left = {name: expected[name] for name in missing}, {name: found[name] for name in unexpected}
+    return {} if _are_too_many(wanted, left) else {new: old for old, new in _targets(wanted, left).items()}
 
 
-def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Renames:
+def guess_renames(expected: Shapes, found: Shapes, *, every: bool = True) -> Renames:
     """
-    Return the changes of a match and renames of components that would pair more names. Guesses: for people to read.
+    Return the fewest renames under which a checkpoint has every expected name, with its shape; none where none do.
 
-    Each rename turns every name that it changes into one that is missing, of the same shape, and touches no other.
+    Buffers that a model computes itself may stay away. Unless these are ``every`` name of both, rules that would change
+    those that both have are left out. Guesses: for people to read.
     """
-    names = renamed(list(found), matched.changes) or []
-    unexpected = set(matched.unexpected)
-    left = {name: old for name, old in zip(names, found, strict=True) if old in unexpected}
-    missing = {name: expected[name] for name in matched.missing}
-    paired = [name for name in names if name not in left]
-    near = nearest(missing, expected, left, {name: found[old] for name, old in left.items()})
-    runs = Counter(run for new, old in near.items() for run in _differences(old, new))
-    if len(missing) > _COMPARED:  # a rename of one layer of many explains nothing
-        runs = Counter({run: count for run, count in runs.items() if not _numbers(run[0])})
-    guesses: list[Rename] = []
-    for (old, new), _ in runs.most_common(_TRIED):
-        change = Rename("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
-        becomes = dict(zip(left, map(str, change.rule(list(left))), strict=True))
-        changed = {before: after for before, after in becomes.items() if before != after}
-        held = all(missing.get(after) == found[left[before]] for before, after in changed.items())
-        if not changed or not held or len(set(changed.values())) != len(changed) or change.rule(paired) != paired:
+    ways: list[Renames] = []
+    sides = [{component for name in names for component in name.split(".")} for names in (expected, found)]
+    permuted = any(a in one and b in other for a, b in _PERMUTED for one, other in (sides, sides[::-1]))
+    if permuted or _are_too_many(expected, found):
+        return ()
+    for changes in WRAPPERS_OFF:
+        names = renamed(list(found), changes)
+        if names is None or (changes and names == list(found)):
             continue
-        guesses.append(change)
-        for before, after in changed.items():
-            del left[before], missing[after]
-        if len(guesses) == _MOST_GUESSES:
-            break
-    return in_order(matched.changes, guesses) if guesses else matched.changes
+        have = {name: shape for name, shape in zip(names, found.values(), strict=True) if name}
+        targets = _targets(expected, have)
+        if all(map(may_be_missing, expected.keys() - targets.values())):
+            rules = _rules(targets, have, expected, every=every)
+            if rules:
+                ways.append(in_order(changes, rules))
+    return min(ways, key=len, default=())
 
 
-def _likeness(name: str, other: str) -> tuple[bool, int, int]:
-    """Return whether two names have the same numbers, how many components they share, how many letters of the rest."""
-    mine, theirs = name.split("."), other.split(".")
-    head, tail = _shared(mine, theirs)
-    letters, _ = _shared(".".join(mine[head:]), ".".join(theirs[head:]))
-    return _numbers(name) == _numbers(other), head + tail, letters
+def _are_too_many(*sides: Collection[str]) -> bool:
+    return any(len(names) > _MOST_NAMES or any(len(name) > _LONGEST for name in names) for names in sides)
 
 
-def _differences(old: str, new: str) -> Iterator[tuple[str, str]]:
-    """Yield the run of components in which two names differ, in each, alone and with the component in front of it."""
+class _Group(NamedTuple):
+    """Names that are one but for some of their numbers."""
+
+    template: str
+    names: Mapping[tuple[str, ...], str]
+    """By these numbers."""
+
+
+def _targets(expected: Shapes, have: Shapes) -> dict[str, str]:
+    """Return the expected name for each name that has one, or seems to have one."""
+    targets = {name: name for name, shape in have.items() if expected.get(name) == shape}
+    missing = {name: shape for name, shape in expected.items() if name not in have}
+    groups = _by_shapes(missing)
+    others = _by_shapes({name: shape for name, shape in have.items() if name not in expected})
+    taken: set[str] = set()
+    signatures = sorted(groups.keys() & others.keys(), key=len, reverse=True)
+    known = any(map(len, expected.values()))
+    while True:
+        before = len(targets)
+        for signature in signatures:
+            wanted, there = (
+                [group for group in side if not any(name in used for name in group.names.values())]
+                for side, used in ((groups[signature], taken), (others[signature], targets))
+            )
+            if len(wanted) * len(there) > _COMPARED**2:
+                continue
+            for new, old in _paired(wanted, there, known=known):
+                fresh = {old.names[numbers]: name for numbers, name in new.names.items()}
+                if not (targets.keys() & fresh.keys() or taken & set(fresh.values())):
+                    targets.update(fresh)
+                    taken.update(fresh.values())
+        if len(targets) == before:
+            return _without_disorder(targets)
+
+
+def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
+    """Leave out layers whose numbers would be in another order: they are only alike."""
+    families: dict[tuple[str, str], list[tuple[list[int], list[int], str]]] = {}
+    for old, new in targets.items():
+        numbers = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
+        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((*numbers, old))
+    for pairs in families.values():
+        pairs.sort()
+        if any(one[1] >= other[1] for one, other in pairwise(pairs)):
+            for _, _, old in pairs:
+                del targets[old]
+    return targets
+
+
+def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], list[_Group]]:
+    """Return every group of names, by which shapes its tensors have under which numbers."""
+    groups: dict[str, dict[tuple[str, ...], str]] = {}
+    for name in names:
+        parts = _NUMBER.split(_spelled(name))
+        numbers = parts[1::2][-_MOST_NUMBERS:]
+        for kept in product((False, True), repeat=len(numbers)):
+            first = len(parts) - 2 * len(numbers)
+            pairs = list(zip(kept, numbers, strict=True))
+            parts[first::2] = [number if literal else "#" for literal, number in pairs]
+            groups.setdefault("".join(parts), {})[tuple(number for literal, number in pairs if not literal)] = name
+    found: dict[frozenset[tuple[tuple[str, ...], Shape]], list[_Group]] = {}
+    for template, members in groups.items():
+        signature = frozenset((numbers, names[name]) for numbers, name in members.items())
+        found.setdefault(signature, []).append(_Group(template, members))
+    return found
+
+
+def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterator[tuple[_Group, _Group]]:
+    """Yield groups that are more like each other than like any other; what is as like two of them is left."""
+    scores = {
+        (new, old): _alike(wanted[new].template, there[old].template)
+        for new in range(len(wanted))
+        for old in range(len(there))
+        if _may_be(wanted[new].template, there[old].template, known=known)
+    }
+    while scores:
+        most = max(scores.values())
+        best = [pair for pair, score in scores.items() if score == most]
+        news, olds = Counter(new for new, _ in best), Counter(old for _, old in best)
+        yield from ((wanted[new], there[old]) for new, old in best if news[new] == olds[old] == 1)
+        scores = {(new, old): score for (new, old), score in scores.items() if new not in news and old not in olds}
+
+
+def _may_be(new: str, old: str, *, known: bool) -> bool:
+    """Say whether two names can be of one tensor, whose shape may be known: a layer is not another."""
+    if _NUMBER.sub("#", new) == _NUMBER.sub("#", old):
+        return new == old
+    reasons = (known, new.rpartition(".")[2] == old.rpartition(".")[2], _alike(new, old) >= _LIKE)
+    return sum(reasons) > 1
+
+
+@lru_cache(1 << 14)
+def _alike(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _spelled(name: str) -> str:
+    """Return one spelling of names that libraries spell in two ways, or that wrappers have changed."""
+    name = without_marked(name)
+    for pattern, replacement in chain.from_iterable(SPELLINGS):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _rules(
+    targets: Mapping[str, str], have: Collection[str], expected: Collection[str], *, every: bool
+) -> list[Rename]:
+    """Return the fewest rules that make every name its target, and no other name an expected one."""
+    by_template: dict[str, list[str]] = {}
+    for name in have:
+        by_template.setdefault(_NUMBER.sub("#", name), []).append(name)
+    looked_at = {name for names in by_template.values() for name in (*names[:2], names[-1])}
+    for _ in range(_TRIES):
+        order = [name for name in have if name in looked_at]
+        rules = _greedy(order, targets, expected, every=every)
+        names = renamed(list(have), tuple(rules)) if rules else None
+        if names is None:
+            return []
+        wrong = [
+            old
+            for old, new in zip(have, names, strict=True)
+            if (targets[old] != new if old in targets else new in expected)
+        ]
+        if not wrong:
+            return rules
+        looked_at.update(wrong[:_COMPARED])
+    return []
+
+
+def _greedy(
+    order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, every: bool
+) -> list[Rename]:
+    """Return rules for some names, each the one that brings most of them to their targets, or all of them nearer."""
+    now = {name: name for name in order}
+    rules: list[Rename] = []
+    while any(targets.get(name, new) != new for name, new in now.items()):
+        kept = {re.escape(new.partition(".")[0]) for name, new in now.items() if targets.get(name, new) == new}
+        away = Counter(
+            rule for name, new in now.items() if name in targets for rule in _steps(new, targets[name], kept)
+        )
+        best: tuple[tuple[int, ...], Rename, dict[str, str]] | None = None
+        for (pattern, replacement), _ in away.most_common(_TRIED):
+            if not every and (pattern in _OF_ALL or pattern.startswith("^(?!")):
+                continue
+            compiled = re.compile(pattern)
+            after = {name: compiled.sub(replacement, new) for name, new in now.items()}
+            fresh = [(now[name], new, targets.get(name)) for name, new in after.items() if new != now[name]]
+            nearer = [_distance(old, to) - _distance(new, to) for old, new, to in fresh if to is not None]
+            is_clear = all(to is not None or new not in expected for _, new, to in fresh)
+            if is_clear and nearer and min(nearer) > 0:
+                done, gained = sum(new == to for _, new, to in fresh), sum(nearer)
+                score = (gained, done, -len(pattern) - len(replacement))
+                if best is None or score > best[0]:
+                    best = score, Rename("rename", f"{pattern}={replacement}"), after
+        if best is None or len(rules) == _MOST_RULES:
+            return []
+        rules.append(best[1])
+        now = best[2]
+    return rules
+
+
+@lru_cache(1 << 14)
+def _distance(one: str, other: str) -> int:
+    mine, theirs = one.split("."), other.split(".")
+    same = sum(block.size for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks())
+    return len(mine) + len(theirs) - 2 * same
+
+
+def _steps(old: str, new: str, kept: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield regular expressions, and what replaces them, that turn one place of a name into that of another."""
     mine, theirs = old.split("."), new.split(".")
-    head, tail = _shared(mine, theirs)
-    for begin in (head, head - 1):
-        first, second = (".".join(parts[begin : len(parts) - tail]) for parts in (mine, theirs))
-        if begin >= 0 and tail and first != second and _PLAIN.fullmatch(first) and _PLAIN.fullmatch(second):
-            yield first, second
+    for kind, i, k, m, n in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        for left, right in product((0, 1), (0, 1)):
+            if i >= left and m >= left and k + right <= len(mine) and n + right <= len(theirs):
+                before, after = mine[i - left : k + right], theirs[m - left : n + right]
+                yield from _as_rules(before, after, first=i == left, last=k + right == len(mine))
+        if kind == "insert" and not i:
+            but = f"(?!({'|'.join(sorted(kept))})\\b)" if kept else ""
+            yield f"^{but}", f"{'.'.join(theirs[:n])}."
+    numbers = _NUMBER.findall(old)
+    if numbers == _NUMBER.findall(new):
+        yield from _as_rules(mine, theirs, first=True, last=True)
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Return how many items two sequences share at their heads, and at their tails after that."""
-    most = min(len(one), len(other))
-    head = 0
-    while head < most and one[head] == other[head]:
-        head += 1
-    tail = 0
-    while tail < most - head and one[-1 - tail] == other[-1 - tail]:
-        tail += 1
-    return head, tail
-
-
-def _numbers(name: str) -> list[str]:
-    return [component for component in name.split(".") if component.isdigit()]
+def _as_rules(old: Sequence[str], new: Sequence[str], *, first: bool, last: bool) -> Iterator[tuple[str, str]]:
+    if not old:
+        return
+    before, after = ".".join(old), ".".join(new)
+    pattern, replacement = re.escape(before), after.replace("\\", r"\\")
+    if _NUMBER.findall(before) == _NUMBER.findall(after):
+        groups = count(1)
+        pattern = _NUMBER.sub(r"(\\d+)", pattern)
+        replacement = _NUMBER.sub(lambda _: f"\\g<{next(groups)}>", replacement)
+    if last:
+        pattern = f"{pattern}$" if after else f"\\.{pattern}$"
+    else:
+        pattern, replacement = f"{pattern}\\.", f"{replacement}." if after else ""
+    if first:
+        yield f"^{pattern}", replacement
+    if after or not last:
+        yield f"\\b{pattern}", replacement

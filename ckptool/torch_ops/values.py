@@ -60,6 +60,10 @@ class ValueFacts(NamedTuple):
     infinite: int
     all_zero: bool
     only_minus_infinity_and_zero: bool
+    far: int = 0
+    """Those that are a million deviations of all others away from zero, if they are one in a thousand or fewer."""
+    zeros: tuple[int, int] | None = None
+    """The first byte and the number of bytes of zeros, where all of them follow one another, and others are not."""
 
 
 _FLOAT4 = "float4_e2m1fn_x2"
@@ -93,18 +97,45 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
 def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
     import torch
 
-    nan = infinite = 0
-    all_zero = only_masks = True
+    nan = infinite = far = zero = numel = 0
+    only_masks = True
+    first = last = -1
+    all_zero = True
     for piece in pieces:
         if not of_type.is_floating_point and not of_type.is_complex:
             all_zero = all_zero and not any(piece)
             continue
         for values in torch.frombuffer(bytearray(piece), dtype=of_type).split(BLOCK_NUMEL):
-            values = torch.view_as_real(values) if of_type.is_complex else values
+            values = torch.view_as_real(values).reshape(-1) if of_type.is_complex else values
             if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
                 values = values.to(torch.float32)
-            nan += int(values.isnan().sum())
-            infinite += int(values.isinf().sum())
-            all_zero = all_zero and not bool(values.count_nonzero())
-            only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
-    return ValueFacts(nan, infinite, all_zero, only_masks)
+            zeros = len(values) - int(values.count_nonzero())
+            largest = max(map(abs, torch.stack(values.aminmax()).tolist()))  # NaN, if there is one
+            if largest < torch.inf:
+                far += _far(values, largest)
+                only_masks = only_masks and zeros == len(values)
+            else:
+                nan += int(values.isnan().sum())
+                infinite += int(values.isinf().sum())
+                only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
+            if zeros:
+                is_zero = (values == 0).to(torch.uint8)
+                first = numel + int(is_zero.argmax()) if first < 0 else first
+                last = numel + len(values) - 1 - int(is_zero.flip(0).argmax())
+            all_zero = all_zero and zeros == len(values)
+            zero, numel = zero + zeros, numel + len(values)
+    width = of_type.itemsize // (1 + of_type.is_complex)
+    run = (first * width, zero * width) if 0 < zero < numel and zero == last - first + 1 else None
+    return ValueFacts(nan, infinite, all_zero, only_masks, far, run)
+
+
+def _far(values: torch.Tensor, largest: float) -> int:
+    """Return how many finite values are a million deviations of all others away from zero: few of many, or none."""
+    least = largest / (1 << 20)
+    sample = values[:: 1 + len(values) // 1024]
+    if 32 * int((sample.abs() > least).sum()) > len(sample):
+        return 0  # as of nearly all tensors
+    is_far = values.abs() > least
+    count = int(is_far.sum())
+    zeros = len(values) - int(values.count_nonzero())
+    return count if 1000 * count <= len(values) and 2 * zeros < len(values) else 0

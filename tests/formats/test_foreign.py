@@ -97,6 +97,16 @@ def frozen_graph() -> bytes:
     return proto((1, node), (1, proto((1, "add"), (2, "AddV2"), (3, "input"))), (4, proto((1, 1482))))
 
 
+def mindspore(kind: str = "Float32") -> bytes:
+    tensor = proto((1, 3), (1, 4), (2, kind), (3, bytes(48)))
+    return proto((1, proto((1, "conv.weight"), (2, tensor))), (1, proto((1, "conv.bias"), (2, tensor))))
+
+
+def paddle() -> bytes:
+    described = proto((1, 5), (2, 3), (2, 4))
+    return bytes(16) + struct.pack("<i", len(described)) + described + bytes(48)
+
+
 def flax() -> bytes:
     array = b"\x93\x92\x02\x02\xa7float32\xc4\x10" + bytes(16)
     leaf = b"\x82\xa4bias\xc7" + bytes([len(array)]) + b"\x01" + array
@@ -227,6 +237,9 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "torch7 words": (struct.pack("<iiiii", 3, 1, 5, 2, 1) + b"<", "torch7", "a Lua Torch7 file"),
     "torch7 list": (struct.pack("<iiiid", 3, 1, 1, 1, 1.0) + b"\1\0\0\0", "torch7", "a Lua Torch7 file"),
     "torch7 text": (b"4\n1\n1\n2\n5\nmodel\n", "torch7", "in text form"),
+    "mindspore": (mindspore(), "mindspore", "a MindSpore checkpoint of "),
+    "mindspore of halves": (mindspore("BFloat16"), "mindspore", "a MindSpore checkpoint of "),
+    "paddle": (paddle(), "paddle", "parameters of PaddlePaddle in 74 bytes"),
     "flax": (flax(), "flax", "Flax parameters (msgpack) of "),
     "tensorboard": (tensorboard(), "tensorboard", "a TensorBoard event file"),
     "elf": (b"\x7fELF\x02\x01\x01" + bytes(9), "executable", "an ELF executable"),

@@ -131,7 +131,7 @@ def test_names_that_only_look_alike_are_guessed_and_never_paired() -> None:
     matched = match(EXPECTED, found)
 
     assert set(matched.missing) == {"conv1.weight", "conv1.bias", "head.weight", "head.bias"}
-    guesses = guess_renames(matched, EXPECTED, found)
+    guesses = guess_renames(EXPECTED, found)
     renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert set(renamed) == set(EXPECTED)
     assert nearest(matched.missing, EXPECTED, matched.unexpected, found)["head.weight"] == "classifier.weight"
@@ -140,8 +140,7 @@ def test_names_that_only_look_alike_are_guessed_and_never_paired() -> None:
 def test_a_guess_that_would_touch_what_fits_is_not_made() -> None:
     expected: dict[str, Shape] = {"a.x.weight": (2,), "b.y.weight": (3,)}
     found: dict[str, Shape] = {"a.x.weight": (2,), "b.x.weight": (3,)}
-    matched = match(expected, found)
-    guesses = guess_renames(matched, expected, found)
+    guesses = guess_renames(expected, found)
 
     renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert "a.x.weight" in renamed
@@ -154,7 +153,7 @@ def test_the_numbers_of_layers_are_never_exchanged() -> None:
     matched = match(expected, found)
 
     assert not matched.pairs
-    guesses = guess_renames(matched, expected, found)
+    guesses = guess_renames(expected, found)
     renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert renamed == list(expected)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptool.checking import advice, torch_load
 from ckptool.checking.explain.entry import Explanation
-from ckptool.checking.explain.keys import KeyLists, key_lists
+from ckptool.checking.explain.keys import form_of, key_lists, names_meet
 from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
@@ -17,8 +17,9 @@ from ckptool.errors import Failure, FileUnavailable
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import FORMS, counted, counts, show_nbytes, some
-from ckptool.names.matching import KeyMatch, match
+from ckptool.names.matching import Rename, Renames, is_extra_state, renamed
 from ckptool.names.missing import not_there
+from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles.nodes import Inert, lookup, mapping_pairs
 from ckptool.sources.naming import shown_path
 
@@ -92,59 +93,96 @@ def _entry(key: str) -> str:
 
 def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
     """The names that the message misses are there, deeper in the file or under other names."""
-    lists = key_lists(text)
-    expected = lists.missing
-    if not expected:
-        return _only_unexpected(checkpoint, lists)
-    tried = [(match(dict.fromkeys(expected, ()), dict.fromkeys(one, ())), one) for one in _weights(checkpoint)]
-    best = max(tried, key=lambda pair: (len(pair[0].pairs), pair[1] is checkpoint.weights), default=None)
-    if best is None or best[0].alternatives or 2 * len(best[0].pairs) < len(expected):
-        names = [name for one in _weights(checkpoint) for name in one]
-        return Cause(
-            f"it has other names: {some(names)}" if tried else "it has no weights",
-            "It belongs to another model, or to another version of this one: build the model that it was saved from.",
-            _command(checkpoint, "inspect"),
-        )
-    return _where(checkpoint, expected, *best)
+    missing, unexpected = key_lists(text)
+    if not missing:
+        return _only_unexpected(checkpoint, unexpected)
+    form = form_of(text)
+    for found in sorted(_weights(checkpoint), key=lambda one: one is not checkpoint.weights):
+        prefix = f"{found.key}." if form == "dcp" and found.key else ""
+        expected = [name.removeprefix(prefix) for name in missing]
+        is_meant = not found.keys().isdisjoint(unexpected)
+        known = [name for name in found if is_meant and name not in unexpected]
+        changes = names_meet([*expected, *known], found)
+        if changes is not None:
+            return _where(checkpoint, expected, changes, found, form)
+    names = [name for one in _weights(checkpoint) for name in one]
+    there = sum(name in names for name in missing)
+    return Cause(
+        (f"it has {there:,} of the {len(missing):,} names, and others: " if there else "it has other names: ")
+        + some([name for name in names if name not in missing])
+        if names
+        else "it has no weights",
+        "It belongs to another model, or to another version of this one: build the model that it was saved from.",
+        _command(checkpoint, "inspect"),
+    )
 
 
-def _where(checkpoint: Checkpoint, expected: list[str], matched: KeyMatch, found: StateDict) -> Cause:
-    all_of = "all" if len(matched.pairs) == len(expected) else f"{len(matched.pairs):,} of the"
-    place = f"under {found.key!r}" if found.key else "at its top"
-    key = "" if found is checkpoint.weights else found.key
-    if matched.changes:
-        names = f"{next(iter(matched.pairs.values()))!r} is {next(iter(matched.pairs))!r}"
+def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found: StateDict, form: str) -> Cause:
+    all_of = f"all {len(expected):,} names are {f'under {found.key!r}' if found.key else 'at its top'}"
+    key = "" if found is checkpoint.weights or form == "dcp" else found.key
+    if changes:
+        pairs = zip(found, renamed(list(found), changes) or (), strict=True)
+        old, new = next(pair for pair in pairs if pair[0] != pair[1])
+        if form == "dcp":  # all is written, and only some of it has the prefix
+            changes = tuple(one.as_rename for one in changes)
         return Cause(
-            f"{all_of} {len(expected):,} names are {place}, under other names: {names}",
-            "Rename them.",
-            _migration(checkpoint, form="state_dict", key=key, renames=matched.changes),
+            f"{all_of}, under other names: {old!r} is {new!r}",
+            "If these are the same tensors, rename them.",
+            _migration(checkpoint, form=form, key=key, renames=changes),
         )
     if not found.key and found.class_name is None:
-        return Cause(
-            f"{all_of} {len(expected):,} names are at its top, as they are: the message is about another file",
-            None,
-            _command(checkpoint, "inspect"),
-        )
+        fact = f"{all_of}, as they are: the message is about another file"
+        return Cause(fact, None, _command(checkpoint, "inspect"))
     taken = f"{_entry(found.key)}{'.state_dict()' if found.class_name else ''}"
     return Cause(
-        f"{all_of} {len(expected):,} names are {place}",
+        all_of,
         f"Call model.load_state_dict({taken}), or write the weights alone.",
         _migration(checkpoint, form="state_dict", key=key),
     )
 
 
-def _only_unexpected(checkpoint: Checkpoint, lists: KeyLists) -> Cause | None:
+def _only_unexpected(checkpoint: Checkpoint, unexpected: list[str]) -> Cause | None:
+    weights = checkpoint.weights or ()
     prefixes = summarise(checkpoint).prefixes
-    if prefixes and all(name.startswith(prefixes[0]) for name in lists.unexpected):
+    if prefixes and set(weights) <= set(unexpected):
+        wrapped = prefixes[0][:-1] in ADDED_BY
         return Cause(
             f"every name of its weights begins with {prefixes[0]!r}",
             "Write them without it.",
-            _weights_command(checkpoint, strip_wrappers=True),
+            _weights_command(checkpoint, strip_wrappers=True)
+            if wrapped
+            else _weights_command(checkpoint, renames=(Rename("strip_prefix", prefixes[0][:-1]),)),
         )
-    there = [name for name in lists.unexpected if any(name in one for one in _weights(checkpoint))]
+    there = [name for name in unexpected if any(name in one for one in _weights(checkpoint))]
     if not there:
         return None
     return Cause(f"it has {some(there)}, which the model has no use for", "Load it with strict=False.")
+
+
+def _extra_state(checkpoint: Checkpoint, text: str) -> Cause:
+    """State of FP8 that the model has and the file has not, or the reverse."""
+    found = [name for name in checkpoint.weights or () if is_extra_state(name)]
+    fact = f"it holds such state under {counted(len(found), 'name')}"
+    if key_lists(text).missing or not found:
+        return Cause(fact, None, _command(checkpoint, "inspect"))
+    glob = "*._extra_state" if all("." in name for name in found) else "*_extra_state"
+    return Cause(fact, None, _migration(checkpoint, form=form_of(text), exclude=(glob,)))
+
+
+def _stub(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """Tensors without elements, in the file."""
+    weights = checkpoint.weights or {}
+    empty = [name for name, one in weights.items() if 0 in one.shape]
+    fact = f"{len(empty):,} of its {counted(len(weights), 'tensor')} have no elements: {some(empty)}"
+    return Cause(fact, None, _command(checkpoint, "check")) if empty else None
+
+
+def _no_framework(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """A safetensors file whose metadata does not say for which framework it is."""
+    if not checkpoint.traits.is_plain or "format" in checkpoint.metadata:
+        return None
+    command = _migration(checkpoint, form="safetensors")
+    return Cause("its metadata has no 'format', which transformers asks for", "Write it again: that adds it.", command)
 
 
 def _weights(checkpoint: Checkpoint) -> list[StateDict]:
@@ -198,11 +236,12 @@ def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
         return Cause(f"it has no {names[0]!r}: the message is about another file, or names were changed", None)
     listed = some([f"{name} is {list(weights[name].shape)}" for name in there])
     command = None
-    if len(there) <= _MOST_LISTED and len(there) < len(weights):
+    if len(there) <= _MOST_LISTED and len(there) < len(weights) and not key_lists(text).missing:
         command = _weights_command(checkpoint, exclude=there)
     return Cause(
         f"in it, {listed}",
-        "Build the model with these sizes; or leave the tensors out, and load the rest with strict=False.",
+        "Build the model with these sizes"
+        + ("; or leave the tensors out, and load the rest with strict=False." if command else "."),
         command,
     )
 
@@ -366,6 +405,9 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
     """The file is there: the path in the message is another."""
     named = re.search(r"No such file or directory: '?([^'\n]+)", text)
     other = f", and the message is about {named[1]!r}" if named is not None else ""
+    if named is not None and named[1].endswith("/.metadata"):
+        folder = checkpoint.path
+        return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", _command(checkpoint, "inspect"))
     return Cause(f"it is there, {show_nbytes(checkpoint.file_nbytes)}{other}", None, _command(checkpoint, "inspect"))
 
 
@@ -397,4 +439,7 @@ _CAUSES: dict[str, _Find] = {
     "mixed-dtypes": _types,
     "no-file": _there,
     "no-such-entry": _no_such_entry,
+    "extra-state": _extra_state,
+    "stub": _stub,
+    "no-framework": _no_framework,
 }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
-from ckptool.checking.explain.entry import FIT, WEIGHTS, Explanation
+from ckptool.checking.explain.entry import FIT, INSPECT, WEIGHTS, Explanation
 from ckptool.checking.finding import command_line
-from ckptool.names.matching import match
+from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
+from ckptool.names.suggestions import guess_renames
 from ckptool.names.wrappers import HEADS
 
 _MOST_NAMES = 10_000
 _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
-_BARE = re.compile(r"(?<![\w.])[\w.]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
+_BARE = re.compile(r"(?<![\w./])[\w./]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
 _HOLDERS = (
     "state_dict",
@@ -41,22 +43,45 @@ def key_lists(text: str) -> KeyLists:
     return KeyLists(_names_after(text, r"[Mm]issing[_ ]key"), _names_after(text, r"[Uu]nexpected[_ ]key(?!word)"))
 
 
+def form_of(text: str) -> str:
+    """Return the form that a message about names is about: torch.distributed.checkpoint has words of its own."""
+    return "dcp" if re.search("[Mm]issing key in checkpoint", text) else "state_dict"
+
+
+def names_meet(expected: Collection[str], found: Collection[str], *, every: bool = True) -> Renames | None:
+    """
+    Return what has to be done to names so that nothing is missing among them; None where it is not known.
+
+    Those that both have may not be among them, unless these are ``every`` name.
+    """
+    wanted, there = dict.fromkeys(expected, ()), dict.fromkeys(found, ())
+    matched = match(wanted, there)
+    is_whole = bool(matched.pairs) and all(map(may_be_missing, matched.missing))
+    is_for_all = not every and any(change.option == "add_prefix" for change in matched.changes)
+    is_seen_through = matched.target_wrapped and matched.changes
+    if is_whole and not (matched.alternatives or is_seen_through or is_for_all):
+        return matched.changes
+    return guess_renames(wanted, there, every=every) or None
+
+
 def explain_keys(text: str) -> Explanation | None:
     """Explain lists of missing and unexpected keys by what turns the one into the other."""
     missing, unexpected = key_lists(text)
     if not missing and not unexpected:
         return None
-    matched = match(dict.fromkeys(missing, ()), dict.fromkeys(unexpected, ()))
+    if all(map(is_extra_state, (*missing, *unexpected))):
+        return _extra_state(missing, unexpected, form_of(text))
     counts = (
         f"names of the model that the file lacks: {len(missing):,}; names that only the file has: {len(unexpected):,}"
     )
-    if matched.pairs and matched.changes and not matched.alternatives:
-        words = [word for change in matched.changes for word in change.arguments]
+    changes = names_meet(missing, unexpected, every=False)
+    if changes:
+        words = [word for change in changes for word in change.arguments]
         return Explanation(
             "keys-renamed",
-            f"{counts}; the same under other names: {len(matched.pairs):,}.",
-            "Rename them.",
-            command_line("FILE", "migrate", *words, form="state_dict"),
+            f"{counts}; the same under other names: {min(len(missing), len(unexpected)):,}.",
+            "If these are the same tensors, rename them.",
+            command_line("FILE", "migrate", *words, form=form_of(text)),
         )
     if missing and _is_checkpoint(missing, unexpected):
         return _nested(unexpected)
@@ -65,6 +90,20 @@ def explain_keys(text: str) -> Explanation | None:
         command = command_line("FILE", "migrate", form="state_dict", strip_wrappers=True)
         return Explanation("keys-renamed", meaning, "Write them without it.", command)
     return Explanation("keys", f"{counts}.", "Compare the file with the class.", FIT)
+
+
+def _extra_state(missing: list[str], unexpected: list[str], form: str) -> Explanation:
+    meaning = (
+        f"_extra_state is what TransformerEngine keeps of FP8, and no weight: {len(missing):,} missing, "
+        f"{len(unexpected):,} unexpected. A model that does not compute in FP8 needs none."
+    )
+    if missing:
+        partly = "strict=False" if form == "state_dict" else "planner=DefaultLoadPlanner(allow_partial_load=True)"
+        return Explanation("extra-state", meaning, f"Load with {partly}: nothing else is missing.", INSPECT)
+    glob = "*._extra_state" if all("." in name for name in unexpected) else "*_extra_state"
+    return Explanation(
+        "extra-state", meaning, "Leave them out.", command_line("FILE", "migrate", form="state_dict", exclude=glob)
+    )
 
 
 def _is_checkpoint(missing: list[str], unexpected: list[str]) -> bool:

@@ -7,6 +7,7 @@ The texts are those of torch and Python; tests provoke the ones that the install
 from __future__ import annotations
 
 from ckptool.checking.explain.entry import CHECK, DEVICES, FIT, INSPECT, TO_CPU, WEIGHTS, Entry
+from ckptool.checkpoints.completeness import MERGE_PARTITIONS
 
 _TRAINING = r"\.backward\(|\.step\(|autograd|criterion|loss"
 _LOADING = r"torch\.load\(|load_state_dict|serialization\.py|from_pretrained|load_file\(|_rebuild_|map_location"
@@ -40,7 +41,7 @@ USING: tuple[Entry, ...] = (
     ),
     Entry(
         "whole-model",
-        r"'([A-Z]\w+)' object (?:is not subscriptable|has no attribute '(?:keys|items|copy|get|pop)')",
+        r"'(?!NoneType')([A-Z]\w+)' object (?:is not subscriptable|has no attribute '(?:keys|items|copy|get|pop)')",
         "What was loaded is a whole model, a {0}, and is used as if it were a dict of weights.",
         "Call .state_dict() on it, or take its weights without the class.",
         WEIGHTS,
@@ -102,9 +103,23 @@ USING: tuple[Entry, ...] = (
     ),
     # Shapes
     Entry(
+        "stub",
+        r"[Ss]hape (?:of )?torch\.Size\(\[0\]\)",
+        "A tensor of the file has no elements: training with DeepSpeed's ZeRO-3 leaves such stubs, and the values of "
+        "these weights are in other files.",
+        MERGE_PARTITIONS,
+        CHECK,
+    ),
+    Entry(
+        "model-stub",
+        r"the shape in current model is torch\.Size\(\[0\]\)",
+        "A tensor of the model has no elements: DeepSpeed's ZeRO-3 has partitioned the model before it was filled.",
+        "Load the weights before the model is partitioned, or inside deepspeed.zero.GatheredParameters.",
+    ),
+    Entry(
         "shape",
-        r"size mismatch for (\S{1,1000}): copying a param with shape (.{1,200}?) from checkpoint, "
-        r"the shape in .{0,40}? is ([^\n]{0,200}\))",
+        r"size mismatch for (\S{1,1000}): copying a param with shape (?!torch\.Size\(\[0\]\))(.{1,200}?) "
+        r"from checkpoint, the shape in .{0,40}? is (?!torch\.Size\(\[0\]\))([^\n]{0,200}\))",
         "{0} is {1} in the file and {2} in the model: it was built with other sizes, often another number of classes.",
         "Build it with the sizes of the file, or leave these out.",
         FIT,
@@ -235,6 +250,13 @@ GENERAL: tuple[Entry, ...] = (
         "The path is a folder, and torch.load() reads one file.",
         "Name the file in it; 'check' names those that it can open.",
         CHECK,
+    ),
+    Entry(
+        "no-framework",
+        r"'NoneType' object has no attribute 'get'",
+        "Something is None where a dict was expected: transformers says so of a safetensors file without metadata.",
+        "See what metadata it has; writing it again adds what is missing.",
+        "ckptool migrate FILE --form safetensors",
     ),
     Entry(
         "not-permitted",

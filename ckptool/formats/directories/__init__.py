@@ -189,6 +189,9 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
         choice = choosing.helpers(folder.files)
     if not choice.candidates:
         choice = Choice(tuple(Candidate(name, "folder") for name in folders))
+    archives = [name for name in folder.files if name.lower().endswith(".zip")]
+    if not choice.candidates and len(archives) == 1:  # as stable-baselines3 saves
+        choice = Choice((Candidate(archives[0], "file"),))
     return choice, folders
 
 

@@ -21,6 +21,7 @@ from ckptool.messages import counted, quoted
 _TENSORFLOW_OP = re.compile(rb"[\n\x12](?:\x05Const|\x04NoOp|\x0bVarHandleOp)|\x12\x0bPlaceholder")
 """The length and name of an operation that next to every graph has."""
 _MSGPACK_MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf....)[\xa1-\xbf][ -~]", re.DOTALL)
+_MINDSPORE_TYPE = re.compile(rb"(?:B?Float|U?Int|Bool|Complex|String)[0-9]*")
 _FLAX_ARRAY = re.compile(rb"(?:\xc7.|\xc8..|\xc9....)\x01\x93[\x90-\x9f]", re.DOTALL)
 """Extension 1 of flax.serialization, which begins with a list of three: shape, dtype, bytes."""
 
@@ -39,6 +40,8 @@ def name_binary(head: Head) -> NotACheckpoint | None:
         by = f", written by {quoted(' '.join(strings))}" if strings else ""
         what = f"an ONNX model of {head.size}, IR version {fields[0].value}{by}"
         return not_a_checkpoint(what, "onnx", EXPORTED)
+    if _is_mindspore(data, fields[0]):
+        return not_a_checkpoint(f"a MindSpore checkpoint of {head.size}", "mindspore", "Read it with MindSpore.")
     if _TENSORFLOW_OP.search(data):  # a GraphDef begins with its nodes, a SavedModel with its version, 1
         what = f"a TensorFlow graph or SavedModel of {head.size}"
         return not_a_checkpoint(what, "tensorflow", IN_TENSORFLOW) if fields[0].value in (-1, 1) else None
@@ -65,6 +68,17 @@ def _is_onnx(data: bytes, fields: list[_Field]) -> bool:
         if field.number not in (2, 3, 4, 5, 6, 8, 14) or (field.number == 5) != (field.value >= 0):
             return False
     return False
+
+
+def _is_mindspore(data: bytes, first: _Field) -> bool:
+    # checkpoint.proto: 1 entries, each with its name, 1, and its tensor, 2, of which 1 are dimensions and 2 is the type
+    entry = data[first.start : first.stop]
+    fields = list(islice(_fields(entry), 2))
+    if [field.number for field in fields] != [1, 2]:
+        return False
+    tensor = entry[fields[1].start : fields[1].stop]
+    types = (tensor[field.start : field.stop] for field in islice(_fields(tensor), 64) if field.number == 2)
+    return any(map(_MINDSPORE_TYPE.fullmatch, types))
 
 
 def _string(data: bytes, field: _Field) -> str:
@@ -136,6 +150,13 @@ def _npy(head: Head) -> str:
     return what + (f", dtype {quoted(dtype[1])}" if dtype else "") + f", in {head.size}"
 
 
+def _paddle(head: Head) -> str | None:
+    # DenseTensor: u32 version, u64 levels of rows, u32 version, i32 size of what follows: 1 type, 2 dimensions
+    size, field, _, dimension = struct.unpack_from("<i3B", head.data.ljust(24), 16)
+    is_one = 0 < size < 256 and (field, dimension) == (0x08, 0x10)
+    return f"parameters of PaddlePaddle in {head.size}" if is_one else None
+
+
 def _gguf(head: Head) -> str:
     if len(head.data) < 16:
         return f"a GGUF file of {head.size}"
@@ -171,6 +192,7 @@ _ROWS = (
     _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"V ")),
     _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"\1\0\0\0")),  # a table: by numbers
     _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"\2\0\0\0")),  # or names
+    _Row("paddle", "", bytes(16), hint="Read it with PaddlePaddle.", describe=_paddle),
     _Row("tensorboard", "a TensorBoard event file", b"brain.Event:", 23, hint="Read it with TensorBoard."),
     _Row("tensorflow", "a TensorFlow index", b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", -8, hint=IN_TENSORFLOW),
     # images, documents, media
