@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -21,12 +21,14 @@ from ckptool.tensors.payloads import CHUNK_NBYTES
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
+InMemory: TypeAlias = Callable[[TensorInfo], Iterable[bytes | memoryview] | None]
+
 
 def digest_of(
     checkpoint: Checkpoint,
     limits: Limits = DEFAULT_LIMITS,
     weights: StateDict | None = None,
-    in_memory: Callable[[TensorInfo], Iterable[bytes | memoryview] | None] = lambda _: None,
+    in_memory: InMemory = lambda _: None,
 ) -> str:
     """
     Return ``sha256:`` and the digest of the weights. Every byte of them is read, 4 MiB at a time.
@@ -98,12 +100,7 @@ def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, L
             yield name[len(head) :], tensor
 
 
-def _described(
-    info: TensorInfo,
-    name: str,
-    limits: Limits,
-    in_memory: Callable[[TensorInfo], Iterable[bytes | memoryview] | None],
-) -> str:
+def _described(info: TensorInfo, name: str, limits: Limits, in_memory: InMemory) -> str:
     """Return type, shape and contents; of what is not plain memory, its layout, its numbers and its parts, too."""
     if info.storage is None and not info.parts:
         raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")

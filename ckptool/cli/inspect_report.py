@@ -42,19 +42,14 @@ _ROLES = {
 
 
 class Room(NamedTuple):
-    """How much is said of a file in one line."""
+    """How many items of a list, characters of the metadata and characters of a name are said of a file in a line."""
 
-    extras: int
-    """Values that are no tensors, and modules that an adapter changes."""
-    metadata: int
-    """Characters of the metadata."""
-    path: int
-    """Characters of a name."""
+    extras: int = 8
+    metadata: int = 200
+    path: int = 48
 
 
-SHORT = Room(extras=8, metadata=200, path=48)
-"""On a terminal."""
-WHOLE = Room(*[sys.maxsize] * 3)
+SHORT, WHOLE = Room(), Room(*[sys.maxsize] * 3)
 
 
 class Fact(NamedTuple):
@@ -139,12 +134,11 @@ def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fac
 
 def _numel(summary: Summary) -> str:
     """Return how many elements there are, and how many of them are the weights."""
-    if summary.parameters == summary.numel:
-        return f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
-    whole = f"{counted(summary.numel, 'element')}{rough(summary.numel)}"
-    if summary.parameters is None:
+    numel, own = summary.numel, summary.parameters
+    whole = f"{counted(numel, 'parameter' if own == numel else 'element')}{rough(numel)}"
+    if own is None or own == numel:
         return whole
-    return f"{counted(summary.parameters, 'parameter')}{rough(summary.parameters)} in the weights, {whole} in all"
+    return f"{counted(own, 'parameter')}{rough(own)} in the weights, {whole} in all"
 
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:

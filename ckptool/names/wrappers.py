@@ -168,9 +168,7 @@ def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
 
 def prefix_facts(*sides: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield what all names begin with, of each side: a label, what wrappers have added, and a module of the model's."""
-    shown = [[show(one) for one in prefixes] for prefixes in sides]
-    added = ["".join(one for one in prefixes if one[:-1] in ADDED_BY) for prefixes in shown]
-    own = ["".join(one for one in prefixes if one[:-1] not in ADDED_BY) for prefixes in shown]
-    for label, found in (("prefix", added), ("all under", own)):
+    for label, is_added in (("prefix", True), ("all under", False)):
+        found = [show("".join(one for one in side if (one[:-1] in ADDED_BY) == is_added)) for side in sides]
         if any(found):
             yield label, *(one or "-" for one in found)

@@ -23,13 +23,10 @@ T = TypeVar("T")
 
 _NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
 
-_READERS: Final = tuple(
-    f"ckptool.{name}" for name in ("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats")
-)
+_READERS: Final = ("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats")
 _USED: Final = (
-    *("_compat_pickle", "array", "bz2", "concurrent.futures.thread", "difflib", "encodings.latin_1"),
-    *("encodings.utf_16", "encodings.utf_32_be", "encodings.utf_32_le", "encodings.utf_8_sig", "fnmatch", "hashlib"),
-    *("heapq", "json", "lzma", "mmap", "resource", "shlex", "unicodedata", "zlib"),
+    "_compat_pickle array bz2 concurrent.futures.thread difflib encodings.latin_1 encodings.utf_16 encodings.utf_32_be "
+    "encodings.utf_32_le encodings.utf_8_sig fnmatch hashlib heapq json lzma mmap resource shlex unicodedata zlib"
 )
 """Of the standard library, what they import where it is used."""
 
@@ -70,11 +67,11 @@ class _Waiting:
 
 def import_readers() -> None:
     """Import what a file of any format may need, or an error about it: who serves may not be allowed to, later on."""
-    for package in map(import_module, _READERS):
-        for module in walk_packages(package.__path__, f"{package.__name__}."):
+    for package in _READERS:
+        for module in walk_packages(import_module(f"ckptool.{package}").__path__, f"ckptool.{package}."):
             if ".remote" not in module.name:  # what talks to a network is there if an address was opened
                 import_module(module.name)
-    for name in _USED:
+    for name in _USED.split():
         with suppress(ImportError):  # some Pythons are built without bz2 or lzma
             import_module(name)
 
