@@ -27,6 +27,7 @@ _BESIDE: Final = re.compile(
     r".*(scale|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
 )
 """The last component of the names of what a quantised weight needs."""
+_KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
 _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LONGEST: Final = 256
 """Of what the names of several weights of one module differ by."""
@@ -197,7 +198,7 @@ def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Se
         last = name.rpartition(".")[2]
         rule, scheme = ends.get(last), ""
         if dtype in _FP8 and (settings or "FP8" in ends.values()):
-            rule, scheme = "FP8", f"FP8{_kind(dtype)}"
+            rule, scheme = "FP8", f"FP8{_KINDS[dtype]}"
         elif rule is None and settings and not weights and _VALUES.fullmatch(last):
             rule = scheme = settings.method
         if rule is not None and (scheme or (rule, dtype) in types) and not _BESIDE.fullmatch(last):
@@ -248,23 +249,15 @@ def _block(size: int, count: int) -> int:
     return size if count == 1 else next(fitting, 0)
 
 
-def _kind(dtype: str) -> str:
-    return f" ({dtype.removeprefix('float8_').removesuffix('fn')})"
-
-
 def _plain(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
     fits = scale.dtype.name in FLOATS or (scale.dtype.name in _POWERS and values.dtype.name in _FP8)
-    return (_kind(values.dtype.name), values.shape, scale.shape) if fits else None
+    return (_KINDS[values.dtype.name], values.shape, scale.shape) if fits else None
 
 
-def _torchao(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
+def _packed_anyhow(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
     """Values may be packed, and scales swizzled: then shapes say nothing."""
     is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
     return _plain(values, scale, around) if is_plain else ("", (), ())
-
-
-def _hqq(_: TensorInfo, scale: TensorInfo, __: _Around) -> _Said:
-    return ("", (), ()) if scale.dtype.name in FLOATS else None
 
 
 def _four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
@@ -328,10 +321,10 @@ RULES: Final = (
     _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
     _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _packed),
     _Rule("MXFP4", "_blocks", _U8, ("_scales",), _mxfp4),
-    _Rule("torchao", "_qdata", TYPES, ("_scale",), _torchao),
+    _Rule("torchao", "_qdata", TYPES, ("_scale",), _packed_anyhow),
     _Rule("quanto", "._data._data", _U8, ("._scale",), _rows),
     _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _plain),
-    _Rule("HQQ", "W_q", TYPES, ("scale",), _hqq),
+    _Rule("HQQ", "W_q", TYPES, ("scale",), _packed_anyhow),
     _Rule("MLX", "weight", _U32, ("scales",), _packed),
     _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _plain),
     _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),

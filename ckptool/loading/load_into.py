@@ -104,8 +104,7 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model's own code does not take the file (the message is what it raised), or its tensors
-            would take quantised values as another type, or without their scales.
+        UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
