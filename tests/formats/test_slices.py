@@ -180,6 +180,8 @@ def test_the_first_slice_alone_may_be_all_and_another_is_not(tmp_path: Path) -> 
         assert said(tmp_path / place)["CK145"] == "info"
         assert run("check", tmp_path / place).exit_code == 0
         assert ckptool.load(tmp_path / place).keys() == full().keys()
+    write(tmp_path / "zero/mp_rank_00_model_states.pt", {"module": full()})
+    assert "CK145" not in said(tmp_path / "zero/mp_rank_00_model_states.pt")
     for place in ("13B", "13B/consolidated.01.pth"):
         assert said(tmp_path / place)["CK160"] == "warning"
         with pytest.raises(IncompleteWeights):

@@ -109,6 +109,8 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
     if number:
         what = f"number {number} of {_WHAT}, going by its name"
         return parsed._replace(part_of=PartOf(what, place, is_slice=True))
+    if name.startswith("mp_rank"):  # most runs of DeepSpeed have this one alone
+        return parsed
     what = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
     return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", what)))
 
