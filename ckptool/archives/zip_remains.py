@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL, find_directory
-from ckptool.archives.zip_layout import ENTRY, ENTRY_MAGIC, LOCAL, LOCAL_MAGIC
-from ckptool.errors import Failure, MalformedFile, MissingPackage
+from ckptool.archives.zip_layout import END, END_MAGIC, ENTRY, ENTRY_MAGIC, FULL16, LOCAL, LOCAL_MAGIC
+from ckptool.errors import Failure, LimitExceeded, MalformedFile, MissingPackage
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -68,7 +68,7 @@ def members(source: Source, limits: Limits) -> Iterator[Remnant]:
         if content.nbytes:
             yield Remnant(str(name, "utf-8", "replace"), content)
         if left < 0:
-            return
+            raise LimitExceeded("members that unpack to more than such a zip may")
 
 
 def zips(source: Source) -> list[range]:
@@ -112,6 +112,7 @@ def _places(source: Source) -> tuple[list[int], dict[int, int]]:
     headers: list[int] = []
     listed: dict[int, int] = {}
     tail = source.nbytes - _DIRECTORY
+    first = _in_front(source)
     for begin in range(0, source.nbytes, _BLOCK):
         if begin >= SEARCHED and begin + _BLOCK <= tail:
             continue
@@ -125,6 +126,16 @@ def _places(source: Source) -> tuple[list[int], dict[int, int]]:
                     headers.append(begin + at)
             elif begin + at >= tail and at + ENTRY.size <= len(block):
                 entry = ENTRY.unpack_from(block, at)
-                if entry[-1] < source.nbytes:
-                    listed[entry[-1]] = entry[8]
+                listed.update((at, entry[8]) for at in {entry[-1], entry[-1] + first} if at < source.nbytes)
     return headers, listed
+
+
+def _in_front(source: Source) -> int:
+    """Return how many bytes stand in front of a zip, by where its directory is and where it says that it is."""
+    begin = max(0, source.nbytes - END.size - FULL16)
+    last = source.read(begin, source.nbytes - begin)
+    at = last.rfind(END_MAGIC)
+    if at < 0 or at + END.size > len(last):
+        return 0
+    *_, nbytes, offset, _ = END.unpack_from(last, at)
+    return max(0, begin + at - nbytes - offset)

@@ -190,7 +190,7 @@ def check(
     trees: Trees = {}
     try:
         with about(shown), open_keeping(origin, trees, limits) as checkpoint:
-            beside = _beside(origin, checkpoint, limits)
+            beside = neighbours(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except MissingPackage:
         raise  # nothing is wrong with the file
@@ -201,7 +201,7 @@ def check(
 
 def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
     """Return the report of a checkpoint that is open, under the path that it was opened by."""
-    return _examine(checkpoint, depth, None, [], None, limits, None, _beside(path, checkpoint, limits), strict=False)
+    return _examine(checkpoint, depth, None, [], None, limits, None, neighbours(path, checkpoint, limits), strict=False)
 
 
 def _expected(
@@ -241,15 +241,14 @@ def _examine(
         whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
     found, stock = _structure(checkpoint, devices, strict=strict)
     asked = list(stock.asked)
-    members = tuple(_inside(checkpoint))
-    surveys = [("", safety.survey(checkpoint, stock.scans, limits))]
+    members = tuple(safety.inside(checkpoint))
+    scans = [stock.scans]
     for member in members:
         its_findings, its_stock = _structure(member, devices, strict=strict)
         found += _of_member(checkpoint, member, its_findings)
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
-        surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
-    surveys.append(("", safety.packed((checkpoint, *members), limits)))
-    survey = safety.merged(surveys)
+        scans.append(its_stock.scans)
+    survey = safety.whole(checkpoint, scans, limits)
     seen = survey if beside is None else beside.with_others(survey)
     if checkpoint.beside:
         from ckptool.checking import folder_files
@@ -285,11 +284,16 @@ def _examine(
         acts=seen.acts,
         unseen=seen.unseen,
         member=checkpoint.member,
-        loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
+        loading=would_run.loading(
+            survey,
+            (checkpoint, *members),
+            refused=bool(stock.refusals),
+            is_alone=beside is None or beside.are_plain,
+        ),
     )
 
 
-def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
+def neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
     """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
     if path is None or not is_folder(path):
@@ -328,12 +332,6 @@ def _structure(
     return found, stock
 
 
-def _inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
-    for member in checkpoint.inside.values():
-        yield member
-        yield from _inside(member)
-
-
 def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:
     """CK115: another checkpoint in the archive has a problem; those of its names come first."""
     found = [one for one in findings if one.severity != "info"]
@@ -361,7 +359,7 @@ def refused(
     """
     let_go(error)
     survey = safety.survey_origin(origin, limits, trees)
-    beside = _beside(origin, None, limits)
+    beside = neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.
     is_damaged = isinstance(error, MalformedFile | TruncatedFile)

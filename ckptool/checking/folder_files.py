@@ -12,17 +12,17 @@ from ckptool.checking.codes import CODES
 from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
 from ckptool.checking.safety import merged
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Failure, NotACheckpoint, UnknownFormat
-from ckptool.formats import open_checkpoint
+from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
+from ckptool.formats import open_checkpoint, other_programs
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Survey
-from ckptool.formats.runnable.unpacking import PACKED
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far, shown_path
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import UNTOLD, is_below, is_likely
+from ckptool.sources.siblings import LINK
 
 _DEEPEST = 64
 """Folders inside each other: no more than a path of the system has."""
@@ -32,6 +32,7 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
+_LINK_OUT = "a link that leads out of the folder, which is not followed"
 
 
 class Neighbours(NamedTuple):
@@ -40,6 +41,13 @@ class Neighbours(NamedTuple):
     folder: str
     files: Sequence[tuple[str, Survey]]
     """By name; what is said of the folder itself has none."""
+    passed: Sequence[str] = ()
+    """Folders in it that were not looked into."""
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether nothing is known of them, or not known, but that they make data."""
+        return not any(one.unseen or one.of("code") or one.of("system") for _, one in self.files)
 
     def with_others(self, own: Survey) -> Survey:
         """Return one survey of the checkpoint and of these files."""
@@ -56,6 +64,9 @@ class Neighbours(NamedTuple):
                 paths = some([one.path or self.folder for one in rest])
                 what = f"{counted(len(rest), 'more file')} of the folder with the same: {paths}"
                 yield Finding(code, rest[0].severity, what, path=self.folder)
+        if self.passed:
+            what = f"not looked into: {counted(len(self.passed), 'folder')} of version control or tools"
+            yield Finding("CK210", "info", f"{what}: {some(self.passed)}", path=self.folder)
 
     def _all(self) -> Iterator[Finding]:
         for name, one in self.files:
@@ -69,20 +80,24 @@ class Neighbours(NamedTuple):
 def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours:
     """Look at all files in a folder that are no part of its ``checkpoint``."""
     found: list[tuple[str, Survey]] = []
+    passed: list[str] = []
     try:
         with closing(open_folder_source(path, limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
-            for count, name in enumerate(_names(folder)):
+            names: list[str] = []
+            for count, name in enumerate(_names(folder, passed)):
                 if name is None or count >= _MOST_FILES:
                     what = f"folders below it after {_MOST_FOLDERS:,}, or more than {_DEEPEST} deep"
                     what = f"files of the folder after {_MOST_FILES:,}" if name is not None else what
                     found.append(("", Survey(unseen=(what,))))
                     break
+                names.append(name)
                 if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
+            found += _by_names(folder, names)
     except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
-    return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()])
+    return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()], passed)
 
 
 def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
@@ -115,24 +130,47 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     try:
         with closing(folder.detached(name)) as source:
             if source.nbytes:
+                if what := other_programs.in_content(name, source):
+                    search.miss(what)
                 search.ending(source)
                 search.anything(source, "", None, 0)
+    except FileUnavailable as error:
+        if error.kind != LINK and error.kind != "missing":
+            unread = (error.message.removeprefix(f"{name!r}: "),)
+        elif _leads_out(folder, name):
+            unread = (_LINK_OUT,)
     except Failure as error:
-        if error.kind == PACKED or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
+        # Other bytes may begin like something packed, and turn out to be damaged.
+        is_damaged = isinstance(error, MalformedFile | TruncatedFile)
+        if not is_damaged or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
 
 
-def _names(folder: FolderSource) -> Iterator[str | None]:
-    """Yield the names of all files in a folder, and in those below; None at the end if there are more folders."""
+def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:
+    """Yield what loaders run because of what files are called, or what settings name."""
+    for name, what in other_programs.among(dict.fromkeys(names), folder.head):
+        yield name, Survey(unseen=(what,)) if isinstance(what, str) else Survey((what,))
+
+
+def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
+    """
+    Yield the names of all files in a folder, and in those below; None at the end if there are more folders.
+
+    Folders that are not looked into are ``passed``. Links are not followed: of one that leads out, its own name comes.
+    """
     todo, is_all = [("", 0)], True
-    seen = {_identity(folder.path)}
     for place, depth in todo:  # which grows
         files, folders = folder.names(place)
         yield from (f"{place}/{name}".lstrip("/") for name in files)
-        below = [f"{place}/{name}".lstrip("/") for name in folders]
-        below = [one for one in below if not _is_back(folder, one, seen)]
+        below: list[str] = []
+        for name in folders:
+            one = f"{place}/{name}".lstrip("/")
+            if folder.is_link(one):
+                yield one
+            else:
+                (passed if name in UNTOLD else below).append(one)
         room = _MOST_FOLDERS - len(todo) if depth < _DEEPEST else 0
         is_all = is_all and len(below) <= room
         todo += ((one, depth + 1) for one in below[:room])
@@ -140,12 +178,12 @@ def _names(folder: FolderSource) -> Iterator[str | None]:
         yield None
 
 
-def _is_back(folder: FolderSource, name: str, seen: set[tuple[int, int] | str | None]) -> bool:
-    """Say whether a folder is a link to what was ``seen``, which it is added to: links may go round in circles."""
-    found = _identity(os.path.join(folder.path, name))
-    is_back = found in seen and folder.is_link(name)
-    seen.add(found)
-    return is_back
+def _leads_out(folder: FolderSource, name: str) -> bool:
+    """Say whether a link leads to what is there, and is not looked at under a name of its own."""
+    if is_far(folder.path):
+        return False
+    path = os.path.join(folder.path, name)
+    return os.path.exists(path) and not is_below(folder.path, path)
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checking import safety
+from ckptool.checking import safety, torch_load
 from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
-from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
@@ -75,7 +74,11 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             deeper = asked.check or asked.deep
-            judged = _checked(look(path, checkpoint, depth, limits)) if deeper else _glanced(checkpoint, summary)
+            judged = (
+                _checked(look(path, checkpoint, depth, limits))
+                if deeper
+                else _glanced(path, checkpoint, summary, limits)
+            )
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
@@ -149,14 +152,14 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     return {"digest": digest, "digest_error": error and error.kind}
 
 
-def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
-    """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
-    findings = examine(checkpoint, summary, advises=False)
-    grade: str | None = safety.glance(checkpoint)
+def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row | None:
+    """Return what ``check`` comes to, where that takes no more than a glance at what was read; else None."""
+    grade = safety.glance(checkpoint)
     if grade is None:
-        seen = safety.quick(checkpoint)
-        findings = (*system_calls(seen, lambda: None), *findings)
-        grade = _grade(seen.acts, seen.unseen)
+        return None
+    findings = [*examine(checkpoint, summary, advises=False), *torch_load.at_a_glance(checkpoint)]
+    if grade == "code":
+        findings.append(Finding("CK206", "warning", "unpickling runs code of packages"))
     return _judged(grade, findings, worst_of(findings))
 
 

@@ -7,9 +7,12 @@ Nothing is looked up or called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
+from typing import Final
 
+from ckptool.archives.archive import Archive
 from ckptool.checking.usual_names import has_settings, unexpected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
@@ -26,6 +29,13 @@ from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.naming import is_far
+
+_OF_PROGRAMS: Final = (".py", ".debug_pkl", ".json", "bytecode.pkl", "constants.pkl")
+"""Members that torch alone reads, with the programs that they are of."""
+_SHORT: Final = 64
+_IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
+"""What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
 
 
 def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAULT_LIMITS) -> Survey:
@@ -90,45 +100,60 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
 
 
 def glance(checkpoint: Checkpoint) -> Grade | None:
-    """
-    Return the grade of what ``quick`` finds, where no more than that is to be said of it, and it takes less.
-
-    None where ``quick`` has to look: something may reach the system, or lies elsewhere than in what the format reads.
-    """
-    if checkpoint.inside or has_settings(checkpoint):
+    """Return the grade of what ``whole`` finds, where no more is to be said and it takes less time; else None."""
+    known = _own_records(checkpoint) if checkpoint.archives else set()
+    if checkpoint.inside or len(checkpoint.archives) > 1 or has_settings(checkpoint):
         return None
-    if checkpoint.traits.program:
-        search = Search(DEFAULT_LIMITS)
-        _programs(search, checkpoint)
-        if search.acts or search.unseen:
+    if any(stream.rest is not None for stream in checkpoint.streams):
+        return None
+    search = Search(DEFAULT_LIMITS)
+    if not is_far(checkpoint.path or ""):
+        _disguised(search, checkpoint)
+    for archive in checkpoint.archives:
+        others = _others(checkpoint, archive, known)
+        if checkpoint.traits.program:
+            others = (name for name in others if not name.endswith(_OF_PROGRAMS))
+        if any(archive[name].nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)) for name in others):
             return None
+        search.others(archive, "")
+    if checkpoint.traits.program:
+        _programs(search, checkpoint)
+    if search.acts or search.names or search.unseen:
+        return None
     reached: set[Grade] = set()
     for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
-        if not unexpected(stream):
-            continue
         scan = scanned(stream, pickles)
-        found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
-        if found is None or scan.carriers:
+        asks = any(is_asking(node.pid) for one in pickles for node in one.persistent_ids)
+        if asks or scan.carriers or scan.split_frame is not None:
             return None
-        reached.add(found)
+        if unexpected(stream):
+            found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
+            if found is None:
+                return None
+            reached.add(found)
     return "code" if "code" in reached else "data"
 
 
-def quick(checkpoint: Checkpoint) -> Survey:
-    """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
-    search = Search(DEFAULT_LIMITS)
-    todo = [checkpoint]
-    while todo:
-        one = todo.pop()
-        todo += reversed(one.inside.values())
-        _settings(search, one)
-        if one.traits.program:
-            _programs(search, one, one.member or "" if one is not checkpoint else "")
-        for stream, pickles in zip(one.streams, _pickles(one), strict=False):
-            if unexpected(stream):
-                record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.read(stream, pickles, scanned(stream, pickles), record)
-    return search.survey()
+def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: Limits = DEFAULT_LIMITS) -> Survey:
+    """
+    Look at every pickle of an open checkpoint, of those in its archive, and of the other members.
+
+    ``scans`` are those of its streams, and of the streams of each of ``inside``; they are made if they are not given.
+    """
+    members = (checkpoint, *inside(checkpoint))
+    known = scans or [list(map(scanned, one.streams, _pickles(one))) for one in members]
+    surveys = [
+        (one.member or "" if one is not checkpoint else "", survey(one, found, limits))
+        for one, found in zip(members, known, strict=True)
+    ]
+    return merged([*surveys, ("", packed(members, limits))])
+
+
+def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """Yield the other checkpoints in an archive, and those in these."""
+    for member in checkpoint.inside.values():
+        yield member
+        yield from inside(member)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:
@@ -196,6 +221,7 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     if unseen is not search:
                         search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
             if id(archive) not in done:
+                search.foreign(archive, place.removesuffix("::"))
                 search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
@@ -213,19 +239,22 @@ def _own_records(checkpoint: Checkpoint) -> set[str]:
 def _beside(search: Search, checkpoint: Checkpoint) -> None:
     """Look at the members of a checkpoint's own archives that are neither its streams nor its storages."""
     known = _own_records(checkpoint)
+    for archive in checkpoint.archives:
+        if any(name in archive for name in known):
+            for name in _others(checkpoint, archive, known):
+                search.member(archive, name, name, 0)
+            search.others(archive, "")
+
+
+def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:
+    """Yield the members of an archive that are none of its ``known`` streams, and no storages."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
     folders = {name.rpartition("/")[0] for name in known}
-    of_storages = {f"{one}/{kind}".lstrip("/") for one in folders for kind in ("data", "constants")}
-    for archive in checkpoint.archives:
-        if not any(name in archive for name in known):
-            continue
-        for name, record in archive.items():
-            folder, _, last = name.rpartition("/")
-            is_storage = last in keys and folder in of_storages
-            if name not in known and record.nbytes and not is_storage:
-                search.member(archive, name, name, 0)
-        search.others(archive, "")
+    of_storages = {
+        f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
+    }
+    yield from (name for name in archive if name not in known and name not in of_storages and archive[name].nbytes)
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

@@ -312,18 +312,14 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding 
 
 
 def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
-    """CK205: unpickling would call what reaches the system, as far as the pickles say that formats read."""
-    members = [checkpoint]
-    for one in members:
-        members += one.inside.values()
-    streams = [stream for member in members for stream in member.streams]
-    has_program = any(member.traits.program or usual_names.has_settings(member) for member in members)
-    if not (has_program or any(map(usual_names.unexpected, streams))):
+    """CK205: unpickling would call what reaches the system, or a program does."""
+    if checkpoint.traits.is_plain and not checkpoint.inside:
         return ()
-    from ckptool.checking import safety, would_run  # most files have no such names
+    from ckptool.checking import safety, would_run  # files of plain tensors have nothing to call
 
-    found = safety.quick(checkpoint)
-    return tuple(would_run.system_calls(found, lambda: _state_dict(checkpoint)))
+    if safety.glance(checkpoint) is not None:
+        return ()
+    return tuple(would_run.system_calls(safety.whole(checkpoint), lambda: _state_dict(checkpoint)))
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:

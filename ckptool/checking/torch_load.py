@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
 from ckptool.checking import advice, usual_names
-from ckptool.checking.finding import Finding, place
+from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global
@@ -132,13 +132,21 @@ def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
     return found
 
 
-def findings(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
+def at_a_glance(checkpoint: Checkpoint) -> list[Finding]:
+    """Return what ``findings`` does, without advice, and of the opcodes as far as these are known without a walk."""
+    rare = {op for one in checkpoint.pickles for op in one.rare if op not in OPCODES}
+    opcodes = [Refusal("opcode", f"pickle opcode {op}") for op in sorted(rare)]
+    refusals = _container(checkpoint) or opcodes
+    return findings(checkpoint, TorchLoadVerdict((), (*refusals, *_names(checkpoint))), advises=False)
+
+
+def findings(checkpoint: Checkpoint, stock: TorchLoadVerdict, *, advises: bool = True) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])
-    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
+    mend = (advice.state_dict(checkpoint) or advice.instead(checkpoint)) if advises else Advice()
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:

@@ -115,12 +115,17 @@ def _place(act: Act) -> str:
     return place(act.record, act.offset, act.nested_at)
 
 
-def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool) -> str:
-    """Return what each way to load a file would run. The first of the checkpoints is the file, the others members."""
+def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool, is_alone: bool = True) -> str:
+    """
+    Return what each way to load a file would run. The first of the checkpoints is the file, the others members.
+
+    Where it is not ``alone``, something is found in other files of its folder.
+    """
     traits = checkpoints[0].traits
-    is_empty = not (_can_run(checkpoints) or survey.names or survey.unseen)
-    if not survey.acts and (traits.is_plain or is_empty):
-        return "it holds no pickle, so nothing in it runs, whatever loads it"
+    is_empty = not (_can_run(checkpoints) or survey.names)
+    if not (survey.acts or survey.unseen) and (traits.is_plain or is_empty):
+        others = "" if is_alone else "; what other files of the folder run is said above"
+        return f"it holds no pickle: {_plain_call(checkpoints[0])} opens it and runs nothing{others}"
     own = [act for act in survey.acts if act.how not in ("refers", "runs")]
     runs = _runs([act for act in own if act.grade == "system"], [act for act in own if act.grade == "code"])
     if runs == _DATA and survey.unseen:
@@ -140,6 +145,10 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
         ways[-1] += f", which has {some(programs, 1)}"
     ways.append(f"{others} {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
+
+
+def _plain_call(checkpoint: Checkpoint) -> str:
+    return checkpoint.traits.call if checkpoint.traits.is_read else "ckptool.load()"
 
 
 def of_refused(acts: Sequence[Act]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
 from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_condition
@@ -19,6 +20,7 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import say
+from ckptool.cli.totals import left_out
 from ckptool.errors import CkptoolError
 
 CODES_SCHEMA = "ckptool.codes/1"
@@ -94,7 +96,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
-    found = targets(files, recursive=options["recursive"])
+    unseen: list[str] = []
+    found = targets(files, recursive=options["recursive"], passed=unseen)
     code = passed = 0
     with terminal.pager(asked=options["pager"]):
         output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
@@ -109,15 +112,22 @@ def check(files: tuple[str, ...], **options: Any) -> None:
                 code = 2
                 continue
             line.clear()
-            if report.error is not None and not report.acts and target.passes_over(report.error):
+            if report.error is not None and not _is_notable(report) and target.passes_over(report.error):
                 output.passed_over(target.shown)
                 passed += 1
                 continue
             code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
             output.checked(report, target.shown)
         output.end()
+    for line in left_out(unseen):
+        say(line, err=True)
     refuse_none(passed, found, files)
     sys.exit(code)
+
+
+def _is_notable(report: CheckReport) -> bool:
+    """Say whether a file that is no checkpoint does something when it is loaded, or may do."""
+    return bool(report.acts) or any(one.code == "CK209" for one in report.findings)
 
 
 def _questions(value: str | None) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from ckptool.cli.options import brief_option, check_one_form, many_files, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
+from ckptool.cli.text import say
+from ckptool.cli.totals import left_out
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 
@@ -82,7 +84,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
             "--digest is one more line about each file: give it without what leaves these lines out."
         )
     selection = selection_of(options, sort=options["sort"])
-    found = targets(files, recursive=options["recursive"])
+    unseen: list[str] = []
+    found = targets(files, recursive=options["recursive"], passed=unseen)
     failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):
         output = output_for(options, selection, [one.shown for one in found], is_list=is_many(files, found))
@@ -98,6 +101,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
                     failed = True
                     output.failed(target.shown, error)
         output.end()
+    for line in left_out(unseen):
+        say(line, err=True)
     refuse_none(passed, found, files)
     sys.exit(2 if failed else 0)
 

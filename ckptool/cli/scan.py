@@ -19,7 +19,7 @@ from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
-from ckptool.cli.totals import Totals
+from ckptool.cli.totals import Totals, left_out
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
@@ -240,7 +240,7 @@ class _Run:
         error = row["error"]
         self._listing.add(row["beside"] or ())
         is_other = error and means_other(error["type"], error["kind"]) and not is_meant and row["grade"] == "unknown"
-        if is_other and hash(row["path"]) not in self._unfinished:
+        if is_other and "CK209" not in row["findings"] and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])
             return False
@@ -263,7 +263,7 @@ class _Run:
         if self._passed and not (self._rows or self._skipped):
             fact = f"no checkpoint among {counted(self._passed, 'file')}"
             raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(paths))
-        for line in self._totals.lines(always=True):
+        for line in (*self._totals.lines(always=True), *left_out(self._listing.passed)):
             say(line, err=True)
         if self._skipped:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""

@@ -38,19 +38,20 @@ def means_other(error: str | None, kind: str) -> bool:
     return error in ("NotACheckpoint", "UnknownFormat") or kind == "empty"
 
 
-def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
+def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] | None = None) -> list[Target]:
     """
     Return what the paths stand for, in their order. What a folder stands for comes but once.
 
     What is not there and has ``*``, ``?`` or ``[`` in it is a pattern; ``**`` is folders at any depth. With
-    ``recursive``, a folder stands for every checkpoint in it and below.
+    ``recursive``, a folder stands for every checkpoint in it and below; folders that are not looked into are
+    ``passed``.
     """
     found: list[Target] = []
     for path in paths:
         for one in _matches(path):
             if recursive and os.path.isdir(one):
                 known = {target.path for target in found}
-                below = list(_below(one)) or [Target(os.path.join(one, ""))]
+                below = list(_below(one, passed)) or [Target(os.path.join(one, ""))]
                 found += (target for target in below if target.path not in known)
             else:
                 found.append(Target(one))
@@ -65,6 +66,8 @@ class Listing:
         """How addresses are reached that were found beside others."""
         self._targets = self._each(one for path in paths for one in _matches(path))
         self._beside: list[str] = []
+        self.passed: list[str] = []
+        """Folders that were not looked into."""
         self._seen: set[int] = set()
 
     def add(self, paths: Iterable[str]) -> None:
@@ -94,7 +97,7 @@ class Listing:
                 yield Target(path)
                 continue
             is_empty = True
-            for found in checkpoints_below(path, opens=False):
+            for found in checkpoints_below(path, opens=False, passed=self.passed):
                 is_empty = False
                 yield Target(*found)
             if is_empty and are_asked:
@@ -138,7 +141,7 @@ def _matches(path: str) -> list[str]:
     return sorted(glob(path, recursive=True)) or [path]
 
 
-def _below(folder: str) -> Iterator[Target]:
+def _below(folder: str, passed: list[str] | None) -> Iterator[Target]:
     from ckptool.formats.directories.walk import checkpoints_below
 
-    yield from (Target(path, is_likely) for path, is_likely in checkpoints_below(folder))
+    yield from (Target(path, is_likely) for path, is_likely in checkpoints_below(folder, passed=passed))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ckptool.messages import counted, counts, labelled, show, show_nbytes
+from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
 
 _WORDS = {"warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
@@ -69,3 +69,10 @@ class Totals:
             more = f" and {rest:,} more" if rest else ""
             what = f"{counted(self._passed, 'file')} of other kinds"
             yield labelled("passed over", f"{what}: {', '.join(self._others)}{more}")
+
+
+def left_out(folders: Sequence[str]) -> Iterator[str]:
+    """Yield a line about folders that were not looked into, if there are some."""
+    if folders:
+        what = f"{counted(len(folders), 'folder')} of version control or of tools, or behind links that lead elsewhere"
+        yield labelled("left out", f"{what}: {some([show(one) for one in folders], _NAMED)}")

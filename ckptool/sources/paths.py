@@ -28,9 +28,31 @@ _NETWORK: Final = frozenset((
 # fmt: on
 
 
+# fmt: off
+UNTOLD: Final = frozenset((
+    ".git", ".hg", ".svn", ".bzr", ".venv", ".tox", ".nox", ".npm", ".cargo", ".conda", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache",
+))
+# fmt: on
+"""Folders of version control, and of tools that keep programs of theirs: checkpoints are not looked for in them."""
+_PACKED: Final = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
+
+
 def is_likely(name: str) -> bool:
     """Say whether a file of this name is probably a checkpoint."""
     return name.lower().endswith(_SUFFIXES)
+
+
+def is_likely_packed(name: str) -> bool:
+    """Say whether a file of this name is probably a checkpoint, or one that was compressed."""
+    stem, suffix = os.path.splitext(name)
+    return is_likely(stem if suffix.lower() in _PACKED else name)
+
+
+def is_below(root: str, path: str) -> bool:
+    """Say whether what a path leads to lies in a folder, and in none there that is left out."""
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
+    return os.pardir not in inside and UNTOLD.isdisjoint(inside)
 
 
 def directory_entries(path: str, *, folders: bool = False) -> list[str]:

@@ -13,7 +13,7 @@ from ckptool.formats import directories
 from ckptool.formats.directories import choosing, pipelines, pointers
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import UNTOLD, is_below, is_likely, is_likely_packed
 
 Found: TypeAlias = tuple[str, bool]
 """A path, and whether its name says that it is a checkpoint."""
@@ -23,15 +23,17 @@ _BLOBS: Final = "blobs"
 """In the cache of a hub, what the links in the snapshots lead to."""
 
 
-def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
+def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None = None) -> Iterator[Found]:
     """
     Yield the path of every checkpoint in a folder and below it, sorted in each folder, its files before its folders.
 
     Files whose names do not say what they are come, too: what is in them decides. Links to folders are not followed,
-    and what begins with a dot is left out. Folders that are checkpoints are opened, to see what else is in them;
-    unless it ``opens`` none: then whoever opens them asks for ``beside``.
+    and folders of version control and tools are left out; those of them that lead out of ``path``, or hold what is not
+    seen otherwise, are ``passed``. Folders that are checkpoints are opened, to see what else is in them; unless it
+    ``opens`` none: then whoever opens them asks for ``beside``.
     """
     todo = [path]
+    passed = [] if passed is None else passed
     while todo:
         place = todo.pop()
         try:
@@ -44,21 +46,30 @@ def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
         if is_one and not opens:
             yield place, True
         elif is_one:
-            yield from _beside(place)
+            yield from _beside(place, passed)
         else:
             yield from files_of(place, folder.files)
             todo += reversed(list(_folders(place, folder)))
+        passed += _passed(path, place, folder)
 
 
 def _folders(place: str, folder: FolderSource) -> Iterator[str]:
     is_hub = _SNAPSHOTS in folder.folders
     for name in folder.folders:
         path = os.path.join(place, name)
-        if not (name.startswith(".") or (is_hub and name == _BLOBS) or os.path.islink(path)):
+        if not (name in UNTOLD or (is_hub and name == _BLOBS) or os.path.islink(path)):
             yield path
 
 
-def _beside(place: str) -> Iterator[Found]:
+def _passed(root: str, place: str, folder: FolderSource) -> Iterator[str]:
+    """Yield the folders that are not looked into here, and not under another name below ``root``."""
+    for name in folder.folders:
+        path = os.path.join(place, name)
+        if name in UNTOLD or (os.path.islink(path) and not is_below(root, path)):
+            yield path
+
+
+def _beside(place: str, passed: list[str]) -> Iterator[Found]:
     """Yield a folder that is one checkpoint, and what it holds beside that."""
     from ckptool.formats import open_checkpoint
 
@@ -70,7 +81,7 @@ def _beside(place: str) -> Iterator[Found]:
         others = inside_refused(place)
     for other in others:
         if os.path.isdir(other):
-            yield from checkpoints_below(other)
+            yield from checkpoints_below(other, passed=passed)
         else:
             yield other, True
 
@@ -105,7 +116,7 @@ def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
         yield place, True
     for name in files:
         is_part = name in pointers.POINTERS or (whole is not None and name in whole.files)
-        if name.startswith(".") or is_part or any(choosing.belongs_to(index, name) for index in indexes):
+        if is_part or any(choosing.belongs_to(index, name) for index in indexes):
             continue
         if whole is None or name != whole.name:
-            yield os.path.join(place, name), is_likely(name) or name in indexes
+            yield os.path.join(place, name), is_likely_packed(name) or name in indexes

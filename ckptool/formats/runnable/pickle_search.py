@@ -11,17 +11,20 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from ckptool.archives import holders
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
+from ckptool.formats import other_programs
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.trees import is_telling, scanned, tree
-from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
+from ckptool.formats.runnable.unpacking import Content, Unpacking
+from ckptool.formats.runnable.unpacking import place as placed
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -221,10 +224,16 @@ class Search(Found):
             if not head.startswith(LOCAL_MAGIC):
                 self.beginning(source, record, nested_at)
             self._contents(contents, nested_at, depth)
-        elif (begin := behind_numpy(head)) is None:
+        elif holders.is_json(head):
+            for at, data in holders.base64_texts(source):
+                if may_hold_pickles(data):
+                    self._inside(BytesSource(data), record, at, depth)
+        elif not head.startswith(holders.NUMPY):
             self._pickles(source, head, record, nested_at, depth)
-        elif begin < source.nbytes:  # an array of objects is a pickle, whatever the header says of it
-            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
+        else:
+            for begin in holders.arrays(source):
+                if begin < source.nbytes:  # an array of objects is a pickle, whatever the header says of it
+                    self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
@@ -241,6 +250,8 @@ class Search(Found):
 
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
+        if isinstance(found, Archive):
+            self.foreign(found, record)
         if isinstance(found, Remnant):
             lowered = found.name.lower()
             if not lowered.endswith(_OF_PROGRAMS) and not any(map(lowered.__contains__, _FOLDERS)):
@@ -255,6 +266,14 @@ class Search(Found):
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 
+    def foreign(self, archive: Archive, record: str) -> None:
+        """Keep what loaders of other kinds run in an archive, and say what of that is not looked into."""
+        for name, what in other_programs.among(archive, archive.head):
+            if isinstance(what, str):
+                self.miss(f"{placed(record, name)}: {what}")
+            else:
+                self.keep(what._replace(record=placed(record, name)))
+
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""
         self._contents(self._unpacking.others(archive.source, archive, record), None, 0)
@@ -262,7 +281,10 @@ class Search(Found):
     def ending(self, source: Source, *, is_read: bool = False) -> None:
         """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
         found = (one for one in self._unpacking.ending(source) if not is_read or isinstance(one[1], Archive))
-        self._contents(found, None, 0)
+        try:
+            self._contents(found, None, 0)
+        except LimitExceeded as error:
+            self.miss(f"the zip at its end: {error.message}")
 
     def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
         self._members += 1
@@ -273,7 +295,10 @@ class Search(Found):
         try:
             if depth >= _DEEPEST:
                 raise LimitExceeded(f"more than {_DEEPEST} levels deep")
-            self.anything(opened(), record, nested_at, depth + 1)
+            source = opened()
+            if what := other_programs.in_content(record, source):
+                self.miss(f"{record}: {what}")
+            self.anything(source, record, nested_at, depth + 1)
         except Failure as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 

@@ -17,7 +17,7 @@ from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Failure, MissingPackage, UnsupportedFeature
+from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnsupportedFeature
 from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -36,8 +36,6 @@ _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
 _LONGEST_END: Final = END.size + 0xFFFF
 """Bytes of the record that ends a zip, with its comment."""
-_NUMPY: Final = b"\x93NUMPY"
-_NUMPY_SHORTEST: Final = 12
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
 _OTHERWISE: Final = {
@@ -58,15 +56,6 @@ _FIRST: Final = frozenset(one[0] for one in (*BEGINNINGS, LOCAL_MAGIC, _ZSTANDAR
 def place(record: str, name: str) -> str:
     """Return the place of what has this name in a record."""
     return "::".join(filter(None, (record, name)))
-
-
-def behind_numpy(head: bytes) -> int | None:
-    """Return where the header of an array of numpy ends; None if this is none."""
-    if not head.startswith(_NUMPY) or len(head) <= _NUMPY_SHORTEST:
-        return None
-    width = 2 if head[len(_NUMPY)] == 1 else 4
-    length = len(_NUMPY) + 2
-    return length + width + int.from_bytes(head[length : length + width], "little")
 
 
 class Unpacking:
@@ -161,6 +150,8 @@ class Unpacking:
             return
         try:
             yield from self._zip(source, "")
+        except LimitExceeded:
+            raise
         except Failure:
             return  # bytes that only look like the end of a zip, or no reader opens it
 
@@ -168,7 +159,7 @@ class Unpacking:
         """Yield what lies in a zip that has no single reading."""
         self._searched += min(source.nbytes, zip_remains.SEARCHED)
         if self._searched > _MOST_SEARCHED:
-            return
+            raise LimitExceeded(f"zips that have no single reading, after {_MOST_SEARCHED:,} bytes")
         for member in zip_remains.members(source, self._left()):
             where = place(record, member.name)
             yield where, member

@@ -1,0 +1,104 @@
+"""
+What lies in files that are neither archives nor pickles: arrays of numpy, and bytes that a JSON text has as base64.
+
+    \\x93NUMPY, version, length, {'descr': '<f4', …}, elements, \\x93NUMPY, …      numpy.save, several times
+    {"policy": {":serialized:": "gASV…"}}                                         stable-baselines3
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error, a2b_base64
+from collections.abc import Iterator
+from math import prod
+from typing import Final
+
+from ckptool.errors import LimitExceeded
+from ckptool.sources.source import Source
+
+NUMPY: Final = b"\x93NUMPY"
+_SHORTEST: Final = 12
+_LONGEST_HEADER: Final = 1 << 16
+_PLAIN: Final = re.compile(
+    rb"\{'descr': '[<>|=]([biufcUSVmM])(\d{1,9})(?:\[\w+\])?', 'fortran_order': (?:True|False), "
+    rb"'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
+)
+"""The header of an array whose elements say by themselves how many bytes they take."""
+_OF_CHARACTER: Final = 4
+_BLOCK: Final = 1 << 24
+"""Bytes that are searched at a time; a text of more than that is not decoded."""
+_BASE64: Final = re.compile(rb'"((?:[\w+/=-]|\\[nr/]){20,})"').finditer
+_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s{0,99}:\s{0,99}"((?:[^"\\]|\\.)+)"').finditer
+"""What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
+_ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
+_OTHERS: Final = re.compile(rb"\\[nr]|[^A-Za-z0-9+/]")
+
+
+def arrays(source: Source) -> Iterator[int]:
+    """Yield where the elements of each array begin that a file of numpy has; nothing if it is none."""
+    at = 0
+    while 0 <= at < source.nbytes:
+        head = source.read(at, min(_SHORTEST, source.nbytes - at))
+        if not head.startswith(NUMPY) or len(head) < _SHORTEST:
+            return
+        width = 2 if head[len(NUMPY)] == 1 else 4
+        first = len(NUMPY) + 2
+        length = int.from_bytes(head[first : first + width], "little")
+        begin = at + first + width
+        at = begin + length
+        yield at
+        if at < source.nbytes:
+            plain = _PLAIN.fullmatch(source.read(begin, min(length, _LONGEST_HEADER)))
+            at = at + _nbytes(*plain.groups()) if plain is not None else _find(source, NUMPY, at)
+
+
+def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:
+    return int(size) * (_OF_CHARACTER if kind == b"U" else 1) * prod(map(int, re.findall(rb"\d+", shape)))
+
+
+def _find(source: Source, mark: bytes, start: int) -> int:
+    """Return where a mark is next in a source; -1 if it is not."""
+    for at in range(start, source.nbytes, _BLOCK):
+        found = source.read(at, min(_BLOCK + len(mark) - 1, source.nbytes - at)).find(mark)
+        if found >= 0:
+            return at + found
+    return -1
+
+
+def is_json(head: bytes) -> bool:
+    """Say whether a file that begins so may be JSON."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+
+
+def base64_texts(source: Source) -> Iterator[tuple[int, bytes]]:
+    """
+    Yield what the texts in JSON are that can be base64, each with its place.
+
+    Raises:
+        LimitExceeded: One is longer than is decoded.
+    """
+    at = 0
+    while at < source.nbytes:
+        block = source.read(at, min(_BLOCK, source.nbytes - at))
+        found = block if b"\\u00" not in block else _ESCAPE.sub(lambda one: bytes([int(one[1], 16)]), block)
+        for text in (*_BASE64(found), *(_MARKED(found) if b"serialized" in found else ())):
+            data = _OTHERS.sub(b"", text[1].replace(b"\\/", b"/"))
+            yield at + text.start(1), _decoded(data)
+            if b"-" in text[1] or b"_" in text[1]:
+                yield at + text.start(1), _decoded(_OTHERS.sub(b"", text[1].translate(_URL_SAFE)))
+        last = block.rfind(b'"')
+        if at + len(block) >= source.nbytes:
+            return
+        if last == 0:
+            raise LimitExceeded(f"a text in JSON of more than {_BLOCK:,} bytes, which may be base64")
+        at += last if last > 0 else len(block)
+
+
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+
+
+def _decoded(text: bytes) -> bytes:
+    try:
+        return a2b_base64(text + b"==")
+    except Error:  # one character too many
+        return a2b_base64(text[:-1])

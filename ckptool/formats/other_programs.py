@@ -1,0 +1,112 @@
+"""
+Programs for loaders of other kinds, beside checkpoints and in archives: of Keras, TensorFlow, TorchServe and MLflow,
+settings with tags, and source that settings name.
+
+They are told by their first bytes, by a word in their text or by their names. Nothing of them is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from ckptool.errors import Failure
+from ckptool.formats.runnable.surveys import Act
+from ckptool.messages import cut
+from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
+from ckptool.sources.source import Source
+
+_BLOCK: Final = 1 << 20
+_MOST_SEARCHED: Final = 1 << 30
+_MOST_READ: Final = 4 << 20
+_LONGEST: Final = 200
+_HDF5: Final = b"\x89HDF\r\n\x1a\n"
+_HDF5_AT: Final = (0, 512, 1024, 2048, 4096, 8192)
+"""A block of the user's, of such a size, may stand in front."""
+_OF_KERAS: Final = b"model_config"
+"""The attribute of a whole model, which files of weights alone have not."""
+_KERAS: Final = "a Keras model, whose loader may run code in it"
+_TAGS: Final = "settings with tags that a loader may call"
+_TAG: Final = re.compile(
+    rb"yaml\.org,2002:python|^%TAG|!(?:<!)?(?:apply(?:ref)?|new|name|module):"
+    rb"|!!?python/(?!(?:none|bool|str|unicode|bytes|int|long|float|complex|list|tuple|dict)(?![\w/:.]))",
+    re.MULTILINE,
+)
+_COMMENT: Final = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
+_PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+_LOADER: Final = re.compile(rb"loader_module[\"']?\s*:\s*[\"']?(?!mlflow\.)\w|model_code_path[\"']?\s*:\s*(?!null)\S")
+_CONFIG: Final = re.compile(r"(?:\w+_)?config(?:_\w+)?\.json|modules\.json|model_index\.json")
+_MENTION: Final = re.compile(r'"([\w./-]+--)?((?:\w+\.)+)([A-Za-z_]\w*)"')
+_COMPONENT: Final = re.compile(r'\[\s*"(\w+)"\s*,\s*"\w+"\s*\]')
+_ESCAPE: Final = re.compile(r"\\u00([0-7][0-9A-Fa-f])")
+_PY: Final = ".py"
+
+
+def in_content(name: str, source: Source) -> str | None:
+    """
+    Return what a file is in which a loader may run code, and that is not looked into; None for all others.
+
+    ``name`` may be a path, also in an archive.
+    """
+    last = re.split(r"/|::", name)[-1].lower()
+    if last in ("saved_model.pb", "saved_model.pbtxt"):
+        return "a TensorFlow SavedModel, whose graph is a program"
+    if last == "mlmodel" or last.endswith((".yaml", ".yml")):
+        text = source.read(0, min(source.nbytes, _MOST_READ)).replace(b"\0", b"")  # of UTF-16
+        text = _PERCENT.sub(lambda one: bytes([int(one[1], 16)]), _COMMENT.sub(b"", text))
+        if last == "mlmodel":
+            return "an MLflow model with a loader of its own" if _LOADER.search(text) else None
+        if _TAG.search(text):
+            return _TAGS
+        return f"settings after {_MOST_READ:,} bytes" if source.nbytes > _MOST_READ else None
+    if not any(source.read(at, len(_HDF5)) == _HDF5 for at in _HDF5_AT if at + len(_HDF5) <= source.nbytes):
+        return None
+    for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
+        if _OF_KERAS in source.read(at, min(_BLOCK + len(_OF_KERAS), source.nbytes - at)):
+            return _KERAS
+    return f"HDF5 after {_MOST_SEARCHED:,} bytes, which may be {_KERAS}" if source.nbytes > _MOST_SEARCHED else None
+
+
+def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[tuple[str, Act | str]]:
+    """
+    Yield the files that a loader runs code for because of their names, or what settings name: code that it runs, or
+    what is not looked into.
+
+    ``head`` returns so many bytes that a file begins with, or raises a ``Failure``.
+    """
+    scripts = {name.removesuffix(_PY) for name in names if name.endswith(_PY)}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        beside = f"{folder}/" if folder else ""
+        if name.endswith("MAR-INF/MANIFEST.json"):
+            yield name, "an archive of TorchServe, whose handler is a program"
+        elif last == "model.weights.h5" and f"{beside}config.json" in names:
+            yield name, _KERAS
+        elif name in ("handler.py", "custom_generate/generate.py"):
+            yield name, _source(name.removesuffix(_PY).replace("/", "."))
+        elif _CONFIG.fullmatch(last):
+            try:
+                data = head(name, _MOST_READ + 1)
+            except Failure:
+                continue  # that it cannot be read is said elsewhere
+            if len(data) > _MOST_READ:
+                yield name, f"settings of more than {_MOST_READ:,} bytes"
+            text = _ESCAPE.sub(lambda one: chr(int(one[1], 16)), str(data, "utf-8", "replace"))
+            yield from ((name, act) for act in _named(text, beside, scripts, is_pipeline=last == "model_index.json"))
+
+
+def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[Act]:
+    """Yield the modules that settings name and that are beside them, or in another repository."""
+    if '"auto_map"' in text:
+        for elsewhere in dict.fromkeys(one[0].strip('"') for one in _MENTION.finditer(text) if one[1]):
+            yield Act("code", "runs", cut(elsewhere, _LONGEST), "what its settings name", SETTINGS, "", 0)
+    modules = dict.fromkeys(one[2].rstrip(".") for one in _MENTION.finditer(text) if scripts and not one[1])
+    yield from (_source(one) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
+    if is_pipeline:
+        parts = {one.rpartition("/")[2] for one in scripts if one.startswith(beside)}
+        yield from (_source(one) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)
+
+
+def _source(module: str) -> Act:
+    return Act("code", "runs", cut(module, _LONGEST), f"the source of {cut(module, _LONGEST)}", SOURCE, "", 0)
