@@ -73,12 +73,9 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
         with open_keeping(path, trees, limits) as checkpoint:
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
-            deeper = asked.check or asked.deep
-            judged = (
-                _checked(look(path, checkpoint, depth, limits))
-                if deeper
-                else _glanced(path, checkpoint, summary, limits)
-            )
+            deeper = asked.check or asked.deep or (is_folder(path) and not is_far(path))
+            judged = None if deeper else _glanced(checkpoint, summary)
+            judged = judged or _checked(look(path, checkpoint, depth, limits))
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
