@@ -16,6 +16,7 @@ from ckptool.archives.archive import Archive
 from ckptool.checking.usual_names import has_settings, unexpected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
+from ckptool.formats import other_programs
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.surveys import Act, Survey
@@ -172,6 +173,8 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees 
     search = Search(limits, trees)
     try:
         with gc_paused():
+            if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):
+                search.miss(what)
             search.ending(source)
             search.anything(source, "", None, 0)
     except Failure as error:
@@ -221,7 +224,7 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     if unseen is not search:
                         search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
             if id(archive) not in done:
-                search.foreign(archive, place.removesuffix("::"))
+                other_programs.look(archive, place.removesuffix("::"), search)
                 search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)

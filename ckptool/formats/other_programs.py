@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from ckptool.archives.archive import Archive
 from ckptool.errors import Failure
-from ckptool.formats.runnable.surveys import Act
+from ckptool.formats.runnable.surveys import Act, Found
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
 from ckptool.sources.source import Source
@@ -66,6 +67,16 @@ def in_content(name: str, source: Source) -> str | None:
         if _OF_KERAS in source.read(at, min(_BLOCK + len(_OF_KERAS), source.nbytes - at)):
             return _KERAS
     return f"HDF5 after {_MOST_SEARCHED:,} bytes, which may be {_KERAS}" if source.nbytes > _MOST_SEARCHED else None
+
+
+def look(archive: Archive, record: str, found: Found) -> None:
+    """Add to what was ``found`` what loaders of other kinds run in an archive, and what of that is not looked into."""
+    for name, what in among(archive, archive.head):
+        place = "::".join(filter(None, (record, name)))
+        if isinstance(what, str):
+            found.miss(f"{place}: {what}")
+        else:
+            found.keep(what._replace(record=place))
 
 
 def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[tuple[str, Act | str]]:

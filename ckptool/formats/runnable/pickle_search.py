@@ -11,20 +11,18 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from ckptool.archives import holders
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
-from ckptool.formats import other_programs
+from ckptool.formats import holders, other_programs
 from ckptool.formats.probe import Trees
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.trees import is_telling, scanned, tree
 from ckptool.formats.runnable.unpacking import Content, Unpacking
-from ckptool.formats.runnable.unpacking import place as placed
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -181,10 +179,10 @@ class Search(Found):
         return self._strings > self._most_strings or self._inside_nbytes > most
 
     def _carrier(self, source: Source, at: int, nbytes: int, record: str, depth: int, *, is_text: bool) -> None:
-        if not is_text:
+        if is_text:
+            self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, at, depth)
+        else:
             self._inside(SliceSource(source, at, nbytes), record, at, depth)
-            return
-        self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, at, depth)
 
     def _bytes(self, value: Inert, record: str, where: int, depth: int) -> None:
         if isinstance(value, str):
@@ -226,14 +224,12 @@ class Search(Found):
             self._contents(contents, nested_at, depth)
         elif holders.is_json(head):
             for at, data in holders.base64_texts(source):
-                if may_hold_pickles(data):
-                    self._inside(BytesSource(data), record, at, depth)
+                self._inside(BytesSource(data), record, at, depth)
         elif not head.startswith(holders.NUMPY):
             self._pickles(source, head, record, nested_at, depth)
         else:
-            for begin in holders.arrays(source):
-                if begin < source.nbytes:  # an array of objects is a pickle, whatever the header says of it
-                    self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
+            for begin in holders.arrays(source):  # one of objects is a pickle, whatever its header says
+                self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
@@ -251,7 +247,7 @@ class Search(Found):
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive):
-            self.foreign(found, record)
+            other_programs.look(found, record, self)
         if isinstance(found, Remnant):
             lowered = found.name.lower()
             if not lowered.endswith(_OF_PROGRAMS) and not any(map(lowered.__contains__, _FOLDERS)):
@@ -265,14 +261,6 @@ class Search(Found):
                 self.keep(act)
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
-
-    def foreign(self, archive: Archive, record: str) -> None:
-        """Keep what loaders of other kinds run in an archive, and say what of that is not looked into."""
-        for name, what in other_programs.among(archive, archive.head):
-            if isinstance(what, str):
-                self.miss(f"{placed(record, name)}: {what}")
-            else:
-                self.keep(what._replace(record=placed(record, name)))
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""

@@ -32,7 +32,7 @@ _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)
 
 def of_settings(text: str, record: str) -> Iterator[Act]:
     """Yield what settings have their loader call; what cannot be followed may reach the system."""
-    text = _COMMENT.sub("", _ESCAPE.sub(_character, text))
+    text = _COMMENT.sub("", _ESCAPE.sub(lambda one: chr(int(one[1] or one[2] or "0", 16)).strip("\0"), text))
     for found in _MENTION.finditer(text):
         call = _CALL.match(text, found.end())
         if call is None:
@@ -51,8 +51,3 @@ def _grade(name: str) -> tuple[Grade, str | None]:
     """Return how far a call of this name reaches, and why: classes are made with what a person wrote beside them."""
     last = name.rpartition(".")[2]
     return grade_of(name, last, "builds" if last[0].isupper() and name not in CALLED_CLASSES else "calls")
-
-
-def _character(found: re.Match[str]) -> str:
-    number = found[1] or found[2]
-    return chr(int(number, 16)) if number else ""

@@ -8,12 +8,13 @@ What lies in files that are neither archives nor pickles: arrays of numpy, and b
 from __future__ import annotations
 
 import re
-from binascii import Error, a2b_base64
+from binascii import a2b_base64
 from collections.abc import Iterator
 from math import prod
 from typing import Final
 
 from ckptool.errors import LimitExceeded
+from ckptool.pickles.scanner import may_hold_pickles
 from ckptool.sources.source import Source
 
 NUMPY: Final = b"\x93NUMPY"
@@ -32,10 +33,11 @@ _MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s{0,99}:\s{0,99}"((?:[^"\\]|
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
 _ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 _OTHERS: Final = re.compile(rb"\\[nr]|[^A-Za-z0-9+/]")
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def arrays(source: Source) -> Iterator[int]:
-    """Yield where the elements of each array begin that a file of numpy has; nothing if it is none."""
+    """Yield where the elements of each array begin that a file of numpy has."""
     at = 0
     while 0 <= at < source.nbytes:
         head = source.read(at, min(_SHORTEST, source.nbytes - at))
@@ -46,10 +48,11 @@ def arrays(source: Source) -> Iterator[int]:
         length = int.from_bytes(head[first : first + width], "little")
         begin = at + first + width
         at = begin + length
+        if at >= source.nbytes:
+            return
         yield at
-        if at < source.nbytes:
-            plain = _PLAIN.fullmatch(source.read(begin, min(length, _LONGEST_HEADER)))
-            at = at + _nbytes(*plain.groups()) if plain is not None else _find(source, NUMPY, at)
+        plain = _PLAIN.fullmatch(source.read(begin, min(length, _LONGEST_HEADER)))
+        at = at + _nbytes(*plain.groups()) if plain is not None else _find(source, NUMPY, at)
 
 
 def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:
@@ -72,7 +75,7 @@ def is_json(head: bytes) -> bool:
 
 def base64_texts(source: Source) -> Iterator[tuple[int, bytes]]:
     """
-    Yield what the texts in JSON are that can be base64, each with its place.
+    Yield what the texts in JSON are that are base64 and may be pickles, each with its place.
 
     Raises:
         LimitExceeded: One is longer than is decoded.
@@ -82,23 +85,11 @@ def base64_texts(source: Source) -> Iterator[tuple[int, bytes]]:
         block = source.read(at, min(_BLOCK, source.nbytes - at))
         found = block if b"\\u00" not in block else _ESCAPE.sub(lambda one: bytes([int(one[1], 16)]), block)
         for text in (*_BASE64(found), *(_MARKED(found) if b"serialized" in found else ())):
-            data = _OTHERS.sub(b"", text[1].replace(b"\\/", b"/"))
-            yield at + text.start(1), _decoded(data)
-            if b"-" in text[1] or b"_" in text[1]:
-                yield at + text.start(1), _decoded(_OTHERS.sub(b"", text[1].translate(_URL_SAFE)))
-        last = block.rfind(b'"')
-        if at + len(block) >= source.nbytes:
-            return
+            plain = text[1].replace(b"\\/", b"/")
+            for data in {_OTHERS.sub(b"", plain), _OTHERS.sub(b"", plain.translate(_URL_SAFE))}:
+                if may_hold_pickles(decoded := a2b_base64(data[: len(data) - (len(data) % 4 == 1)] + b"==")):
+                    yield at + text.start(1), decoded
+        last = block.rfind(b'"') if at + len(block) < source.nbytes else -1
         if last == 0:
             raise LimitExceeded(f"a text in JSON of more than {_BLOCK:,} bytes, which may be base64")
         at += last if last > 0 else len(block)
-
-
-_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
-
-
-def _decoded(text: bytes) -> bytes:
-    try:
-        return a2b_base64(text + b"==")
-    except Error:  # one character too many
-        return a2b_base64(text[:-1])
