@@ -137,5 +137,5 @@ def _in_front(source: Source) -> int:
     at = last.rfind(END_MAGIC)
     if at < 0 or at + END.size > len(last):
         return 0
-    *_, nbytes, offset, _ = END.unpack_from(last, at)
-    return max(0, begin + at - nbytes - offset)
+    found: tuple[int, ...] = END.unpack_from(last, at)[1:]
+    return max(0, begin + at - found[4] - found[5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
@@ -14,8 +15,10 @@ from ckptool.checking.safety import merged
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
 from ckptool.formats import open_checkpoint, other_programs
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.surveys import Survey
+from ckptool.formats.runnable.settings import of_settings
+from ckptool.formats.runnable.surveys import Found, Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
@@ -32,6 +35,7 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
+_LONGEST_SETTINGS = 4 << 20
 _LINK_OUT = "a link that leads out of the folder, which is not followed"
 
 
@@ -132,6 +136,9 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             if source.nbytes:
                 if what := other_programs.in_content(name, source):
                     search.miss(what)
+                if name.endswith(SETTINGS):
+                    text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
+                    deque(map(search.keep, of_settings(text, "")), maxlen=0)
                 search.ending(source)
                 search.anything(source, "", None, 0)
     except FileUnavailable as error:
@@ -150,8 +157,10 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
 
 def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:
     """Yield what loaders run because of what files are called, or what settings name."""
-    for name, what in other_programs.among(dict.fromkeys(names), folder.head):
-        yield name, Survey(unseen=(what,)) if isinstance(what, str) else Survey((what,))
+    for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
+        found = Found()
+        found.foreign("", [("", what, why)])
+        yield name, found.survey()
 
 
 def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:

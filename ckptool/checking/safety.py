@@ -222,9 +222,10 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     unseen = Search(limits) if full in unopened else search
                     unseen.member(archive, name, full, 0)
                     if unseen is not search:
-                        search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
+                        search.acts.update(unseen.acts)  # not what could not be looked at: that it cannot be opened
+                        search.names.update(unseen.names)  # is known
             if id(archive) not in done:
-                other_programs.look(archive, place.removesuffix("::"), search)
+                search.foreign(place.removesuffix("::"), other_programs.among(archive, archive.head))
                 search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,7 +13,7 @@ from ckptool.checkpoints.tables import padded
 from ckptool.cli import terminal
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
-from ckptool.messages import counted, show, show_nbytes
+from ckptool.messages import counted, show, show_nbytes, some
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport
@@ -85,7 +86,8 @@ class BriefCheck:
         worst = report.worst
         found = [one for one in report.findings if one.severity == worst and worst != "info"]
         found.sort(key=lambda one: one.code not in _OF_SAFETY)
-        more = f" (and {len(found) - 1:,} more)" if found[1:] else ""
+        files = dict.fromkeys(os.path.basename(one.path) for one in found[1:] if one.path and one.path != path)
+        more = f" (and {len(found) - 1:,} more{f': {some(list(files))}' if files else ''})" if found[1:] else ""
         facts = f"{report.format}, {show_nbytes(report.file_nbytes or 0)}"
         line = f"{found[0].code} {found[0].message}{more}" if found else facts
         say(self._paths.line(_word(worst, "fine"), path, line))

@@ -119,8 +119,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
             output.checked(report, target.shown)
         output.end()
-    for line in left_out(unseen):
-        say(line, err=True)
+    for text in left_out(unseen):
+        say(text, err=True)
     refuse_none(passed, found, files)
     sys.exit(code)
 

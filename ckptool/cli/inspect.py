@@ -101,8 +101,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
                     failed = True
                     output.failed(target.shown, error)
         output.end()
-    for line in left_out(unseen):
-        say(line, err=True)
+    for text in left_out(unseen):
+        say(text, err=True)
     refuse_none(passed, found, files)
     sys.exit(2 if failed else 0)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
-from ckptool.archives.archive import Archive
 from ckptool.errors import Failure
-from ckptool.formats.runnable.surveys import Act, Found
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
 from ckptool.sources.source import Source
+
+Known: TypeAlias = tuple[str, str, str | None]
+"""A file, what its loader runs, and why; or what it is, and None, where that is not looked into."""
 
 _BLOCK: Final = 1 << 20
 _MOST_SEARCHED: Final = 1 << 30
@@ -25,6 +26,7 @@ _LONGEST: Final = 200
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 _HDF5_AT: Final = (0, 512, 1024, 2048, 4096, 8192)
 """A block of the user's, of such a size, may stand in front."""
+_OF_HDF5: Final = (".h5", ".hdf5", ".hdf", ".keras")
 _OF_KERAS: Final = b"model_config"
 """The attribute of a whole model, which files of weights alone have not."""
 _KERAS: Final = "a Keras model, whose loader may run code in it"
@@ -61,7 +63,8 @@ def in_content(name: str, source: Source) -> str | None:
         if _TAG.search(text):
             return _TAGS
         return f"settings after {_MOST_READ:,} bytes" if source.nbytes > _MOST_READ else None
-    if not any(source.read(at, len(_HDF5)) == _HDF5 for at in _HDF5_AT if at + len(_HDF5) <= source.nbytes):
+    places = _HDF5_AT if last.endswith(_OF_HDF5) else (0,)
+    if not any(source.read(at, len(_HDF5)) == _HDF5 for at in places if at + len(_HDF5) <= source.nbytes):
         return None
     for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
         if _OF_KERAS in source.read(at, min(_BLOCK + len(_OF_KERAS), source.nbytes - at)):
@@ -69,55 +72,41 @@ def in_content(name: str, source: Source) -> str | None:
     return f"HDF5 after {_MOST_SEARCHED:,} bytes, which may be {_KERAS}" if source.nbytes > _MOST_SEARCHED else None
 
 
-def look(archive: Archive, record: str, found: Found) -> None:
-    """Add to what was ``found`` what loaders of other kinds run in an archive, and what of that is not looked into."""
-    for name, what in among(archive, archive.head):
-        place = "::".join(filter(None, (record, name)))
-        if isinstance(what, str):
-            found.miss(f"{place}: {what}")
-        else:
-            found.keep(what._replace(record=place))
-
-
-def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[tuple[str, Act | str]]:
+def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[Known]:
     """
-    Yield the files that a loader runs code for because of their names, or what settings name: code that it runs, or
-    what is not looked into.
+    Yield the files that a loader runs code for because of their names, or what settings name.
 
     ``head`` returns so many bytes that a file begins with, or raises a ``Failure``.
     """
-    scripts = {name.removesuffix(_PY) for name in names if name.endswith(_PY)}
+    scripts = {name.removesuffix(_PY).removesuffix("/__init__") for name in names if name.endswith(_PY)}
     for name in names:
         folder, _, last = name.rpartition("/")
         beside = f"{folder}/" if folder else ""
         if name.endswith("MAR-INF/MANIFEST.json"):
-            yield name, "an archive of TorchServe, whose handler is a program"
+            yield name, "an archive of TorchServe, whose handler is a program", None
         elif last == "model.weights.h5" and f"{beside}config.json" in names:
-            yield name, _KERAS
+            yield name, _KERAS, None
         elif name in ("handler.py", "custom_generate/generate.py"):
-            yield name, _source(name.removesuffix(_PY).replace("/", "."))
+            yield name, name.removesuffix(_PY).replace("/", "."), SOURCE
         elif _CONFIG.fullmatch(last):
             try:
                 data = head(name, _MOST_READ + 1)
             except Failure:
                 continue  # that it cannot be read is said elsewhere
             if len(data) > _MOST_READ:
-                yield name, f"settings of more than {_MOST_READ:,} bytes"
+                yield name, f"settings of more than {_MOST_READ:,} bytes", None
             text = _ESCAPE.sub(lambda one: chr(int(one[1], 16)), str(data, "utf-8", "replace"))
-            yield from ((name, act) for act in _named(text, beside, scripts, is_pipeline=last == "model_index.json"))
+            named = _named(text, beside, scripts, is_pipeline=last == "model_index.json")
+            yield from ((name, cut(what, _LONGEST), why) for what, why in named)
 
 
-def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[Act]:
+def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[tuple[str, str]]:
     """Yield the modules that settings name and that are beside them, or in another repository."""
     if '"auto_map"' in text:
-        for elsewhere in dict.fromkeys(one[0].strip('"') for one in _MENTION.finditer(text) if one[1]):
-            yield Act("code", "runs", cut(elsewhere, _LONGEST), "what its settings name", SETTINGS, "", 0)
+        elsewhere = (one[0].strip('"') for one in _MENTION.finditer(text) if one[1])
+        yield from ((one, SETTINGS) for one in dict.fromkeys(elsewhere))
     modules = dict.fromkeys(one[2].rstrip(".") for one in _MENTION.finditer(text) if scripts and not one[1])
-    yield from (_source(one) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
+    yield from ((one, SOURCE) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
     if is_pipeline:
         parts = {one.rpartition("/")[2] for one in scripts if one.startswith(beside)}
-        yield from (_source(one) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)
-
-
-def _source(module: str) -> Act:
-    return Act("code", "runs", cut(module, _LONGEST), f"the source of {cut(module, _LONGEST)}", SOURCE, "", 0)
+        yield from ((one, SOURCE) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)

@@ -100,7 +100,10 @@ def test_files_behind_many_links_are_said(tmp_path: Path) -> None:
     written(last, {"x.pkl": EVIL})
     (found,) = check(folder).findings
     assert found.code == "CK209"
-    assert f"'{'link/' * 6}x.pkl'" in found.message
+    assert (
+        found.message
+        == "'link' in the folder: not looked at: a link that leads out of the folder, which is not followed"
+    )
 
 
 def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
@@ -153,6 +156,13 @@ def test_of_many_files_with_the_same_the_first_are_told(tmp_path: Path) -> None:
 
     assert len(found) == 17
     assert found[-1].message.startswith(f"4 more files of the folder with the same: {folder}/16.bak, ")
+
+
+def test_a_line_for_a_folder_names_each_file_with_the_worst(tmp_path: Path) -> None:
+    evil = {"model.pth": WEIGHTS, "a.bak": EVIL, "b/c.bin": IN_ZIP, "d": EVIL, "e.txt": b"text"}
+    shown = CliRunner().invoke(cli, ["check", "-b", str(written(tmp_path / "x", evil))]).stdout
+    assert "'a.bak' in the folder: unpickling calls" in shown
+    assert "(and 2 more: d, c.bin)" in shown
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -201,6 +201,8 @@ NAMED = {
         "modeling_x.py": b"",
     },
     "a folder below": {"a/config.json": b'{"auto_map": {"AutoModel": "x.y.Net"}}', "a/x/y.py": b"class Net: pass"},
+    "a package": {"config.json": b'{"auto_map": {"AutoModel": "pkg.Net"}}', "pkg/__init__.py": b"class Net: pass"},
+    "settings of NeMo": {"model_config.yaml": b"model:\n  _target_: somebodys.package.Net\n"},
     "sentence-transformers": {"modules.json": b'[{"idx": 0, "type": "mod.T"}]', "mod.py": b"class T: pass"},
     "diffusers": {"model_index.json": b'{"_class_name": "P", "unet": ["my_unet", "N"]}', "unet/my_unet.py": b""},
     "a handler": {"handler.py": b"class EndpointHandler: pass"},

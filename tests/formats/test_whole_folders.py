@@ -751,7 +751,8 @@ def _pipeline_of(folder: Path, *names: str, named: Sequence[str]) -> None:
 
 def test_a_pipeline_of_plain_files_runs_nothing_and_one_with_a_pickle_says_what(tmp_path: Path) -> None:
     _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vae"])
-    assert ckptool.check(tmp_path).loading == "it holds no pickle, so nothing in it runs, whatever loads it"
+    said = "it holds no pickle: diffusers.DiffusionPipeline.from_pretrained() opens it and runs nothing"
+    assert ckptool.check(tmp_path).loading == said
     write(tmp_path / "safety_checker" / "pytorch_model.bin", weights())
     assert "unpickling a part of it by itself only makes data" in (ckptool.check(tmp_path).loading or "")
 

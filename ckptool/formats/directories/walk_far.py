@@ -9,7 +9,7 @@ from typing import Final
 from ckptool.errors import FileUnavailable, LimitExceeded
 from ckptool.formats.directories import choosing, layouts_in_order, pipelines, walk
 from ckptool.sources.far_folder import FarFolder, open_prefix
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import UNTOLD, is_likely
 from ckptool.sources.remote import hub
 from ckptool.sources.remote.address import HUB, STORES, Remote
 from ckptool.sources.remote.bucket import Bucket
@@ -75,7 +75,7 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
                     yield folder.as_listed()
                 elif is_known:
                     yield folder.address_of(name)
-            names = [name for name in folder.folders if not name.startswith(".")]
+            names = [name for name in folder.folders if name not in UNTOLD]
             todo += [(folder.below(name), place.elsewhere(f"{place}{name}/")) for name in reversed(names)]
 
 

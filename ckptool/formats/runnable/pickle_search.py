@@ -247,7 +247,7 @@ class Search(Found):
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive):
-            other_programs.look(found, record, self)
+            self.foreign(record, other_programs.among(found, found.head))
         if isinstance(found, Remnant):
             lowered = found.name.lower()
             if not lowered.endswith(_OF_PROGRAMS) and not any(map(lowered.__contains__, _FOLDERS)):

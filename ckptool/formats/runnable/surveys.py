@@ -114,10 +114,12 @@ class Found:
         """Keep what something beside the pickles does."""
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
-    def take(self, other: Found) -> None:
-        """Keep what another search found."""
-        self.acts.update(other.acts)
-        self.names.update(other.names)
+    def foreign(self, record: str, found: Iterable[tuple[str, str, str | None]]) -> None:
+        """Keep what loaders of other kinds run in the files of a record, and why; without that, it is not looked at."""
+        for name, what, why in found:
+            where = "::".join(filter(None, (record, name)))
+            unseen = f"{where}: {what}" if where else what
+            self.keep(Act("code", "runs", what, what, why, where, 0)) if why else self.miss(unseen)
 
     def name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
         if len(self.names) < _MOST_NAMES:

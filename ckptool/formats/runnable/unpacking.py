@@ -17,7 +17,7 @@ from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnsupportedFeature
+from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -150,9 +150,7 @@ class Unpacking:
             return
         try:
             yield from self._zip(source, "")
-        except LimitExceeded:
-            raise
-        except Failure:
+        except (UnreadableFile, UnsupportedFeature):
             return  # bytes that only look like the end of a zip, or no reader opens it
 
     def _remains(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
