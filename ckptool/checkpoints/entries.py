@@ -17,6 +17,7 @@ from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import for_shell, some
 from ckptool.names.filter import two_readings
 from ckptool.names.missing import by_likeness
+from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert
 
@@ -24,6 +25,8 @@ _LISTED: Final = 12
 _EMA: Final = "ema"
 _DROPPED: Final = (_EMA, *NO_WEIGHTS)
 """Roles that stand for all entries that have them, where something is to be left out."""
+_COUNTERS: Final = COMPANIONS | {"decay", "num_updates", "updates"}
+"""What is counted beside averages."""
 _INSIDE: Final = "module."
 """What some that average put in front of the names."""
 
@@ -128,24 +131,17 @@ def averaged(state_dict: StateDict) -> StateDict | None:
     tensors = dict(state_dict.items())
     for head, own in heads.items():
         tails = [name[len(head) + 1 :] for name in state_dict if name.startswith(f"{head}.")]
-        own_names = [name for name in state_dict if name.startswith(f"{own}.")]
-        places = {name[len(own) + 1 :]: name for name in own_names}
-        counters = [
-            tail for tail in tails if "." not in tail and tail not in places and not state_dict[f"{head}.{tail}"].shape
-        ]
-        left = [tail for tail in tails if tail not in counters]
-        start = len(_INSIDE) if all(tail.startswith(_INSIDE) for tail in left) else 0
         dotless: dict[str, list[str]] = {}
-        for name in own_names:
-            dotless.setdefault(name[len(own) + 1 :].replace(".", ""), []).append(name)
+        for name in state_dict:
+            if name.startswith(f"{own}."):
+                dotless.setdefault(name[len(own) + 1 :].replace(".", ""), []).append(name)
+        left = [tail for tail in tails if tail not in _COUNTERS or tail in dotless]
+        start = len(_INSIDE) if all(tail.startswith(_INSIDE) for tail in left) else 0
         for tail in left:
-            text, average = tail[start:], state_dict[f"{head}.{tail}"]
-            meant = [places[text]] if text in places else dotless.get(text.replace(".", ""), [])
-            if (
-                len(meant) != 1
-                or state_dict[meant[0]].shape != average.shape
-                or tensors[meant[0]] is not state_dict[meant[0]]
-            ):
+            meant, average = dotless.get(tail[start:].replace(".", ""), []), state_dict[f"{head}.{tail}"]
+            meant = [name for name in meant if name == f"{own}.{tail[start:]}"] or meant
+            place = state_dict[meant[0]] if len(meant) == 1 else None
+            if place is None or place.shape != average.shape or tensors[meant[0]] is not place:
                 raise WeightsNotFound(
                     f"it is not certain of which weights those under {head!r} are averages: {tail!r} has the name and "
                     f"the shape of {'several' if len(meant) > 1 else 'none'} under {own!r}",

@@ -171,7 +171,8 @@ class Casting:
     def unmatched(self) -> list[str]:
         """Those of ``keep`` that match no name at all, be it of a tensor that is not cast."""
         names = [name for pair in self._names for name in pair if len(name) <= LONGEST] if self.keeps_nothing else []
-        return [one for one in self.keeps_nothing if not any(re.search(one, name) for name in names)]
+        left = [pattern for pattern in self._keep if pattern.pattern in self.keeps_nothing]
+        return [one.pattern for one in left if not any(self._trials.on(name, one.search) for name in names)]
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""

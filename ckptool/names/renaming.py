@@ -81,7 +81,9 @@ def _without_head(head: str, names: Sequence[str]) -> list[str]:
 
 
 def add_prefix(prefix: str) -> Rule:
-    """Return the rule that puts ``prefix`` and a dot in front of every name."""
+    """Return the rule that puts ``prefix`` and a dot in front of every name; raise MigrationRefused if it is empty."""
+    if not prefix.strip("."):
+        raise MigrationRefused(f"not a prefix: {prefix!r}", kind="bad-pattern")
     return partial(_with_head, prefix.rstrip(".") + ".")
 
 

@@ -95,18 +95,11 @@ BY_NAME |= {
 BY_STORAGE_CLASS = {dtype.storage_class: dtype for dtype in DTYPES if dtype.storage_class}
 BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES if dtype.safetensors}
 BY_PT2 = {dtype.pt2: dtype for dtype in DTYPES if dtype.pt2}
-_SHORT = {
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "float": "float32",
-    "fp32": "float32",
-    "double": "float64",
-    "fp64": "float64",
-}
+_SHORT = {"fp16": "half", "bf16": "bfloat16", "fp32": "float", "fp64": "double"}
 
 
 def spelled(dtype: object) -> str:
     """Return torch's name of a type that is given as it, as one of torch's types, or in short (``fp16``, ``half``)."""
     text = str(dtype).removeprefix("torch.")
-    return _SHORT.get(text.lower(), text)
+    found = BY_NAME.get(_SHORT.get(text.lower(), text.lower()))
+    return text if found is None else found.name

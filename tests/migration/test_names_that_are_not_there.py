@@ -176,11 +176,13 @@ def test_averages_get_the_names_of_what_they_are_averages_of(style: str, at_root
     assert any("the rest is not averaged" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("fault", ["another name", "another shape", "two names without dots"])
+@pytest.mark.parametrize("fault", ["another name", "another number", "another shape", "two names without dots"])
 def test_averages_of_what_is_not_certain_are_refused(fault: str, folder: Path) -> None:
     state = diffusion()
     if fault == "another name":
         state["model_ema.diffusion_modelmiddle"] = torch.ones(3)
+    elif fault == "another number":
+        state["model_ema.scale"] = torch.tensor(1.0)
     elif fault == "another shape":
         state["model_ema.diffusion_modelout2bias"] = torch.ones(4)
     else:
@@ -440,6 +442,12 @@ def test_what_is_not_quite_the_same_is_two(kind: str, folder: Path) -> None:
         migrate("a.pth", "out.safetensors")
     with pytest.raises(ckptool.AmbiguousWeights):
         ckptool.diff("a.pth", "state.pth")
+
+
+def test_an_average_of_a_number_is_one(folder: Path) -> None:
+    torch.save({"model.a.scale": torch.tensor(1.0), "model_ema.ascale": torch.tensor(2.0)}, "a.pth")
+
+    assert {name: float(one) for name, one in ckptool.load("a.pth", weights="ema").items()} == {"model.a.scale": 2.0}
 
 
 def test_the_best_known_key_still_counts(folder: Path) -> None:
