@@ -119,8 +119,8 @@ def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
     """Leave out layers whose numbers would be in another order: they are only alike."""
     families: dict[tuple[str, str], list[tuple[list[int], list[int], str]]] = {}
     for old, new in targets.items():
-        numbers = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
-        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((*numbers, old))
+        before, after = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
+        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((before, after, old))
     for pairs in families.values():
         pairs.sort()
         if any(one[1] >= other[1] for one, other in pairwise(pairs)):
