@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import Finding, Severity
 from ckptool.checking.value_statistics import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
@@ -69,13 +69,14 @@ def survey(
         if facts.all_zero:
             zero.append(tensor.name)
         damaged += _damage(tensor, facts, weights)
-    for code, severity, what, names, hint in (
+    rows: tuple[tuple[str, Severity, str, list[str], str | None], ...] = (
         ("CK110", "warning", "values that are no numbers (NaN)", nan, _DIVERGED),
         ("CK111", "warning", "infinite values", infinite, _DIVERGED),
         ("CK111", "info", _HARMLESS, harmless, None),
         ("CK112", "info", f"{counted(len(zero), 'tensor')} all zero", zero, None),
         ("CK119", "info", "values unlike all others of their tensors, as after damage", damaged, _COMPARE),
-    ):
+    )
+    for code, severity, what, names, hint in rows:
         if names:
             yield Finding(code, severity, f"{what}: {some(names)}", hint)
     for why, names in left_out.items():

@@ -241,7 +241,7 @@ def _hint(
     if len(best.pairs) > len(matched.pairs) and not short:
         ways = " or ".join(map(as_options, (best.changes, *best.alternatives)))
         return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
-    firsts = set({id(tensors[name]): name for name in reversed(expected)}.values())
+    firsts = set({id(tensors[name]): name for name in reversed(list(expected))}.values())
     guesses = guess_renames({name: expected[name] for name in expected if name in firsts}, found) if lacking else ()
     if guesses:
         return f"If these are the same tensors, let 'ckptool migrate' rename: all meet after {as_options(guesses)}."

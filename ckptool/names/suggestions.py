@@ -119,8 +119,8 @@ def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
     """Leave out layers whose numbers would be in another order: they are only alike."""
     families: dict[tuple[str, str], list[tuple[list[int], list[int], str]]] = {}
     for old, new in targets.items():
-        numbers = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
-        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((*numbers, old))
+        before, after = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
+        families.setdefault((_NUMBER.sub("#", old), _NUMBER.sub("#", new)), []).append((before, after, old))
     for pairs in families.values():
         pairs.sort()
         if any(one[1] >= other[1] for one, other in pairwise(pairs)):
@@ -148,7 +148,12 @@ def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], 
 
 
 def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterator[tuple[_Group, _Group]]:
-    """Yield groups that are more like each other than like any other; what is as like two of them is left."""
+    """
+    Yield groups that are more like each other than like any other, and in the same order on both sides.
+
+    What is as like two of them is left; so are all where likeness and order disagree: one of them is chance.
+    """
+    pairs: list[tuple[int, int]] = []
     scores = {
         (new, old): _alike(wanted[new].template, there[old].template)
         for new in range(len(wanted))
@@ -159,8 +164,11 @@ def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterat
         most = max(scores.values())
         best = [pair for pair, score in scores.items() if score == most]
         news, olds = Counter(new for new, _ in best), Counter(old for _, old in best)
-        yield from ((wanted[new], there[old]) for new, old in best if news[new] == olds[old] == 1)
+        pairs += ((new, old) for new, old in best if news[new] == olds[old] == 1)
         scores = {(new, old): score for (new, old), score in scores.items() if new not in news and old not in olds}
+    pairs.sort()
+    if all(one[1] < other[1] for one, other in pairwise(pairs)):
+        yield from ((wanted[new], there[old]) for new, old in pairs)
 
 
 def _may_be(new: str, old: str, *, known: bool) -> bool:

@@ -227,6 +227,11 @@ QUOTED = {
     "KeyError: 'unexpected key \"module.encoder.weight\" in state_dict'": "keys-renamed",
     "[enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/3": "disk-full",
     "OSError: [Errno 28] No space left on device": "disk-full",
+    "size mismatch for a.w: copying a param with shape torch.Size([0]) from checkpoint, the shape in current model is "
+    "torch.Size([8]).": "stub",
+    "size mismatch for a.w: copying a param with shape torch.Size([8]) from checkpoint, the shape in current model is "
+    "torch.Size([0]).": "model-stub",
+    "AttributeError: 'NoneType' object has no attribute 'get'": "no-framework",
     "PermissionError: [Errno 13] Permission denied: 'x.pth'": "not-permitted",
     "ModuleNotFoundError: No module named 'torch'": "no-torch",
     "RuntimeError: storage has wrong size: expected 0 got 64": "some-damage",

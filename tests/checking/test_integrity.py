@@ -160,6 +160,68 @@ def test_values_that_no_training_wants_are_found(dtype: torch.dtype) -> None:
     assert {code for code, _, _ in found} - {"CK504"} == {"CK110", "CK111", "CK112"}
 
 
+def like_trained(*shape: int) -> torch.Tensor:
+    return torch.linspace(-0.05, 0.05, math.prod(shape)).reshape(shape) + 0.001
+
+
+def damaged(kind: str) -> dict[str, torch.Tensor]:
+    weight = like_trained(64, 64)
+    if kind == "far":
+        weight[5, 5] = 1.2e38
+    elif kind == "far, of halves":
+        weight = weight.bfloat16()
+        weight[-1, -1] = -3e35
+    elif kind == "far, two of doubles":
+        weight = weight.double()
+        weight.view(-1)[[7, 4000]] = torch.tensor([1e9, -1e200], dtype=torch.float64)
+    elif kind == "a block":
+        weight.view(-1)[1024:2048] = 0
+    elif kind == "a larger block, of halves":
+        weight = like_trained(128, 128).half()
+        weight.view(-1)[4096:8192] = 0
+    else:
+        weight = like_trained(5000)
+        weight[1024:3072] = 0
+    return {"a.weight": like_trained(40, 40), "b.weight": weight}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["far", "far, of halves", "far, two of doubles", "a block", "a larger block, of halves", "a block of no rows"],
+)
+def test_values_unlike_all_others_are_a_note(kind: str) -> None:
+    found = [one for one in check(saved(damaged(kind)), values=True).findings if one.code == "CK119"]
+
+    assert [one.severity for one in found] == ["info"]
+    assert "b.weight (" in found[0].message
+    assert "a.weight" not in found[0].message
+
+
+def test_zeros_and_wide_values_that_models_have_are_none() -> None:
+    padding, vocabulary, pruned = like_trained(100, 1024), like_trained(100, 64), like_trained(64, 64)
+    padding[3] = 0
+    vocabulary[-20:] = 0
+    pruned.view(-1)[::2] = 0
+    apart = like_trained(64, 64)
+    apart.view(-1)[1024:2048] = 0
+    apart[0, 0] = 0
+    frequencies = 1.0 / 10000 ** (torch.arange(0, 4096, 2) / 4096) ** 2
+    mask = torch.full((64, 64), torch.finfo(torch.float32).min).triu(1)
+    state = {
+        "padding.weight": padding,
+        "vocabulary.weight": vocabulary,
+        "pruned.weight": pruned,
+        "apart.weight": apart,
+        "inv_freq": frequencies,
+        "mask": mask,
+        "outlier.weight": torch.cat([like_trained(4000), torch.tensor([300.0])]),
+    }
+    moments = {"state": {0: {"exp_avg_sq": torch.cat([torch.full((4095,), 1e-20), torch.ones(1)])}}, "param_groups": []}
+    report = check(saved({"model": state, "optimizer": moments}), values=True)
+
+    assert "CK119" not in codes(report)
+
+
 def test_whole_numbers_are_only_looked_at_for_zeros() -> None:
     report = check(saved({"a": torch.full((4,), -1), "b": torch.zeros(4, dtype=torch.bool)}), values=True)
 

@@ -191,6 +191,10 @@ OTHERS: dict[str, tuple[Shapes, Shapes]] = {
         layers(3, "x.{}.{}", w=(3,)) | layers(3, "y.{}.{}", w=(3,)),
         layers(3, "a.{}.{}", w=(3,)) | layers(3, "b.{}.{}", w=(3,)),
     ),
+    "norms by names that are like the other's": (
+        layers(3, "layers.{}.{}", input_layernorm__weight=(8,), post_attention_layernorm__weight=(8,)),
+        layers(3, "layers.{}.{}", attention_norm__weight=(8,), ffn_norm__weight=(8,)),
+    ),
     "shifted layers": (layers(5, "h.{}.{}", w=(3,)), changed(layers(5, "h.{}.{}", w=(3,)), (r"h\.4", "h.9"))),
     "rows in another order": (
         LLAMA | {"model.layers.0.self_attn.k_proj.weight": (8, 8)},
@@ -297,6 +301,13 @@ def test_names_that_all_have_another_become_one_file_of_the_wanted_names(pair: s
     assert command.count("--rename") <= 6
     # Each tensor is the one that it was: what was renamed here keeps its place in the order.
     assert [float(loaded[name].flatten()[0]) for name in want] == list(map(float, range(len(want))))
+
+
+def test_likeness_that_the_order_denies_is_no_rename(tmp_path: Path) -> None:
+    want, have = OTHERS["norms by names that are like the other's"]
+    report = check(saved(have, tmp_path / "have.pth"), like=saved(want, tmp_path / "want.pth"))
+
+    assert [one.command for one in report.findings if one.code.startswith("CK6")] == [None, None]
 
 
 @pytest.mark.parametrize("pair", OTHERS)

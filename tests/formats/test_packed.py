@@ -363,3 +363,36 @@ def test_a_distributed_checkpoint_beside_weights_hides_nothing(tmp_path: Path) -
     assert [one.code for one in ckptool.check(path).findings if one.severity == "error"] == ["CK114"]
     with pytest.raises(UnsupportedFeature, match="2 files in 'dist/'"):
         open_checkpoint(f"{path}::dist")
+
+
+@each("text", [b"x", b"x^2 + y^2 = 1, as everybody knows since school, and more of it", b"x\x01", b"x\x9c"])
+def test_text_that_begins_as_zlib_does_is_no_file_cut_short(text: bytes) -> None:
+    data = zip_bytes.whole([zip_bytes.stored("policy.pth", weights()), zip_bytes.stored("mark", text)])
+
+    assert {one.code for one in ckptool.check(data).findings if one.severity != "info"} == set()
+
+
+def test_zlib_that_is_cut_short_is_still_one() -> None:
+    packed = zlib.compress(build.torch_zip({"w": build.tensor(build.storage("0"))}, {"0": build.floats()}))
+    data = zip_bytes.whole([zip_bytes.stored("policy.pth", weights()), zip_bytes.stored("mark", packed[:-40])])
+
+    assert {one.code for one in ckptool.check(data).findings if one.severity != "info"}
+
+
+@pytest.mark.parametrize("beside", [{}, {"README.md": b"# one"}, {"config.yml": b"a: 1", "results.json": b"{}"}])
+def test_the_one_zip_of_a_folder_is_opened(beside: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "ppo.zip").write_bytes(stable_baselines())
+    for name, data in beside.items():
+        (tmp_path / name).write_bytes(data)
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint.weights or ()) == ["w", "b"]
+
+
+def test_two_zips_of_a_folder_are_named(tmp_path: Path) -> None:
+    for name in ("a.zip", "b.zip"):
+        (tmp_path / name).write_bytes(stable_baselines())
+
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(tmp_path)
+    assert "a.zip" in (caught.value.hint or "")

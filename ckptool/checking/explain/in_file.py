@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
 from ckptool.checking import advice, torch_load
 from ckptool.checking.explain.entry import Explanation
-from ckptool.checking.explain.keys import form_of, key_lists, names_meet
+from ckptool.checking.explain.keys import form_of, key_lists, names_meet, why_renamed
 from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
@@ -22,6 +22,7 @@ from ckptool.names.missing import not_there
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles.nodes import Inert, lookup, mapping_pairs
 from ckptool.sources.naming import shown_path
+from ckptool.tensors.reading import LazyTensor
 
 _MOST_LISTED = 8
 
@@ -127,7 +128,7 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
             changes = tuple(one.as_rename for one in changes)
         return Cause(
             f"{all_of}, under other names: {old!r} is {new!r}",
-            "If these are the same tensors, rename them.",
+            why_renamed(changes),
             _migration(checkpoint, form=form, key=key, renames=changes),
         )
     if not found.key and found.class_name is None:
@@ -171,7 +172,7 @@ def _extra_state(checkpoint: Checkpoint, text: str) -> Cause:
 
 def _stub(checkpoint: Checkpoint, _: str) -> Cause | None:
     """Tensors without elements, in the file."""
-    weights = checkpoint.weights or {}
+    weights: Mapping[str, LazyTensor] = checkpoint.weights or {}
     empty = [name for name, one in weights.items() if 0 in one.shape]
     fact = f"{len(empty):,} of its {counted(len(weights), 'tensor')} have no elements: {some(empty)}"
     return Cause(fact, None, _command(checkpoint, "check")) if empty else None

@@ -64,6 +64,12 @@ def names_meet(expected: Collection[str], found: Collection[str], *, every: bool
     return guess_renames(wanted, there, every=every) or None
 
 
+def why_renamed(changes: Renames) -> str:
+    """Return the hint beside a command that renames: what takes only a wrapper or one prefix off is no guess."""
+    is_sure = all(change.option != "rename" for change in changes)
+    return "Rename them." if is_sure else "If these are the same tensors, rename them."
+
+
 def explain_keys(text: str) -> Explanation | None:
     """Explain lists of missing and unexpected keys by what turns the one into the other."""
     missing, unexpected = key_lists(text)
@@ -80,7 +86,7 @@ def explain_keys(text: str) -> Explanation | None:
         return Explanation(
             "keys-renamed",
             f"{counts}; the same under other names: {min(len(missing), len(unexpected)):,}.",
-            "If these are the same tensors, rename them.",
+            why_renamed(changes),
             command_line("FILE", "migrate", *words, form=form_of(text)),
         )
     if missing and _is_checkpoint(missing, unexpected):
