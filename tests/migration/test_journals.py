@@ -492,6 +492,7 @@ def test_several_sources_are_as_private_as_the_most_private(tmp_path: Path) -> N
     save_file({"b": torch.ones(2)}, tmp_path / "two.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_bytes(build.index_of_shards({"a": "one.safetensors", "b": "two.safetensors"}))
+    (tmp_path / "one.safetensors").chmod(0o644)
     (tmp_path / "two.safetensors").chmod(0o600)
     migrate(index, tmp_path / "out.safetensors")
     migrate(index, tmp_path / "whole.pth", form="state_dict")
@@ -500,7 +501,8 @@ def test_several_sources_are_as_private_as_the_most_private(tmp_path: Path) -> N
     migrate(tmp_path / "folder", tmp_path / "of-folder.safetensors")
     names = ("out.safetensors", "whole.pth", "of-folder.safetensors")
     assert [list(modes(tmp_path / name)) for name in names] == [[0o600]] * 3
-    (tmp_path / "two.safetensors").chmod(0o644)
+    for name in ("one.safetensors", "two.safetensors"):
+        (tmp_path / name).chmod(0o644)
     migrate(index, tmp_path / "open.pth", form="state_dict")
     migrate(tmp_path / "open.pth", tmp_path / "other", form="dcp")
     (next((tmp_path / "other").glob("*.distcp"))).chmod(0o640)
