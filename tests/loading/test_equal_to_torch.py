@@ -337,7 +337,7 @@ def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path)
 
 @where.on_any
 @pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.bool, torch.complex64, torch.quint8, "bfloat16", *big.FLOAT4], ids=str
+    "dtype", [torch.int8, torch.bool, torch.complex64, torch.quint8, "bfloat17", *big.FLOAT4], ids=str
 )
 def test_a_type_that_weights_cannot_be_cast_to_is_refused_before_anything_is_read(dtype: Any, tmp_path: Path) -> None:
     path = tmp_path / "not-there.pth"
