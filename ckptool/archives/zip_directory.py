@@ -139,13 +139,15 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
         if FULL32 in (nbytes, offset):
             raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
         return None
-    _, _, record_at, _ = LOCATOR.unpack(locator)
+    _, _, record_at, disks = LOCATOR.unpack(locator)
     if record_at + END64.size > at:
         raise MalformedFile("the zip64 end record lies outside the file", kind="malformed-zip", offset=at)
     fields = END64.unpack(source.read(record_at, END64.size))
-    magic, size, _, _, _, _, disk_count64, count64, nbytes64, offset64 = fields
+    magic, size, _, _, disk, start_disk, disk_count64, count64, nbytes64, offset64 = fields
     if magic != END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
         raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
+    if (disk, start_disk, disks) != (0, 0, 1):
+        raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=record_at)
     # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
     pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):

@@ -7,6 +7,7 @@ said here is about form and names; it is no promise that loading succeeds.
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
@@ -29,6 +30,7 @@ _OPCODE_NAMES = {
     ord("B"): "BINBYTES",
 }
 _HEAD_NBYTES = 256
+_VERSION = re.compile(r"\s*\+?0*([1-9]|10)(?!\d)")
 _UNTYPED = "torch.storage.UntypedStorage"
 
 
@@ -118,6 +120,12 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     folder, _, rest = next(iter(archive)).partition("/")
     if not rest or f"{folder}/data.pkl" not in archive:
         return [Refusal("container", "its records are not in one folder")]
+    outside = next((name for name in archive if not name.startswith(f"{folder}/")), None)
+    if outside is not None:
+        return [Refusal("container", f"its record {outside!r} is not in the folder of the others")]
+    version = f"{folder}/version"
+    if version in archive and not _VERSION.match(archive.text(version)):
+        return [Refusal("container", f"its version is {archive.text(version)!r}, not a number from 1 to 10")]
     return []
 
 

@@ -270,9 +270,8 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
         if is_far(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")
         if not os.path.lexists(path.partition("::")[0]):
-            raise click.UsageError(
-                f"{show(shown_path(path))} is not there: with --in-place, all paths are files to edit"
-            )
+            what = "is not there: with --in-place, all paths are files to edit"
+            raise click.UsageError(f"{show(shown_path(path))} {what}")
     return True
 
 

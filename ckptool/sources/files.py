@@ -107,11 +107,10 @@ class FileSource:
         # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            found = mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
             if hasattr(os, "posix_fadvise"):  # more is read at once where a page is touched that is not in memory
                 with suppress(OSError):
                     os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            return found
+            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
         except ValueError as error:
             raise changed(0, self.nbytes, self._status().st_size, self.path) from error
         finally:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 BLOCK_NUMEL: Final = 1 << 14
-"""What torch computes with at a time. Of 32,768 elements it gives a part to each of its threads, and these wait for each
-other in a loop: where other processes are at work, that takes many times the processor time."""
+"""What torch computes with at a time. Of 32,768 elements it gives a part to each of its threads, and these wait for
+each other in a loop: where other processes are at work, that takes many times the processor time."""
 
 
 class CastBytes(NamedTuple):
@@ -41,7 +41,7 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     result = torch.empty(values.numel(), dtype=getattr(torch, target), device="cpu")
     largest = torch.finfo(result.dtype).max
     max_error, overflowed = 0.0, 0
-    for given, made in zip(values.split(BLOCK_NUMEL), result.split(BLOCK_NUMEL), strict=True):
+    for given, made in zip(_blocks(values), _blocks(result), strict=True):
         made.copy_(given)
         exact, rounded = given.to(torch.float64), made.to(torch.float64)
         lost = exact.isfinite() & ~rounded.isfinite()
@@ -51,6 +51,10 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
         errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
         max_error = max(max_error, float(errors.max()))
     return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed)
+
+
+def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return values.chunk(max(1, -(-values.numel() // BLOCK_NUMEL)))
 
 
 class ValueFacts(NamedTuple):
@@ -105,7 +109,7 @@ def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
         if not of_type.is_floating_point and not of_type.is_complex:
             all_zero = all_zero and not any(piece)
             continue
-        for values in torch.frombuffer(bytearray(piece), dtype=of_type).split(BLOCK_NUMEL):
+        for values in _blocks(torch.frombuffer(bytearray(piece), dtype=of_type)):
             values = torch.view_as_real(values).reshape(-1) if of_type.is_complex else values
             if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
                 values = values.to(torch.float32)

@@ -191,7 +191,7 @@ def time_cold(path: str, name: str) -> float:
     from safetensors.torch import load_file
 
     loader = {**loaders(path), "load_file": lambda: load_file(path)}[name]
-    with open(path, "rb") as stream:
+    with Path(path).open("rb") as stream:
         os.fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     started = time.process_time()

@@ -7,8 +7,8 @@ what was asked for, since a server may ignore every header. What may pass is tri
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -160,7 +160,7 @@ class WebFile:
         raise FileUnavailable(f"more than {_MOST_REDIRECTS} redirects", kind="redirect", hint="Check the address.")
 
     def _body(self, answer: HTTPResponse, wanted: tuple[int, int] | int) -> memoryview:
-        """Return the bytes of an answer, once all that it says of them was compared with the range, or size of a tail."""
+        """Return the bytes of an answer, compared with the range, or the size of a tail, that was asked for."""
         _refuse(answer)
         self._is_html = answer.getheader("Content-Type", "").startswith("text/html")
         if answer.status == 206:
@@ -219,13 +219,18 @@ class WebFile:
 
 def _downloadable(nbytes: int | None) -> int:
     """Return how many bytes of a file may be taken, which has ``nbytes`` or does not say; refuse a larger one."""
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    free = _free_nbytes()
     room = free - free // _LEFT_FREE
     if nbytes is None:
         return min(room, _MOST_UNSIZED_NBYTES)
     if nbytes > room:
         raise _too_large(f"it has {nbytes:,} bytes", room)
     return nbytes
+
+
+def _free_nbytes() -> int:
+    status = os.statvfs(tempfile.gettempdir())
+    return status.f_bavail * status.f_frsize
 
 
 def _too_large(what: str, most: int) -> FileUnavailable:
