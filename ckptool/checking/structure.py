@@ -17,7 +17,7 @@ from ckptool.checking.finding import Advice, Advisable, Finding, command_line, r
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE
-from ckptool.checkpoints.summary import Summary, heads, summarise, wrappers_in_front
+from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some

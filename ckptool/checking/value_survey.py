@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckptool.checking.finding import Finding, Severity
 from ckptool.checking.value_statistics import ValueRow
@@ -15,9 +15,7 @@ from ckptool.sources.meter import Meter
 from ckptool.sources.under import file_under
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
-
-if TYPE_CHECKING:
-    from ckptool.torch_ops.values import ValueFacts
+from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
