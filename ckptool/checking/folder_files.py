@@ -78,7 +78,9 @@ class Neighbours(NamedTuple):
             look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
             who = f"{name!r} in the folder: " if name else ""
             for found in would_run.findings(one, lambda look=look: look):  # type: ignore[misc]
-                yield found._replace(message=f"{who}{found.message}", command=look.command, path=path)
+                # What names source code is no checkpoint, and says no more by itself.
+                command = look.command if found.code != "CK217" else None
+                yield found._replace(message=f"{who}{found.message}", command=command, path=path)
 
 
 def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours:

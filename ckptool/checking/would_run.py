@@ -21,6 +21,7 @@ _SHOWN = 3
 _LOADERS = "torch.jit.load(), torch.export.load(), NeMo's restore_from() and what calls the model"
 _DATA = "only makes data"
 _TRUST = "Unpickle it only if you trust where it comes from."
+_TRUST_LOADER = "Load it only if you trust where it comes from."
 
 
 def _none() -> None:
@@ -36,7 +37,7 @@ def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
         yield Finding("CK208", "warning", fact, _TRUST)
     if survey.unseen:
-        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
+        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
 
 
 def imported(survey: Survey) -> Iterator[Finding]:
@@ -79,7 +80,7 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         places = dict.fromkeys(act.name for act in brought if act.why == why)
         if places:
             fact = f"its loader runs {what}: {some(list(places))}"
-            yield Finding("CK217", "warning", fact, "Load it only if you trust where it comes from.")
+            yield Finding("CK217", "warning", fact, _TRUST_LOADER)
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
