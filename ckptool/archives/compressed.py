@@ -203,6 +203,10 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
+                if kind.name == "gzip":  # Python's goes on behind zeros, wherever they end
+                    pending = pending.lstrip(b"\0")
+                    if not pending:
+                        continue
                 if not (kind.magic and pending.startswith(kind.magic[:1])):
                     break  # padding after the last member, as tar on tape leaves it
                 unpacker = kind.start()

@@ -37,11 +37,12 @@ _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def arrays(source: Source) -> Iterator[int]:
-    """Yield where the elements of each array begin that a file of numpy has."""
+    """Yield where the elements of each array begin that a file of numpy has, and what is no array behind them."""
     at = 0
     while 0 <= at < source.nbytes:
         head = source.read(at, min(_SHORTEST, source.nbytes - at))
         if not head.startswith(NUMPY) or len(head) < _SHORTEST:
+            yield at
             return
         width = 2 if head[len(NUMPY)] == 1 else 4
         first = len(NUMPY) + 2

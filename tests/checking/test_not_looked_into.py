@@ -134,6 +134,37 @@ def test_a_second_array_in_a_file_is_looked_into(name: str, tmp_path: Path) -> N
     assert codes(written(tmp_path / "y", {"many.npy": many.getvalue()})) == set()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("payload", [EVIL, gzip.compress(EVIL), pickled(call(named("builtins", "eval"), "1"))])
+def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_path: Path) -> None:
+    several = BytesIO()
+    for _ in range(count):
+        np.save(several, ARRAYS["floats"])
+    data = several.getvalue() + payload
+    expected = {"CK205"} if not payload.startswith(b"\x1f\x8b") else set()  # no loader unpacks what is behind an array
+    assert codes(written(tmp_path / "x", {"a.npy": data})) == expected
+
+
+# Python's gzip goes on behind zeros, as tapes leave them.
+@pytest.mark.parametrize("zeros", [1, 4, 512, 70_000])
+@pytest.mark.parametrize("first", [b"", EVIL[:20], pickled(1)], ids=["nothing", "a part", "a pickle"])
+def test_what_follows_zeros_in_a_gzip_is_looked_into(first: bytes, zeros: int, tmp_path: Path) -> None:
+    rest = EVIL[20:] if first == EVIL[:20] else EVIL
+    data = gzip.compress(first) + bytes(zeros) + gzip.compress(rest)
+    assert gzip.decompress(data) == first + rest
+    assert "CK205" in codes(written(tmp_path / "x", {"cache.pkl.gz": data}))
+
+
+def test_weights_in_a_gzip_are_those_that_python_reads(tmp_path: Path) -> None:
+    other = torch_zip({"w": tensor(storage())}, {"0": bytes(range(16))})
+    first = tar_file({"config.json": b"{}", "weights.th": WEIGHTS})[:-1024].rstrip(b"\0")
+    first += bytes(-len(first) % 512)
+    data = gzip.compress(first) + bytes(4) + gzip.compress(tar_file({"weights.th": other}))
+    (tmp_path / "model.tar.gz").write_bytes(data)
+    done = CliRunner().invoke(cli, ["migrate", str(tmp_path / "model.tar.gz"), str(tmp_path / "o.safetensors")])
+    assert done.exit_code != 0 or (tmp_path / "o.safetensors").read_bytes().endswith(bytes(range(16)))
+
+
 def beyond() -> bytes:
     return b"\x80\4\x8e" + (80 << 20).to_bytes(8, "little") + bytes(80 << 20) + b"0" + EVIL[2:]
 
