@@ -16,9 +16,11 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import ckptool
 from ckptool import errors, reports
+from ckptool.cli import cli
 from ckptool.cli.text import with_options
 from ckptool.names.missing import Missing
 from tests.against_torch import oracle
@@ -378,3 +380,61 @@ def test_notebooks_show_tables_without_markup_from_the_file(hostile: Path, tmp_p
     assert escaped in tables[1].texts
     assert {"[2, 3]", "float32", "cpu", "and 41 more"} <= set(tables[1].texts)
     assert escaped in tables[-1].texts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["coo", "csr", "nested", "a scale"])
+def test_values_of_tensors_that_are_made_of_others_are_looked_at(kind: str, tmp_path: Path) -> None:
+    values = torch.zeros(3, 3)
+    values[0, 0] = torch.nan
+    made = {
+        "coo": values.to_sparse,
+        "csr": values.to_sparse_csr,
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), values[0]]),
+        "a scale": lambda: torch.quantize_per_channel(
+            torch.ones(2, 2), torch.tensor([1.0, torch.nan]), torch.zeros(2), 0, torch.quint8
+        ),
+    }[kind]()
+    torch.save({"w": torch.ones(2, 2), "s": made}, tmp_path / "a.pth")
+
+    assert "CK110" in {one.code for one in ckptool.check(tmp_path / "a.pth", values=True).findings}
+
+
+@pytest.mark.parametrize(("key", "weights"), [("model", "ema"), ("ema", "raw"), ("model", "module")])
+def test_two_choices_of_weights_are_refused(key: str, weights: Any, tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 2)
+    path = tmp_path / "a.pth"
+    torch.save({"model": net.state_dict(), "ema": {name: one + 1 for name, one in net.state_dict().items()}}, path)
+
+    for call in (
+        lambda: ckptool.load(path, key=key, weights=weights),
+        lambda: ckptool.load_into(net, path, key=key, weights=weights),
+        lambda: ckptool.LiveModel(net, path, key=key, weights=weights),
+        lambda: ckptool.migrate(path, tmp_path / "o.pth", key=key, weights=weights),
+    ):
+        with pytest.raises(errors.CkptoolError, match="both say which"):
+            call()
+    assert not (tmp_path / "o.pth").exists()
+
+
+def test_what_check_compares_nothing_with_is_refused(tmp_path: Path) -> None:
+    path = VALID / "device-forged-cuda3-zip.pth"
+    for wrong in ({"key": "model"}, {"model_arguments": {"size": 3}}):
+        with pytest.raises(ValueError, match=r"none is given|give one of them"):
+            ckptool.check(path, **wrong)  # type: ignore[arg-type]
+    for questions in ("fits", "safe,fits"):
+        assert CliRunner().invoke(cli, ["check", str(path), "--only", questions]).exit_code == 2
+    assert ckptool.check(path, devices="cuda:35").worst == ckptool.check(path, devices=["cuda:35"]).worst == "warning"
+    assert ckptool.check(path, devices="cuda:3").worst != "warning"
+
+
+@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), "x", None])
+def test_a_watch_that_would_never_look_is_refused(every: Any) -> None:
+    live = ckptool.LiveModel(torch.nn.Linear(2, 2).eval())
+    with pytest.raises((ValueError, TypeError)):
+        live.watch("model.pth", every=every)
+
+
+def test_an_empty_text_is_no_type(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty text"):
+        ckptool.migrate(VALID / "lenet-state-dict-cpu-zip.pth", tmp_path / "o.pth", dtype="")

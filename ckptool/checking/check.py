@@ -152,7 +152,7 @@ def check(
     *,
     deep: bool = False,
     values: bool = False,
-    devices: Collection[str] | None = None,
+    devices: Collection[str] | str | None = None,
     like: Origin | None = None,
     model: str | None = None,
     model_arguments: Mapping[str, object] | None = None,
@@ -179,8 +179,14 @@ def check(
         MigrationRefused: ``model`` cannot be built.
         MissingPackage: ``values`` or ``model`` is given, and torch is not installed.
         CkptoolError: ``like`` cannot be read.
+        ValueError: ``key`` or ``model_arguments`` have nothing that they are for.
     """
     depth: Depth = "values" if values else "bytes" if deep else "structure"
+    if key is not None and like is None and model is None:
+        raise ValueError("key is about what like or model is compared with: give one of them, too")
+    if model_arguments and model is None:
+        raise ValueError("model_arguments are for a model, and none is given")
+    devices = (devices,) if isinstance(devices, str) else devices
     if values:
         from ckptool.torch_ops.needed import check_installed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from ckptool.checking.finding import Finding, Severity
@@ -45,7 +45,7 @@ def survey(
     left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
-    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
+    for tensor in _with_parts((*checkpoint.tensors.values(), *checkpoint.attributes.values())):
         info = tensor.info
         if identity(info) in seen or not info.numel or info.storage is None:
             continue
@@ -80,6 +80,17 @@ def survey(
     for why, names in left_out.items():
         if names:
             yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
+
+
+def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
+    """Yield tensors, and after each, under its name, the values that it is made of: those of a sparse one, scales."""
+    for tensor in tensors:
+        todo = [tensor.info]
+        while todo:
+            info = todo.pop()
+            if info is tensor.info or info.dtype.name.startswith(("float", "bfloat", "complex")):
+                yield LazyTensor(tensor.name, info)
+            todo += (part for _, part in info.parts)
 
 
 def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:

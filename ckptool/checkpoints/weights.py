@@ -124,6 +124,9 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
     """
+    if key is not None and which != "auto":
+        fact = f"key {key!r} and weights {which!r} both say which weights are meant"
+        raise AmbiguousWeights(fact, kind="two-choices", hint="Give one of them.")
     found = candidates(checkpoint)
     option = "key" if key is not None else "weights"
     if key is None and which == "module":

@@ -93,6 +93,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     check_one_form(options)
     if options["key"] is not None and options["like"] is None and options["model"] is None:
         raise click.UsageError("--key is about what --like or --model is compared with: give one of them, too.")
+    if "fits" in options["only"] and options["like"] is None and options["model"] is None:
+        raise click.UsageError("--only fits is about what --like or --model is compared with: give one of them, too.")
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)

@@ -36,7 +36,7 @@ def recover(files: tuple[str, ...]) -> None:
             code = max(code, 1 if isinstance(error, MigrationRefused) else 2)
             say(error_text(error), err=True)
             continue
-        undone = f"it is what it was before the edit, {show_nbytes(done)} written back"
+        undone = f"what the edit had changed is as before it, {show_nbytes(done)} written back"
         whole = "it is whole, and was not changed: no edit had begun, or all of it was written"
         say(f"{show(path)}: {undone if done else whole}")
     sys.exit(code)

@@ -107,6 +107,8 @@ class Changes(NamedTuple):
         rules += [renaming.add_prefix(prefix) for prefix in given["add_prefix"]]
         rules += map(_rule, (self.rename,) if isinstance(self.rename, str) else self.rename)
         dtype = None if self.dtype is None else spelled(self.dtype)
+        if dtype == "":
+            raise ValueError("dtype is an empty text: name a type, as float16")
         return Changes(**{**given, "rename": tuple(rules), "strip_prefix": (), "add_prefix": (), "dtype": dtype})
 
     def as_plain(self) -> dict[str, Any]:

@@ -475,3 +475,14 @@ def test_the_command_looks_into_one_file() -> None:
     assert shown[-1] == f"Run: {found['explanations'][0]['command']}"
     assert CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, path, path]).exit_code == 2
     assert isinstance(CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, "absent.pth"]).exception, SystemExit)
+
+
+def test_a_message_that_lists_no_unexpected_names_takes_none_from_the_model(tmp_path: Path) -> None:
+    # The model has conv1, too: what is called head in it is not there.
+    weights = {"conv1.weight": torch.ones(4, 3), "conv1.bias": torch.ones(4), "layers.0.w": torch.ones(1)}
+    torch.save(weights, tmp_path / "a.pth")
+    done = CliRunner().invoke(
+        cli, ["explain", 'Missing key(s) in state_dict: "head.weight", "head.bias".', str(tmp_path / "a.pth")]
+    )
+
+    assert "migrate" not in done.output

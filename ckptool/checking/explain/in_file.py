@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import ne
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -104,6 +105,8 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
         is_meant = not found.keys().isdisjoint(unexpected)
         known = [name for name in found if is_meant and name not in unexpected]
         changes = names_meet([*expected, *known], found)
+        if changes and not unexpected and not _changes_all(changes, found):
+            continue  # a message that lists no unexpected names knows those of the file: the model wants them, too
         if changes is not None:
             return _where(checkpoint, expected, changes, found, form)
     names = [name for one in _weights(checkpoint) for name in one]
@@ -116,6 +119,10 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
         "It belongs to another model, or to another version of this one: build the model that it was saved from.",
         _command(checkpoint, "inspect"),
     )
+
+
+def _changes_all(changes: Renames, found: StateDict) -> bool:
+    return all(map(ne, found, renamed(list(found), changes) or found))
 
 
 def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found: StateDict, form: str) -> Cause:

@@ -345,8 +345,12 @@ class LiveModel(Closing):
         look.
 
         Raises:
-            ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
+            ValueError: There is no path, and what was loaded last came from none, or nothing was loaded; or ``every``
+                is not above 0.
         """
+        every = float(every)
+        if not 0 < every < threading.TIMEOUT_MAX:
+            raise ValueError(f"every is a number of seconds above 0, not {every!r}")
         if path is None:
             if self._seen is None:
                 raise ValueError("nothing was loaded from a path yet: say which one to watch")

@@ -130,7 +130,8 @@ def plan(
         )
         return ShardsPlan((("model.safetensors", file),), None, file.tied, file.renamed, file.dropped)
     recorded = chosen.recorded(weights, (name for part in parts for name in part))
-    metadata = [encode(recorded._replace(ties={}))] + [{"format": "pt"}] * (len(parts) - 1)
+    first = encode(recorded._replace(ties={}))
+    metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
     names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
     shards = tuple(
         (file, safetensors_plan.pack({name: kept[name] for name in part}, text, cancellation))
