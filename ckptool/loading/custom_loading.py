@@ -37,6 +37,8 @@ class OwnLoading(NamedTuple):
     unexpected: tuple[str, ...]
     tied: tuple[tuple[str, str], ...] = ()
     """Names that were not there, and the name of the same tensor that was."""
+    is_told: bool = True
+    """False where an override does not return the names."""
     is_tried: bool = True
     """False where the model has loaded without a copy of it having done so before."""
     forgiven: tuple[str, ...] = ()
@@ -117,8 +119,9 @@ def fill(
         for name, tensor in (module._parameters | module._buffers).items():
             places.setdefault(id(tensor), []).append((module, name))
     part = "" if is_fresh else _PART
+    tells = rehearsed.is_told if rehearsed is not None else not _overrides(model, "load_state_dict")
     try:
-        left = _in_mode(model, partial(_take, model, state, strict=strict, assign=is_meta))
+        left = _in_mode(model, partial(_take, model, state, strict=strict and not tells, assign=is_meta))
     except Exception as error:
         if _has_post_hooks(model) and not str(error).startswith("Error(s) in loading"):
             raise
@@ -163,14 +166,15 @@ def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None
 
 def uses_original(copied: torch.nn.Module, model: torch.nn.Module) -> str | None:
     """
-    Return the class of a module in a copy whose load hooks use parts of the model that was copied, if one does.
+    Return the class of a module in a copy that is the original's, or whose load hooks use parts of the original.
 
     A copy of a method belongs to the copied module, but a function is not copied, nor is what it refers to.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for module in copied.modules():
         before, after = module._load_state_dict_pre_hooks.values(), module._load_state_dict_post_hooks.values()
-        waiting: list[Any] = [*after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around it
+        hooks = [*after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around those before
+        waiting: list[Any] = [module, *hooks]
         seen: dict[int, Any] = {}  # what is kept keeps its id
         while waiting:
             one = waiting.pop()
@@ -204,9 +208,15 @@ def _has_post_hooks(model: torch.nn.Module) -> bool:
 
 
 def _tried(
-    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, device: torch.device, with_hooks: bool
+    model: torch.nn.Module,
+    state: Mapping[str, Any],
+    *,
+    strict: bool,
+    device: torch.device,
+    with_hooks: bool,
+    tells: bool = True,
 ) -> OwnLoading | None:
-    """Return what ``load_state_dict`` of a copy of the model leaves; None if there can be no copy."""
+    """Return what ``load_state_dict`` of a copy of the model leaves, if it ``tells``; None if there can be no copy."""
     try:
         fresh, given = _copies(model, state, device)
     except Exception:  # noqa: BLE001 - a lock, a file, a handle of a library; no memory
@@ -217,9 +227,11 @@ def _tried(
         return None
     is_meta = any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers()))
     try:
-        left = _take(fresh, given, strict=strict, assign=is_meta)
+        left = _take(fresh, given, strict=strict and not tells, assign=is_meta)
     except Exception as error:  # whatever the model's own code raises
         raise _as_ckptool_error(model, error) from error
+    if strict and tells and not left.is_told:
+        return _tried(model, state, strict=True, device=device, with_hooks=with_hooks, tells=False)
     return _left_out(model, left, state, strict=strict)
 
 
@@ -229,7 +241,8 @@ def _copies(
     """Return a copy of a model, and of a state dict, to which hooks may write."""
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     own = [one for one in (*model.parameters(), *model.buffers()) if not is_lazy(one)]
-    needed = sum(one.nbytes for one in (*tensors, *own) if not one.is_meta and device == CPU)
+    real = [one for one in (*tensors, *own) if one.layout is torch.strided and not one.is_meta]
+    needed = sum(one.nbytes for one in real) if device == CPU else 0
     free = free_memory()
     if free is not None and needed > free:
         raise MemoryError(needed)
@@ -242,15 +255,14 @@ def _copies(
 
 
 def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, assign: bool) -> OwnLoading:
-    """Let a model load a state dict. An override may lack arguments that torch's method has, and its result."""
+    """Let a model load a state dict. An override may lack arguments that torch's method has, or its result."""
     loader: Any = model.load_state_dict
     taken = inspect.signature(loader).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    # torch's own method is asked for names: some may be missing, and hooks for after loading may add others.
-    options = {"strict": strict and _overrides(model, "load_state_dict"), "assign": assign}
+    options = {"strict": strict, "assign": assign}
     found = loader(state, **{name: value for name, value in options.items() if takes_any or name in taken})
     missing, unexpected = (getattr(found, name, ()) for name in ("missing_keys", "unexpected_keys"))
-    return OwnLoading(tuple(missing), tuple(unexpected))
+    return OwnLoading(tuple(missing), tuple(unexpected), is_told=hasattr(found, "missing_keys"))
 
 
 def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:

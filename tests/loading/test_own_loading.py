@@ -65,11 +65,24 @@ def by_a_closure() -> Hooked:
     return Hooked(lambda model: lambda: model)
 
 
+class Single(Counting):
+    """Is its own copy."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
 def by_a_reference() -> Hooked:
     return Hooked(weakref.ref)
 
 
-UNTRIED = {"a lock": locked, "a generator": generating, "a closure": by_a_closure, "a reference": by_a_reference}
+UNTRIED = {
+    "a lock": locked,
+    "a generator": generating,
+    "a closure": by_a_closure,
+    "a reference": by_a_reference,
+    "itself": Single,
+}
 BUILDS: dict[str, Callable[[], Any]] = {"a copy": copied, **UNTRIED}
 
 

@@ -347,7 +347,7 @@ def test_to_swap_hooks_that_use_the_model_itself_are_refused(through: Callable[[
     live = LiveModel(knowing_itself(through, own), commit="swap")
     model = live.model
 
-    with pytest.raises(ckptool.UnsupportedFeature, match="hook of Cached uses the model itself") as caught:
+    with pytest.raises(ckptool.UnsupportedFeature, match="a load hook of Cached uses the model itself") as caught:
         live.reload(scaled(4))
 
     assert (caught.value.kind, live.model, live.digest) == ("not-copyable", model, None)

@@ -118,7 +118,7 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
         ) from error
     if (name := uses_original(fresh, model)) is not None:
         raise UnsupportedFeature(
-            f"the model cannot be copied: a load_state_dict hook of {name} uses the model itself",
+            f"the model cannot be copied: {name} is its own copy, or a load hook of {name} uses the model itself",
             kind="not-copyable",
             hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
         )
