@@ -159,8 +159,8 @@ def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None
         elif not tensor.is_leaf or tensor.device != place:
             with torch.no_grad():
                 made = tensor.detach().to(place, copy=True)
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            found[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+            made = torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
+            found[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     return found
 
 
