@@ -78,7 +78,7 @@ def _planned(
         return False
 
     chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
-    filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), facts=chosen.modules)
+    filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others))
     return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
 
 
@@ -88,7 +88,7 @@ def _torch_takes(
     with suppress(Failure):
         chosen = chosen_weights(checkpoint, key, weights, None)
         state = torch_state_dict(checkpoint, chosen, Assembly(placement(META)))
-        return rehearse(model, state, strict=strict, ways=("hollow",)) is not None
+        return rehearse(model, state, strict=strict, device=META) is not None
     return False
 
 

@@ -1,25 +1,33 @@
 """
 Models that load through their own code: hooks, overrides, packed parameters, lazy layers. ``load_state_dict`` fills
-them, after it was tried on a copy: so a load that fails leaves the model as it was, here too.
+them. Where a model can be copied, a copy on the CPU loads first: what fails there leaves the model as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import copy
+import gc
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
-from ckptool.errors import KeyMismatch, UnsupportedFeature
-from ckptool.loading.hollow import is_lazy
+from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, UnsupportedFeature
+from ckptool.loading.memory.available import free_memory
+from ckptool.loading.memory.placement import CPU
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import entries_of, model_tensors, partly
-from ckptool.loading.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
-from ckptool.loading.rehearsal import Copying, Left, as_ckptool_error, take, tried
+from ckptool.loading.model_plan import entries_of, is_lazy, model_tensors, partly
 from ckptool.names.matching import is_benign
 
 T = TypeVar("T")
+_HOLDERS: Final = (MethodType, partial, CellType, list, tuple, set, frozenset, dict)
+_PART: Final = "; it loads through its own code, and a part of it may be new"
 
 
 class OwnLoading(NamedTuple):
@@ -27,10 +35,14 @@ class OwnLoading(NamedTuple):
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
-    tied: tuple[tuple[str, str], ...]
+    tied: tuple[tuple[str, str], ...] = ()
     """Names that were not there, and the name of the same tensor that was."""
     is_told: bool = True
     """False where an override does not return the names."""
+    is_tried: bool = True
+    """False where the model has loaded without a copy of it having done so before."""
+    forgiven: tuple[str, ...] = ()
+    """Names that are not there, but that hooks for after loading may have taken out of ``missing``."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
@@ -47,38 +59,43 @@ def own_loader(model: torch.nn.Module) -> str | None:
     for name, value in entries_of(model).items():
         if not isinstance(value, torch.Tensor) or id(value) not in own:
             return f"the state_dict() that makes {name!r}"
-    return None
+    after = (f"a hook of {type(module).__name__}" for module in model.modules() if module._load_state_dict_post_hooks)
+    return next(after, None)
 
 
 def _overrides(module: torch.nn.Module, method: str) -> bool:
     """Say whether a module has a method of its own where torch has one."""
-    home = getattr(type(module), method).__module__
-    is_torch_s = home.startswith("torch.nn.modules.")
+    is_torch_s = getattr(type(module), method).__module__.startswith("torch.nn.modules.")
     return not is_torch_s or method in vars(module)
 
 
 def rehearse(
-    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, ways: Sequence[Copying] = ("hollow", "whole")
+    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, device: torch.device = CPU
 ) -> OwnLoading | None:
     """
-    Return what ``load_state_dict`` would leave out, without changing the model; None if the model cannot be copied.
+    Return what ``load_state_dict`` would leave out, tried on a copy of the model on a device; None if there can be no
+    copy: something in it cannot be copied, its hooks use the model itself, or there is no room.
 
-    Hooks that run after it may take names out, but may need values: they are tried only where names do not fit.
+    Hooks for after loading are tried only where names do not fit, which they may take out.
 
     Raises:
         KeyMismatch: Names are missing or unexpected; where hooks were tried, those that they leave.
         ShapeMismatch: torch says that shapes differ; the message is torch's.
         UnsupportedFeature: The model's code does not take it.
     """
-    if _may_not_be_copied(model, state):
-        ways = ("whole",)
-    for how in ways:
+
+    def rehearsed() -> OwnLoading | None:
         try:
-            return _in_mode(model, partial(_rehearsed, model, state, how, strict=strict))
-        except UnsupportedFeature:  # on a hollow copy perhaps for want of values
-            if how == ways[-1]:
-                raise
-    return None
+            return _tried(model, state, strict=strict, device=device, with_hooks=False)
+        except KeyMismatch as mismatch:
+            if strict and _has_post_hooks(model):
+                with suppress(UnsupportedFeature):
+                    found = _tried(model, state, strict=True, device=device, with_hooks=True)
+                    if found is not None:
+                        return found._replace(forgiven=mismatch.missing)
+            raise
+
+    return _in_mode(model, rehearsed)
 
 
 def fill(
@@ -93,26 +110,159 @@ def fill(
     Load a state dict in the model's own way, and return what was left out; ``is_fresh``: nobody has the model yet.
 
     Raises:
-        WeightsMismatch, UnsupportedFeature: The model's code does not take what it took when it was tried, or it was
-            not tried. Some of the model may be new.
+        WeightsMismatch, UnsupportedFeature: The model's code does not take it. Some of the model may be new.
         Exception: Whatever its hooks for after loading raise. The weights are loaded.
     """
     is_meta = any(tensor.is_meta for tensor in model_tensors(model).values())
-    tied = _tied_places(model) if is_meta else []
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules() if is_meta else ():
+        for name, tensor in (module._parameters | module._buffers).items():
+            places.setdefault(id(tensor), []).append((module, name))
+    part = "" if is_fresh else _PART
     tells = rehearsed.is_told if rehearsed is not None else not _overrides(model, "load_state_dict")
     try:
-        left = _in_mode(model, partial(take, model, state, strict=strict and not tells, assign=is_meta))
+        left = _in_mode(model, partial(_take, model, state, strict=strict and not tells, assign=is_meta))
     except Exception as error:
-        if has_post_hooks(model) and not str(error).startswith("Error(s) in loading"):
+        if _has_post_hooks(model) and not str(error).startswith("Error(s) in loading"):
             raise
-        raise as_ckptool_error(model, error, touched=not is_fresh) from error
-    for places in tied:
-        made = [one for module, name in places if not (one := getattr(module, name)).is_meta]
-        for module, name in places if made else ():
+        raise _as_ckptool_error(model, error, part) from error
+    for tied in places.values():
+        made = [one for module, name in tied if (one := getattr(module, name)) is not None and not one.is_meta]
+        for module, name in tied if made and len(tied) > 1 else ():
             setattr(module, name, made[-1])  # of several the last counts, as where they are copied
-    if rehearsed is not None and not has_post_hooks(model):
+    if rehearsed is None:
+        return _left_out(model, left, state, part, strict=strict)._replace(is_tried=is_fresh)
+    if not _has_post_hooks(model):
         return rehearsed
+    forgiven = rehearsed.forgiven or rehearsed.missing
+    return _left_out(model, left, state, part, strict=strict)._replace(forgiven=forgiven)
+
+
+def model_on(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Return a copy of a model on a device; what has no memory has none there either. Raises what copying raises."""
+    return copy.deepcopy(model, copies_of_tensors(model, device))
+
+
+def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None) -> dict[int, Any]:
+    """
+    Return copies of the tensors of a model by their ``id``, for ``copy.deepcopy``: of those that it does not copy (of
+    lazy layers, or computed from parameters, as ``weight_norm`` does), and of those on another device, if one is given.
+    """
+    found: dict[int, Any] = {}
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    computed = (value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf)
+    for tensor in (*model.parameters(), *model.buffers(), *computed):
+        place = tensor.device if device is None or tensor.is_meta else device
+        if is_lazy(tensor):
+            kind: Any = type(tensor)
+            found[id(tensor)] = kind(requires_grad=tensor.requires_grad, device=place, dtype=tensor.dtype)
+        elif not tensor.is_leaf or tensor.device != place:
+            with torch.no_grad():
+                made = tensor.detach().to(place, copy=True)
+            made = torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
+            found[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    return found
+
+
+def uses_original(copied: torch.nn.Module, model: torch.nn.Module) -> str | None:
+    """
+    Return the class of a module in a copy that is the original's, or whose load hooks use parts of the original.
+
+    A copy of a method belongs to the copied module, but a function is not copied, nor is what it refers to.
+    """
+    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    for module in copied.modules():
+        before, after = module._load_state_dict_pre_hooks.values(), module._load_state_dict_post_hooks.values()
+        hooks = [*after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around those before
+        waiting: list[Any] = [module, *hooks]
+        seen: dict[int, Any] = {}  # what is kept keeps its id
+        while waiting:
+            one = waiting.pop()
+            if id(one) in parts:
+                return type(module).__name__
+            if id(one) not in seen:
+                seen[id(one)] = one
+                waiting += _held(one)
+    return None
+
+
+def _held(one: Any) -> list[Any]:
+    kind = type(one)  # isinstance() would ask proxies what they are
+    if issubclass(kind, FunctionType):
+        named = (one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__)
+        return [one.__closure__, one.__defaults__, one.__kwdefaults__, *named]
+    if issubclass(kind, weakref.ref):
+        return [one()]
+    return gc.get_referents(one) if issubclass(kind, _HOLDERS) else []
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _has_post_hooks(model: torch.nn.Module) -> bool:
+    return any(module._load_state_dict_post_hooks for module in model.modules())
+
+
+def _tried(
+    model: torch.nn.Module,
+    state: Mapping[str, Any],
+    *,
+    strict: bool,
+    device: torch.device,
+    with_hooks: bool,
+    tells: bool = True,
+) -> OwnLoading | None:
+    """Return what ``load_state_dict`` of a copy of the model leaves, if it ``tells``; None if there can be no copy."""
+    try:
+        fresh, given = _copies(model, state, device)
+    except Exception:  # noqa: BLE001 - a lock, a file, a handle of a library; no memory
+        return None
+    for module in () if with_hooks else fresh.modules():
+        module._load_state_dict_post_hooks = OrderedDict()
+    if uses_original(fresh, model) is not None:
+        return None
+    is_meta = any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers()))
+    try:
+        left = _take(fresh, given, strict=strict and not tells, assign=is_meta)
+    except Exception as error:  # whatever the model's own code raises
+        raise _as_ckptool_error(model, error) from error
+    if strict and tells and not left.is_told:
+        return _tried(model, state, strict=True, device=device, with_hooks=with_hooks, tells=False)
     return _left_out(model, left, state, strict=strict)
+
+
+def _copies(
+    model: torch.nn.Module, state: Mapping[str, Any], device: torch.device
+) -> tuple[torch.nn.Module, OrderedDict[str, Any]]:
+    """Return a copy of a model, and of a state dict, to which hooks may write."""
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    own = [one for one in (*model.parameters(), *model.buffers()) if not is_lazy(one)]
+    real = [one for one in (*tensors, *own) if one.layout is torch.strided and not one.is_meta]
+    needed = sum(one.nbytes for one in real) if device == CPU else 0
+    free = free_memory()
+    if free is not None and needed > free:
+        raise MemoryError(needed)
+    # A deep copy of a tensor would copy all that shares its storage, too.
+    known: dict[int, Any] = {id(one): one.detach().clone() for one in tensors}
+    given = OrderedDict((name, copy.deepcopy(value, known)) for name, value in state.items())
+    # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
+    given._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
+    return model_on(model, device), given
+
+
+def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, assign: bool) -> OwnLoading:
+    """Let a model load a state dict. An override may lack arguments that torch's method has, or its result."""
+    loader: Any = model.load_state_dict
+    taken = inspect.signature(loader).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    options = {"strict": strict, "assign": assign}
+    found = loader(state, **{name: value for name, value in options.items() if takes_any or name in taken})
+    missing, unexpected = (getattr(found, name, ()) for name in ("missing_keys", "unexpected_keys"))
+    return OwnLoading(tuple(missing), tuple(unexpected), is_told=hasattr(found, "missing_keys"))
 
 
 def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:
@@ -127,70 +277,47 @@ def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:
     return in_own_thread(run)
 
 
-def _may_not_be_copied(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
-    """Say whether a value may not go into the memory of the model's: a hollow copy would take it as it is."""
-    for name, tensor in model_tensors(model).items():
-        value = state.get(name)
-        if isinstance(value, torch.Tensor) and not (is_lazy(tensor) or tensor.is_meta):
-            if (value.layout, value.is_quantized) != (tensor.layout, tensor.is_quantized):
-                return True
-            if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
-                return True
-    return False
-
-
-def _tied_places(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
-    """Return the places of each tensor that a model has more than once."""
-    found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-    for module in model.modules():
-        for slots in (module._parameters, module._buffers):
-            for name, tensor in slots.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), []).append((module, name))
-    return [places for places in found.values() if len(places) > 1]
-
-
-def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *, strict: bool) -> OwnLoading | None:
-    def left(prepared: Any) -> OwnLoading | None:
-        found = tried(model, state, how, prepared, strict=strict)
-        return None if found is None else _left_out(model, found, state, strict=strict)
-
-    try:
-        return left(drop_post_hooks)
-    except KeyMismatch as mismatch:
-        if not strict or not has_post_hooks(model):
-            raise
-        try:
-            return left(lambda copied: with_tried_hooks(copied, model))
-        except UnsupportedFeature:
-            raise mismatch from None
-
-
-def _left_out(model: torch.nn.Module, found: Left, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
+def _left_out(
+    model: torch.nn.Module, found: OwnLoading, state: Mapping[str, Any], part: str = "", *, strict: bool
+) -> OwnLoading:
     """
     Return what ``load_state_dict`` left out of a state dict; hooks may add names of their own to what it says.
 
     Raises:
         KeyMismatch: Names are missing or unexpected.
     """
-    tied = _tied(model, found.missing)
-    lacking = tuple(name for name in found.missing if name not in tied)
-    missing = tuple(name for name in lacking if not is_benign(name))
+    tensors = model_tensors(model)
+    there = {id(tensor): name for name, tensor in tensors.items() if name not in found.missing}
+    lacking = {name: there.get(id(tensors.get(name))) for name in found.missing}
+    untied = tuple(name for name, other in lacking.items() if other is None)
+    missing = tuple(name for name in untied if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected if not is_benign(name))
     nothing_fits = len(state) > 0 and set(unexpected) >= set(state)
     if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
-            f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
+            f"unexpected {', '.join(unexpected[:8]) or 'nothing'}{part}",
             hint="Check that this is the model's file." if nothing_fits else partly(missing),
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
-    return OwnLoading(lacking, found.unexpected, tuple(tied.items()), found.is_told)
+    tied = tuple((name, other) for name, other in lacking.items() if other is not None)
+    return found._replace(missing=untied, tied=tied)
 
 
-def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
-    """Return the missing names of tensors that were there under another name, and that name."""
-    tensors = model_tensors(model)
-    there = {id(tensor): name for name, tensor in tensors.items() if name not in missing}
-    return {name: there[id(tensors[name])] for name in missing if name in tensors and id(tensors[name]) in there}
+def _as_ckptool_error(model: torch.nn.Module, error: Exception, part: str = "") -> CkptoolError:
+    """Return what a model's loading code raised as an error that says why; ``part``: that it had begun to fill it."""
+    if isinstance(error, CkptoolError):
+        return error
+    text = str(error).strip() or type(error).__name__
+    first, *more = [line.strip() for line in text.splitlines()]
+    reason = "; ".join(more[:4]) if more and first.startswith("Error(s) in loading") else first
+    if "size mismatch for" in text:
+        return ShapeMismatch(f"{reason}{part}", hint="Build the model with the sizes that it was saved with.")
+    if "Missing key(s)" in text or "Unexpected key(s)" in text:
+        return KeyMismatch(f"the weights do not fit the model: {reason}{part}", hint="Check that it is its file.")
+    return UnsupportedFeature(
+        f"{type(model).__name__} loads through code of its own, which fails: {reason}{part}",
+        kind="own-loading",
+        hint="Check that this is the model's file, and that it was saved by this release of the model's code.",
+    )

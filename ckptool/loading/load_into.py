@@ -40,14 +40,11 @@ from ckptool.loading.model_plan import (
     Target,
     fits_bytewise,
     is_own_memory,
-    names_for_hooks,
-    partly,
 )
 from ckptool.loading.optimizers import read_optimizer
-from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show, some
-from ckptool.names.matching import Renames, is_benign
+from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
 from ckptool.sources.under import filler_under
 from ckptool.tensors.payloads import check_storages
@@ -84,17 +81,16 @@ def load_into(
     themselves (``num_batches_tracked``, ``position_ids``). If several state dicts could be the weights, the one that
     fits is taken. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
 
-    A model that takes part in loading (hooks before it, overrides, packed parameters, lazy layers, extra state) is
-    filled by its own ``load_state_dict``, with the same result. This is tried first, on a copy without memory; if the
-    model's code needs values, on a whole copy on the CPU, which needs memory for the weights twice more. Hooks after
-    loading are run on the filled model, and may edit what is missing and unexpected, as for torch; where names do not
-    fit without that, they are tried on such a copy first, unless they use the model itself.
+    A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
+    own ``load_state_dict``, with the same result. A copy of it on the CPU loads first, without hooks for after loading
+    unless names do not fit: that needs memory for the weights twice more. A model that cannot be copied, whose hooks
+    use the model itself, or for which there is no room, loads without that: a failure may leave a part of the weights.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing. In these
     cases some weights may be new: while they are read into the model, the file turns out to be damaged, a device fails,
-    the call is cancelled, or ``progress`` raises; or a model that takes part in loading cannot be copied, or fails
-    after its copy did not (the error says so). What a hook raises after loading is raised unchanged, and so is a
-    KeyMismatch for names that a hook adds: then all weights are new, and what hooks make of them may not be.
+    the call is cancelled, or ``progress`` raises; or a model that takes part in loading fails without a copy, or after
+    its copy did not (the error says so). What a hook raises after loading is raised unchanged: then all weights are
+    new, and what hooks make of them may not be.
 
     ``verify``, ``allow_missing`` and ``break_quantized`` are what they are for ``load``.
 
@@ -125,7 +121,6 @@ def load_into(
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
-            filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found.key, filling, started)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
@@ -196,29 +191,6 @@ def _load_plainly(
     checkpoint.check_unchanged()
     _fill([one for one in filling.targets if one.name not in made], progress)
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
-
-
-def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = True) -> FillPlan:
-    """
-    Run the hooks of a model that was filled, and return the plan with the names that they have left.
-
-    Raises:
-        KeyMismatch: With ``strict``, there are some that they have not taken out, or that they have added.
-    """
-    if not has_post_hooks(model):
-        return filling
-    names = names_for_hooks(filling.match, filling.tied, filling.facts)
-    left = in_own_thread(lambda: run_post_hooks(model, names))
-    missing, unexpected = (tuple(name for name in some if not is_benign(name)) for some in left)
-    if strict and (missing or unexpected):
-        mismatch = KeyMismatch(
-            f"the model was filled, but its hooks leave names: missing {', '.join(missing[:8]) or 'nothing'}; "
-            f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint=partly(missing),
-        )
-        mismatch.missing, mismatch.unexpected = missing, unexpected
-        raise mismatch
-    return filling._replace(missing=left.missing, unexpected=left.unexpected)
 
 
 def _fill(targets: list[Target], progress: Progress | None) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
-from ckptool.loading.hollow import is_lazy
 from ckptool.loading.memory.layouts import torch_dtype
-from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
@@ -28,7 +25,6 @@ PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False
 """The hint where names are left over; a ``LiveModel`` never loads partially."""
 ANOTHER: Final = "Take the file that goes with this model, or build the model as the file's was."
 _LISTED: Final = 8
-_NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Target(NamedTuple):
@@ -51,8 +47,6 @@ class FillPlan(NamedTuple):
     """Names of the model that the file does not have, and the name under which it has the same tensor."""
     cast: tuple[tuple[str, str, str], ...]
     """Name, type in the file, type in the model."""
-    facts: Mapping[str, Any] = _NO_FACTS
-    """The ``_metadata`` of the file's state dict."""
     left_out: tuple[str, ...] = ()
     """The file's, gone with a wrapper that was taken off."""
 
@@ -63,13 +57,11 @@ def plan(
     *,
     strict: bool = True,
     others: Collection[str] = (),
-    facts: Mapping[str, Any] = _NO_FACTS,
 ) -> FillPlan:
     """
     Return where each tensor of the file goes; ``others`` are the names of its entries that are no tensors.
 
-    Without ``strict``, names may be left over on both sides, but not on all of one. With it, the model's own hooks may
-    take names out of what is missing or left over: that is tried on a copy.
+    Without ``strict``, names may be left over on both sides, but not on all of one.
 
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
@@ -85,14 +77,8 @@ def plan(
     matched = matched._replace(unexpected=(*matched.unexpected, *others))
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
-    unexpected = matched.unexpected
-    facts = _NO_FACTS if matched.changes else facts  # they are keyed by the file's names
-    if strict and not all(map(is_benign, (*missing, *unexpected))) and has_post_hooks(model):
-        left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
-        missing, unexpected = left or (missing, unexpected)
-    remaining = matched._replace(unexpected=unexpected)
     hint = partial(_hint, model, matched, best, expected, shapes)
-    _refuse(remaining, missing, expected, shapes, strict=strict, hint=hint)
+    _refuse(matched, missing, expected, shapes, strict=strict, hint=hint)
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
     for target in targets:
         if not target.tensor.is_meta:
@@ -102,10 +88,9 @@ def plan(
         targets,
         matched,
         missing,
-        unexpected,
+        matched.unexpected,
         tied,
         tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
-        facts,
         _left_out(matched, found),
     )
 
@@ -127,13 +112,9 @@ def _refuse_others(others: Collection[str], expected: Collection[str], changes: 
             )
 
 
-def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[str, Any]) -> Names:
-    """Return the names that the model's hooks are given."""
-    left = matched.unexpected
-    renamed = matching.renamed(left, matched.changes) or left
-    return Names(
-        tuple(matched.pairs), {new or old: old for new, old in zip(renamed, left, strict=True)}, tuple(tied), facts
-    )
+def is_lazy(tensor: object) -> bool:
+    """Say whether a tensor of a lazy module has no shape yet."""
+    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
 
 
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

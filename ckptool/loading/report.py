@@ -12,8 +12,7 @@ import torch
 from ckptool.checkpoints.tables import html_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading, own_loader
-from ckptool.loading.hollow import is_lazy
-from ckptool.loading.model_plan import FillPlan, entries_of
+from ckptool.loading.model_plan import FillPlan, entries_of, is_lazy
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
 from ckptool.tensors.reading import LazyTensor
@@ -57,6 +56,8 @@ class LoadReport(NamedTuple):
     """
     own_loading: str | None = None
     """What in the model takes part in loading, so that its own ``load_state_dict`` has filled it."""
+    is_tried: bool = True
+    """False where no copy of the model could load first: had the load failed, a part of the model might be new."""
     hooks: tuple[str, ...] = ()
     """The classes of the modules whose hooks ran after their weights were loaded."""
     also_under: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class LoadReport(NamedTuple):
             f"optimizer state of {self.optimizer:,} parameters" if self.optimizer else "",
             _listed("left out", self.left_out),
             f"filled by load_state_dict(), for {show(self.own_loading)}" if self.own_loading else "",
+            "" if self.is_tried else "not tried on a copy first: a failure would have left a part of the weights",
             _listed("hooks ran", self.hooks),
             f"the same are under {show(some(self.also_under))}" if self.also_under else "",
         ]
@@ -127,7 +129,7 @@ def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, st
 
 def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
     """Return the same of a model that has loaded through code of its own."""
-    loaded = entries_of(model).keys() - set(taken.missing)
+    loaded = entries_of(model).keys() - {*taken.missing, *taken.forgiven}
     return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
         nbytes=_nbytes(chosen.tensors.values()),
         missing=taken.missing,
@@ -135,6 +137,7 @@ def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: Ow
         tied=taken.tied,
         left_out=chosen.dropped,
         own_loading=own_loader(model),
+        is_tried=taken.is_tried,
     )
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
-from ckptool.loading.hollow import copies_of_tensors, views_of_weights
+from ckptool.loading.custom_loading import OwnLoading, copies_of_tensors, fill, uses_original
 from ckptool.loading.load_into import assign, parameter_like
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
 from ckptool.loading.model_plan import Target
-from ckptool.loading.post_hooks import has_post_hooks, reaches
 from ckptool.torch_ops.accelerators import accelerator
 
 
@@ -36,24 +34,7 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
     wait_for_all(devices)
 
 
-def rehearse_whole(model: torch.nn.Module, state: Mapping[str, Any]) -> OwnLoading:
-    """
-    Let a copy of a model, on the CPU, load in its own way; see ``rehearse``.
-
-    Raises:
-        UnsupportedFeature: The model cannot be copied, or does not take the file.
-    """
-    rehearsed = rehearse(model, state, strict=True, ways=("whole",))
-    if rehearsed is None:
-        raise UnsupportedFeature(
-            "the model loads through code of its own, and cannot be copied to try that",
-            kind="not-copyable",
-            hint="Load into a new model with ckptool.load_into, and serve that.",
-        )
-    return rehearsed
-
-
-def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading) -> OwnLoading:
+def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading | None) -> OwnLoading:
     """Let a model that served load in its own way."""
     wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     taken = fill(model, state, rehearsed, strict=True)
@@ -73,13 +54,12 @@ def with_weights(
     model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
     """
-    Return a copy of the model around other weights; what is not replaced, it shares, unless hooks may write to it.
+    Return a copy of the model around other weights; what is not replaced, it shares.
 
     Raises:
         UnsupportedFeature: As ``copied``.
     """
-    shared = () if has_post_hooks(model) else (*model.parameters(), *model.buffers())
-    fresh: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for one in targets:
         old = one.tensor
         new = staged[one.name] if old.is_meta else moved(staged[one.name], old.device, old.dtype)
@@ -124,7 +104,7 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
     """
     try:
         known = copies_of_tensors(model) | (kept or {})
-        for view, weight in views_of_weights(model):
+        for view, weight in _views_of_weights(model):
             new = copy.deepcopy(weight, known)  # itself, if it is known
             if new.stride() == weight.stride():
                 start = view.storage_offset() - weight.storage_offset() + new.storage_offset()
@@ -136,10 +116,37 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
             kind="not-copyable",
             hint="Use commit='in_place', which needs no copy.",
         ) from error
-    if (name := reaches(fresh, model, before=True)) is not None:
+    if (name := uses_original(fresh, model)) is not None:
         raise UnsupportedFeature(
-            f"the model cannot be copied: a load_state_dict hook of {name} uses the model itself",
+            f"the model cannot be copied: {name} is its own copy, or a load hook of {name} uses the model itself",
             kind="not-copyable",
             hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
         )
     return fresh
+
+
+def _views_of_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield plain attributes that show memory of a weight, as ``spectral_norm`` makes one, and that weight."""
+    weights = {id(one): one for one in (*model.parameters(), *model.buffers()) if _has_memory(one)}
+    at: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+    for weight in weights.values():
+        at.setdefault((weight.untyped_storage().data_ptr(), weight.dtype), []).append(weight)
+    attributes = (value for module in model.modules() for value in vars(module).values() if _has_memory(value))
+    for value in (value for value in attributes if id(value) not in weights):
+        begin, end = _extent(value)
+        for weight in at.get((value.untyped_storage().data_ptr(), value.dtype), ()):
+            first, last = _extent(weight)
+            if first <= begin and end <= last:
+                yield value, weight
+                break
+
+
+def _has_memory(value: Any) -> bool:
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return is_plain and not value.is_meta and value.numel() > 0
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first and the last element of its storage that a tensor has."""
+    begin = int(tensor.storage_offset())
+    return begin, begin + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))

@@ -40,9 +40,9 @@ from ckptool.closing import Closing
 from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.choice import choose_targets, through_own_code
-from ckptool.loading.custom_loading import fill
+from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
-from ckptool.loading.load_into import after_hooks, refuse_broken_plan
+from ckptool.loading.load_into import refuse_broken_plan
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, available, placement
@@ -55,7 +55,6 @@ from ckptool.loading.serving.commit import (
     moved,
     overwrite,
     ready,
-    rehearse_whole,
     retire,
     with_weights,
 )
@@ -216,9 +215,10 @@ class LiveModel(Closing):
 
         A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
         time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
-        loads through code of its own (hooks before loading, overrides, packed parameters, lazy layers) is copied, and
-        the copy loads: that needs memory for the weights once more. To swap, the copy then serves. In place, the model
-        itself loads after the copy did; if its code fails then, ``digest`` is None until a reload goes well.
+        loads through code of its own (hooks, overrides, packed parameters, lazy layers) is copied, and the copy loads:
+        that needs memory for the weights once more, in place twice. To swap, the copy then serves. In place, the model
+        itself loads after the copy did, or without it where there can be none; if it fails then, the error says that a
+        part of it may be new, and ``digest`` is None until a reload goes well.
 
         Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
         raised unchanged. With ``swap``, the old weights then go on serving. In place, the new ones serve without what
@@ -229,7 +229,7 @@ class LiveModel(Closing):
 
         Raises:
             Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: The model has to be copied, and cannot be; or its own code does not take the file.
+            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -280,14 +280,12 @@ class LiveModel(Closing):
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
             fresh = with_weights(model, filling.targets, staged)
-            filling = after_hooks(fresh, filling)
             self._serving = Serving(ready(fresh), digest)
             retire(model)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
                 overwrite(model, filling.targets, staged)
-                filling = after_hooks(model, filling)
                 self._serving = Serving(ready(model), digest)
         return Reload(report_of(self.model, checkpoint.path, found.key, filling, started), digest)
 
@@ -310,7 +308,7 @@ class LiveModel(Closing):
                 self._serving = Serving(ready(fresh), digest)
                 retire(model)
             else:
-                rehearsed = rehearse_whole(model, state)
+                rehearsed = rehearse(model, state, strict=True)
                 with self._gate.alone(cancellation):
                     self._serving = Serving(model, None)  # for as long as it has some of both
                     taken = fill_in_place(model, state, rehearsed)

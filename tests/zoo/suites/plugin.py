@@ -19,7 +19,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ckptool
-from ckptool.loading.hollow import model_on_cpu
+from ckptool.loading.custom_loading import model_on
+from ckptool.loading.memory.placement import CPU
 from tests.zoo import truth
 from tests.zoo.compare import _contents
 from tests.zoo.suites.tally import Tally
@@ -120,7 +121,7 @@ def _compare_filled(model: torch.nn.Module, state: Mapping[str, Any], **options:
     buffer = io.BytesIO()
     try:
         TORCH_SAVE(state, buffer)
-        ours, theirs = model_on_cpu(model), model_on_cpu(model)
+        ours, theirs = model_on(model, CPU), model_on(model, CPU)
         again = _torch_read(buffer.getvalue())
     except Exception as error:  # noqa: BLE001 - models that cannot be copied, state that cannot be saved
         MODELS.skipped[f"cannot be copied or saved: {type(error).__name__}: {str(error)[:80]}"] += 1
