@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from math import inf
 from time import monotonic
 from typing import Final, TypeVar
@@ -93,6 +91,9 @@ def in_time(call: Callable[[], T], cancellation: Cancellation | None) -> T:
     if cancellation is None:
         return call()
     cancellation.check()
+    from concurrent.futures import Future  # files here need none
+    from concurrent.futures import TimeoutError as NotYet
+
     done: Future[T] = Future()
 
     def work() -> None:

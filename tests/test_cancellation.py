@@ -526,7 +526,7 @@ def test_a_reload_that_is_cancelled_leaves_what_serves(big: Path, tmp_path: Path
     served, digest = live.model, live.digest
     everything = At()
     LiveModel(Big(), big, commit=commit).reload(tmp_path / "new.pth", limits=Limits(cancellation=everything))
-    assert everything.askers.keys() >= {"add_all", "checksum_in_memory"}  # long sums, of what is in memory by then
+    assert everything.askers.keys() >= {"checksum_in_memory"}  # long sums, of what is in memory by then
     places = times(3, 8)
     for at in sorted({*range(1, everything.count, max(1, everything.count // places)), everything.count - 4}):
         cancellation = At(at)

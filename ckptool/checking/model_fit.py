@@ -86,7 +86,10 @@ class _Fit:
                 advice = Advice("Load it before the model is wrapped.")
             else:
                 advice = Advice(f"Even so, {len(self._lacking):,} would be missing.")
-            yield Finding("CK602" if one else "CK606", "warning", what, *advice)
+            if one:
+                yield Finding("CK602", "warning", what, *advice)
+            else:
+                yield Finding("CK606", "warning", what, *advice)
         yield from self._missing()
         yield from self._unexpected()
         yield from self._reshaped()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
-from ckptool.checking.finding import Finding, Severity
+from ckptool.checking.finding import Finding
 from ckptool.checking.value_statistics import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
@@ -67,19 +67,26 @@ def survey(
         if facts.all_zero:
             zero.append(tensor.name)
         damaged += _damage(tensor, facts, weights)
-    rows: tuple[tuple[str, Severity, str, list[str], str | None], ...] = (
-        ("CK110", "warning", "values that are no numbers (NaN)", nan, _DIVERGED),
-        ("CK111", "warning", "infinite values", infinite, _DIVERGED),
-        ("CK111", "info", _HARMLESS, harmless, None),
-        ("CK112", "info", f"{counted(len(zero), 'tensor')} all zero", zero, None),
-        ("CK119", "info", "values unlike all others of their tensors, as after damage", damaged, _COMPARE),
-    )
-    for code, severity, what, names, hint in rows:
-        if names:
-            yield Finding(code, severity, f"{what}: {some(names)}", hint)
+    yield from _odd(nan, infinite, harmless, zero, damaged)
     for why, names in left_out.items():
         if names:
             yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
+
+
+def _odd(
+    nan: list[str], infinite: list[str], harmless: list[str], zero: list[str], damaged: list[str]
+) -> Iterator[Finding]:
+    if nan:
+        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
+    if infinite:
+        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
+    if harmless:
+        yield Finding("CK111", "info", f"{_HARMLESS}: {some(harmless)}")
+    if zero:
+        yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
+    if damaged:
+        fact = f"values unlike all others of their tensors, as after damage: {some(damaged)}"
+        yield Finding("CK119", "info", fact, _COMPARE)
 
 
 def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:

@@ -97,8 +97,7 @@ def make_plan(
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
         from ckptool.migration.folders import dcp  # most plans are of files
 
-        names = _read(checkpoint, names, by_name(checkpoint))
-        _refuse_what_is_not_there(checkpoint, names)
+        names = _read_of_all(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
         )
@@ -106,8 +105,7 @@ def make_plan(
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
-        names = _read(checkpoint, names, by_name(checkpoint))
-        _refuse_what_is_not_there(checkpoint, names)
+        names = _read_of_all(checkpoint, names)
         whole = torch_plan.plan_same(
             checkpoint,
             names,
@@ -148,12 +146,15 @@ def make_plan(
     return Plan(form, target, plain, location, names, weights, casting)
 
 
-def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
+def _read_of_all(checkpoint: Checkpoint, names: NameChanges) -> NameChanges:
+    """Return changes of all that there is, with their globs read; refuse what is not there of that."""
+    names = _read(checkpoint, names, by_name(checkpoint))
     refuse_lost(checkpoint)
     left_out: set[int] = set()
     for one in by_name(checkpoint) if not names.filter.takes_all else ():
         left_out |= {id(tensor) for name, tensor in one.items() if not names.filter.takes(name, one.key)}
     refuse_broken(tensor for tensor in checkpoint.tensors.values() if id(tensor) not in left_out)
+    return names
 
 
 def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[StateDict]) -> NameChanges:

@@ -11,6 +11,7 @@ from ckptool.checkpoints.summary import count, wrappers_in_front
 from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.checkpoints.writers import lightning_attribute
+from ckptool.errors import Failure
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
@@ -263,7 +264,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Yield why plain ``torch.load(path)`` will not open a file that holds weights and all else."""
     if plan.form == "same" and checkpoint.traits.loader == "torch.load" and checkpoint.weights is not None:
-        for one in filter(None, map(why_refused, filter(None, plan.file.pickles))):
+        try:
+            found = [*map(why_refused, filter(None, plan.file.pickles))]
+        except Failure:
+            return  # what was to be written is no pickle: reading it back says so
+        for one in filter(None, found):
             yield f"plain torch.load() refuses it, for {one}: `form='state_dict'` writes the weights alone"
 
 

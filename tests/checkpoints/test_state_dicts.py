@@ -104,7 +104,7 @@ def test_a_table_of_single_numbers_is_nobodys_weights() -> None:
 
 
 def test_state_dicts_inside_state_dicts_are_found() -> None:
-    tree = {"models": {"first": weights(), "second": weights()}}
+    tree = {"models": {"first": weights(), "second": dict(reversed(weights().items()))}}
 
     assert roles(tree) == {"models.first": "model", "models.second": "model"}
     assert opened(tree).weights is None
@@ -187,9 +187,12 @@ def test_the_form_says_what_a_file_holds(tree: Any, form: str) -> None:
 @pytest.mark.parametrize("sizes", [(50, 50), (5, 95), (95, 5)], ids=str)
 def test_of_two_models_that_were_trained_together_none_is_guessed(sizes: tuple[int, int], tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    models = [{"layer.weight": build.tensor(build.storage("0", 100), (size,))} for size in sizes]
+    models = [
+        {"layer.weight": build.tensor(build.storage(key, 100), (size,))} for key, size in zip("01", sizes, strict=True)
+    ]
     path, like = tmp_path / "gan.pth", tmp_path / "like.pth"
-    path.write_bytes(build.torch_zip({"generator": models[0], "discriminator": models[1]}, {"0": build.floats(100)}))
+    values = {"0": build.floats(100), "1": build.floats(100)}
+    path.write_bytes(build.torch_zip({"generator": models[0], "discriminator": models[1]}, values))
     like.write_bytes(build.torch_zip(models[0], {"0": build.floats(100)}))
 
     verbs: dict[str, Callable[[], Any]] = {

@@ -332,9 +332,10 @@ def warm_up() -> None:
             for verb in VERBS.values():
                 verb(str(path), folder)
         Path(folder, "a").write_bytes(build.safetensors({"a": build.floats()}))
-        path.write_bytes(build.index_of_shards({"a": "a"}))
-        for verb in VERBS.values():
-            verb(str(path), folder)
+        for shard in ("a", "none"):
+            path.write_bytes(build.index_of_shards({"a": shard}))
+            for verb in VERBS.values():
+                verb(str(path), folder)
         for names in (("a",), ("x.txt",), ("x.txt", "model.safetensors"), ("snapshots/a", "refs/main")):
             other = Path(folder, "folders", "-".join(names).replace("/", "_"))
             for name in names:

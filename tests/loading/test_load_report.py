@@ -104,8 +104,8 @@ def test_a_reload_a_change_and_a_cost_read_well(tmp_path: Path) -> None:
     saved(LeNet().state_dict(), path)
     done = ckptool.LiveModel(LeNet()).reload(path)
 
-    assert str(done) == f"{done.report}\n  sha256 {done.digest}"
-    assert repr(done) == f"<Reload '{path}' sha256 {done.digest}>"
+    assert str(done) == f"{done.report}\n  {done.digest}"
+    assert repr(done) == f"<Reload '{path}' {done.digest}>"
     assert (str(Rename("strip_prefix", "net")), str(Rename("strip_module"))) == ("--strip-prefix net", "--strip-module")
     cost = ckptool.predict_memory(path, mmap=False)
     assert str(cost) == "host 131,992 bytes, device 0, mapped 0, and 0 while loading"
