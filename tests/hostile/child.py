@@ -332,10 +332,11 @@ def warm_up() -> None:
             for verb in VERBS.values():
                 verb(str(path), folder)
         Path(folder, "a").write_bytes(build.safetensors({"a": build.floats()}))
-        for shard in ("a", "none"):
-            path.write_bytes(build.index_of_shards({"a": shard}))
+        for name, shard in (("harmless", "a"), ("model.safetensors.index.json", "none")):
+            index = Path(folder, name)
+            index.write_bytes(build.index_of_shards({"a": shard}))
             for verb in VERBS.values():
-                verb(str(path), folder)
+                verb(str(index), folder)
         for names in (("a",), ("x.txt",), ("x.txt", "model.safetensors"), ("snapshots/a", "refs/main")):
             other = Path(folder, "folders", "-".join(names).replace("/", "_"))
             for name in names:
