@@ -226,7 +226,7 @@ def quantized(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
         return
     yield Finding("CK506", "info", f"quantised: {found}")
     for one in found.schemes:
-        if 0 < len(one.unscaled) < len(one.weights):
+        if 0 < len(one.unscaled) < len(one.weights) and checkpoint.part_of is None:
             without, every = f"{len(one.unscaled):,}", f"{len(one.weights):,} weights"
             fact = f"{without} of {every} in {one.name} have no scale: {some(one.unscaled)}"
             yield Finding("CK507", "warning", fact, "Compare it with the file that it was made of: scales may be lost.")

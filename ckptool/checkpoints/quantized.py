@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
+from ckptool.checkpoints.companions import PartOf
 from ckptool.messages import counted, show, some
 from ckptool.tensors.tensor import TensorInfo
 
@@ -21,10 +22,11 @@ _FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "flo
 CASTABLE: Final = FLOATS | _FP8
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
-TYPES: Final = frozenset({*_FP8, "int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})
+_OF_TORCH: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+TYPES: Final = _FP8 | _OF_TORCH | {"int8", "uint8", "int16", "int32", "uint32", "float4_e2m1fn_x2"}
 """The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
 _BESIDE: Final = re.compile(
-    r".*(scale|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
+    r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
 )
 """The last component of the names of what a quantised weight needs."""
 _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
@@ -32,12 +34,21 @@ _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LONGEST: Final = 256
 """Of what the names of several weights of one module differ by."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
-_VALUES: Final = re.compile(r".*(weight|codes|packed|blocks|_data|W_q)", re.DOTALL)
-"""Names of what holds values where settings beside the file say that they are quantised, and no layout is known."""
-KEEP: Final = (
+_VALUES: Final = re.compile(r".*(weight|weight_q|weight_int\d+|kernel|codes|packed|blocks|_data|W_q)", re.DOTALL)
+"""Names of what holds values where no layout is known: settings say that they are quantised, or scales are beside."""
+_SCALE: Final = re.compile(r"scal|amax|quant")
+"""In the last two components of a name, or the first: those of scales of layouts that are not known."""
+_MOST: Final = 64
+"""Weights that one scale is said to be of, and components of a name that are looked at."""
+_KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
 )
+
+
+def keep(part: PartOf | None) -> str:
+    """Return what to do about quantised weights in a file that may be ``part`` of several."""
+    return f"{_KEEP} The rest of them may be in other files: give {show(part.path)}." if part else _KEEP
 
 
 class Settings(NamedTuple):
@@ -63,7 +74,7 @@ class Scheme(NamedTuple):
         every, scaled = len(self.weights), len(self.weights) - len(self.unscaled)
         weights, have = counted(every, "weight"), "has" if every == 1 else "have"
         known = f"{scaled:,} of {weights} {have} a scale" if scaled else f"{weights} without a scale that is known"
-        return f"{self.name}, {known}"
+        return f"{self.name}, {known}" if every else self.name
 
 
 class Quantization(NamedTuple):
@@ -95,6 +106,12 @@ class Quantization(NamedTuple):
         lost = [f"{name} without {gone[0]}" for name, gone in kept if gone and name in left]
         loses = "loses what scales it" if len(lost) == 1 else "lose what scales them"
         return f"{counted(len(lost), 'quantised weight')} ({self.short}) {loses}: {some(lost)}" if lost else None
+
+    def apart(self, after: Quantization | None, names: Mapping[str, str]) -> set[str]:
+        """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
+        found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
+        kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
+        return {one for of, others in kept for one in others if names.get(one) not in of}
 
 
 class _Rule(NamedTuple):
@@ -129,12 +146,13 @@ class _Weight(NamedTuple):
 
 
 def find(
-    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: Mapping[str, str]
+    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
 ) -> Quantization | None:
     """
     Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
 
-    ``classes`` are those of the modules that have the weights, in a whole model.
+    ``classes`` are those of the modules that have the weights, in a whole model. Where the file ``is_part`` of several,
+    weights may have their scales in another, and scales their weights.
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
@@ -143,10 +161,21 @@ def find(
     found = {one.name: one for one in _by_rules(tensors, small, said)}
     rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
-    weights = [*found.values(), *of_class]
-    belongs, beside = _beside(tensors, found)
-    types = {name: tensors[name].dtype.name for name in (*found, *beside)}
-    return Quantization(tuple(_schemes(weights)), said, belongs, types) if weights else None
+    others = {name: one for name, one in small.items() if name not in found and (name in rest or not found)}
+    floats = [name for name, info in tensors.items() if others and info.dtype.name in FLOATS | _POWERS]
+    scales = [name for name in floats if any(map(_SCALE.search, (name.partition(".")[0], *name.rsplit(".", 2)[-2:])))]
+    unknown = {one.name: one for one in _of_other_names(others, scales)} if scales or is_part else {}
+    found |= unknown
+    belongs, beside = _beside(tensors, {one.name: one for one in of_class} | found)
+    if unknown and scales:
+        scales += [name for name in tensors if "zero_point" in name.rpartition(".")[2]]
+        beside += _nearest(sorted({*scales} - {*beside, *found}), belongs)
+    schemes = list(_schemes([*found.values(), *of_class]))
+    alone = sorted(one for one in tensors.keys() - beside if one.endswith(_ALONE)) if is_part else []
+    alone = [one for one in alone if f"{one.rpartition('.')[0]}.weight".lstrip(".") not in tensors]
+    schemes += [Scheme("scales of weights in another file", (), ())] if alone else []
+    types = {name: tensors[name].dtype.name for name in (*found, *beside, *alone)}
+    return Quantization(tuple(schemes), said, belongs, types) if schemes else None
 
 
 def _by_rules(
@@ -169,12 +198,12 @@ def _by_rules(
 def _beside(
     tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return what belongs to each of the weights that have scales, and the names of all that belongs to any."""
+    """Return what belongs to each of the weights, and the names of all that belongs to any."""
     by_stem = {one.stem: one for one in weights.values()}
     alone: dict[str, _Weight | None] = {}
     for one in weights.values():
         alone[one.module] = None if one.module in alone else one
-    belongs: dict[str, list[str]] = {one.name: [] for one in weights.values() if one.is_scaled}
+    belongs: dict[str, list[str]] = {name: [] for name in weights}
     found = []
     for name in (name for name in tensors if weights and name not in weights):
         head, _, last = name.rpartition(".")
@@ -185,9 +214,44 @@ def _beside(
             owner = alone[head] or next((by_stem[name[:end]] for end in ends if name[:end] in by_stem), None)
         if owner is not None or is_of_module or last in _OF_CACHES:
             found.append(name)
-        if owner is not None and owner.is_scaled:
+        if owner is not None:
             belongs[owner.name].append(name)
     return belongs, found
+
+
+def _of_other_names(rest: Mapping[str, TensorInfo], scales: list[str]) -> Iterator[_Weight]:
+    """Yield weights of no known layout: of 8 bits, of torch's types, or beside a scale."""
+    heads = {name.rpartition(".")[0] for name in scales}
+    heads |= {head.rpartition(".")[0] for head in heads if _SCALE.search(head.rpartition(".")[2])}
+    where = "under other names" if scales else "in another file"
+    for name, info in rest.items():
+        (head, _, last), dtype, of = name.rpartition("."), info.dtype.name, ""
+        if dtype in _OF_TORCH:
+            of = f"torch ({dtype})" if scales else ""
+        elif dtype in _FP8:
+            of = f"FP8{_KINDS[dtype]}, with scales {where}"
+        elif len(info.shape) > 1 and _VALUES.fullmatch(last) and {head, name} & heads:
+            of = f"integers with scales ({dtype})"
+        if of and not _BESIDE.fullmatch(last):
+            yield _Weight(name, name, of.partition(" ")[0], of, bool(scales))
+
+
+def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
+    """Add scales to the weights that are nearest to them by name, or to all; return them."""
+    under: dict[str, list[str]] = {}
+    for weight in belongs:
+        for prefix in _prefixes(weight):
+            under.setdefault(prefix, []).append(weight)
+    for scale in scales:
+        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_MOST]:
+            belongs[name].append(scale)
+    return scales
+
+
+def _prefixes(name: str) -> list[str]:
+    """Return a name and what it is under, the nearest first, then the same without its first component, and nothing."""
+    parts = [whole.split(".")[:_MOST] for whole in (name, name.partition(".")[2])]
+    return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
 
 
 def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
@@ -219,6 +283,7 @@ def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
         yield Scheme(show(name), tuple(one.name for one in same), tuple(one.name for one in same if not one.is_scaled))
 
 
+_Names: TypeAlias = Mapping[str, str]
 _Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
 """All tensors, the stem of the names of what belongs together, and what settings say."""
 _Sizes: TypeAlias = tuple[int, ...]
@@ -333,3 +398,5 @@ RULES: Final = (
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
+_ALONE: Final = ("proj_scale", *{end for rule in RULES for end in rule.scales} - {"scale", "_scale"})
+"""Ends of names of scales whose weights may be in another file: those that say what they are."""

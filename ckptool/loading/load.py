@@ -14,7 +14,7 @@ import torch
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
-from ckptool.checkpoints.quantized import CASTABLE, KEEP
+from ckptool.checkpoints.quantized import CASTABLE, keep
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -159,7 +159,8 @@ def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTen
     types = {one.name: str(dtype or one.dtype).removeprefix("torch.") for one, dtype in left}
     wrong = found.damage(types)
     if wrong is not None:
-        raise UnsupportedFeature(wrong, kind="breaks-quantized", hint=KEEP.replace(" (`keep_dtype=`)", ""))
+        hint = keep(checkpoint.part_of).replace(" (`keep_dtype=`)", "")
+        raise UnsupportedFeature(wrong, kind="breaks-quantized", hint=hint)
 
 
 def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:

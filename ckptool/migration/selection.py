@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.quantized import KEEP
+from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.directories.beside import quantization_of
@@ -88,7 +88,7 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     """
     wrong = None if changes.break_quantized else broken(checkpoint, plan)
     if wrong is not None:
-        raise MigrationRefused(wrong, kind="breaks-quantized", hint=KEEP)
+        raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(checkpoint.part_of))
     sides = list(_sides(checkpoint, plan, changes)) if not changes.allow_empty else []
     many = next((len(before) for before, left in sides if before and not left), 0)
     gone = ("the only tensor is left out" if many == 1 else f"none of the {many:,} tensors is left") if many else ""
@@ -150,10 +150,15 @@ def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
     weights, file = plan.weights, plan.file
     old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
     head = f"{weights.state_dict.key}." if weights is not None and weights.state_dict.key else ""
-    left = {head + old.get(name, name): info.dtype.name for name, info in file.expected if name is not None}
-    left |= {head + old.get(name, name): left[head + old.get(kept, kept)] for name, kept in file.tied.items()}
+    types = {name: info.dtype.name for name, info in file.expected if name is not None}
+    types |= {name: types[kept] for name, kept in file.tied.items()}
+    names = {head + old.get(name, name): name for name in types}
+    left = {was: types[name] for was, name in names.items()}
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
-    found = None if left == before else quantization_of(checkpoint)
+    found = quantization_of(checkpoint) if left != before or old else None
+    if found is not None and any(head + new != name for name, new in names.items()):
+        apart = found.apart(quantization_of(checkpoint, names=names), names)
+        left = {name: dtype for name, dtype in left.items() if name not in apart}
     return found.damage(left) if found is not None else None
 
 

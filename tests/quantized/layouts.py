@@ -213,14 +213,13 @@ def plain() -> dict[str, State]:
             "m.scales": torch.ones(1, 8),
             "m.qzeros": torch.ones(1, 1),
         },
-        "integers of other shapes": {
+        "integers without scales": {
             "m.weight": whole(8, 8, dtype=torch.int8),
-            "m.weight_scale": torch.ones(3, 5),
-            "n.qweight": whole(8, 8),
-            "n.scales": torch.ones(5),
+            "m.bias": torch.ones(8),
+            "n.qweight": whole(8, 8, dtype=torch.int16),
+            "n.scaled.weight": torch.ones(5),
         },
         "buffers": weight
         | {"position_ids": whole(1, 64), "m.mask": whole(8, 8, dtype=torch.uint8), "m.scale": torch.ones(1)},
         "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": torch.ones(8)},
-        "a scale of another module": {"m.weight": fp8(8, 8), "n.weight_scale": torch.ones(1)},
     }

@@ -93,16 +93,22 @@ def base_model(path: str, source: Source) -> str | None:
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
-def quantization_of(checkpoint: Checkpoint, summary: Summary | None = None) -> Quantization | None:
-    """Return what is quantised in a checkpoint, beside the states of optimizers; None if nothing is."""
-    if summary is not None and summary.is_plain and TYPES.isdisjoint(summary.dtypes):
+def quantization_of(
+    checkpoint: Checkpoint, summary: Summary | None = None, names: Mapping[str, str] | None = None
+) -> Quantization | None:
+    """Return what is quantised, beside optimizers; None if nothing is. With ``names``, old and new, by the new ones."""
+    is_part = checkpoint.part_of is not None
+    if not is_part and summary is not None and summary.is_plain and TYPES.isdisjoint(summary.dtypes):
         return None
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
     infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
-    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes)
+    if names is not None:
+        infos = {names[name]: info for name, info in infos.items() if name in names}
+        classes = {names[name]: cls for name, cls in classes.items() if name in names}
+    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes, is_part=is_part)
 
 
 def _settings(path: str, source: Source) -> Settings | None:
