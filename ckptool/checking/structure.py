@@ -16,7 +16,7 @@ from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import REFERENCE
+from ckptool.checkpoints.completeness import REFERENCE, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
@@ -135,23 +135,17 @@ def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
+    """CK120: the file has stubs without elements for weights that were partitioned. CK121, CK124: so it seems."""
     if not [True for tensor in checkpoint.tensors.values() if 0 in tensor.info.shape]:
         return
     for state_dict in checkpoint.state_dicts:
-        if state_dict.role not in ("model", "ema"):
-            continue
-        empty = [name for name, tensor in state_dict.items() if 0 in tensor.info.shape]
-        if not empty:
-            continue
-        from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
-
-        stubs = stubs_in(checkpoint, state_dict)
-        if stubs is not None:
-            yield Finding("CK120", "warning", stubs.fact, MERGE_PARTITIONS)
-        elif 2 * len(empty) > len(state_dict):
-            fact = f"{len(empty):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(empty)}"
-            yield Finding("CK121", "warning", fact, "If training was partitioned, the values are in other files.")
+        stubs = stubs_in(checkpoint, state_dict) if state_dict.role in ("model", "ema") else None
+        if stubs is not None and stubs.code == "CK120":
+            yield Finding("CK120", "warning", stubs.fact, stubs.hint)
+        elif stubs is not None and stubs.code == "CK121":
+            yield Finding("CK121", "warning", stubs.fact, stubs.hint)
+        elif stubs is not None:
+            yield Finding("CK124", "info", stubs.fact, stubs.hint)
 
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:

@@ -38,21 +38,16 @@ class Gap(NamedTuple):
 
 
 class Stubs(NamedTuple):
-    """Tensors without elements that stand for parameters whose values are in other files."""
+    """Tensors without elements that stand for parameters whose values are in other files, or seem to."""
 
+    code: str
+    """What a check says: CK120 where the file says so, CK121 of most weights, CK124 of some."""
     names: tuple[str, ...]
-    numel: int
-    """How many elements the parameters have."""
-
-    @property
-    def fact(self) -> str:
-        """What the file says, in numbers."""
-        return (
-            f"{len(self.names):,} tensors have no elements, and {_PARAM_SHAPES} says {self.numel:,} parameters: "
-            "ZeRO-3 partitions, the values are in *_optim_states.pt"
-        )
+    fact: str
+    hint: str
 
 
+_ELSEWHERE: Final = "If training was partitioned, the values are in other files."
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
@@ -69,16 +64,24 @@ REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"
 SAVE_WHOLE: Final = "Load all of them where they were written, and save the model whole."
 
 
-def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
+def refuse_stubs(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter, *, may_be_empty: bool = False) -> None:
+    """Raise IncompleteWeights if most weights are stubs; ``may_be_empty`` where nothing but their shapes says so."""
+    stubs = stubs_in(checkpoint, state_dict)
+    meant = stubs is None or stubs.code == "CK124" or (may_be_empty and stubs.code == "CK121")
+    if stubs is not None and not meant and any(taken.takes(name, state_dict.key) for name in stubs.names):
+        raise _incomplete(stubs.names, stubs.fact, stubs.hint)
+
+
+def refuse_incomplete(
+    checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None, *, may_be_empty: bool = False
+) -> None:
     """
     Raise IncompleteWeights if something is missing from a state dict; what ``taken`` leaves out may be.
 
     ``missing`` are the paths of modules and the names of entries that the error is about.
     """
     wanted = taken or Filter()
-    stubs = stubs_in(checkpoint, state_dict)
-    if stubs is not None and any(wanted.takes(name, state_dict.key) for name in stubs.names):
-        raise _incomplete(stubs.names, stubs.fact, MERGE_PARTITIONS)
+    refuse_stubs(checkpoint, state_dict, wanted, may_be_empty=may_be_empty)
     absent = (
         [name for name in checkpoint.absent if wanted.takes(name, state_dict.key)]
         if state_dict is checkpoint.weights
@@ -142,14 +145,31 @@ def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteW
 
 
 def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
-    """Return the stubs among the tensors of a state dict; None if the file does not say that there are any."""
-    said = next((node for path, node in checkpoint.extras if path.rpartition(".")[2] == _PARAM_SHAPES), None)
-    empty = [name for name, tensor in state_dict.items() if not tensor.info.numel] if said is not None else []
+    """
+    Return the stubs among the tensors of a state dict, going by what the file says, or else by their shapes; or None.
+
+    Stubs have the shape [0]: an honest tensor without elements is rarely a weight of that shape.
+    """
+    empty = tuple(name for name, tensor in state_dict.items() if 0 in tensor.info.shape)
     if not empty:
         return None
-    sizes = _sizes(said)
-    stubs = tuple(name for name in empty if sizes.get(name))
-    return Stubs(stubs, sum(sizes[name] for name in stubs)) if stubs else None
+    said = next((node for path, node in checkpoint.extras if path.rpartition(".")[2] == _PARAM_SHAPES), None)
+    sizes = _sizes(said) if said is not None else {}
+    known = tuple(name for name in empty if sizes.get(name))
+    if known:
+        fact = (
+            f"{len(known):,} tensors have no elements, and {_PARAM_SHAPES} says {sum(map(sizes.__getitem__, known)):,} "
+            "parameters: ZeRO-3 partitions, the values are in *_optim_states.pt"
+        )
+        return Stubs("CK120", known, fact, MERGE_PARTITIONS)
+    is_all = len(empty) == len(state_dict)
+    found = empty if is_all else tuple(name for name in empty if state_dict[name].info.shape == (0,))
+    own, weights = (sum(name.endswith("weight") for name in names) for names in (found, state_dict))
+    is_most = is_all or 2 * len(found) > len(state_dict) or 2 * own > weights > 1
+    if state_dict.role not in ("model", "ema") or not (own or (is_most and len(found) > 1)):
+        return None
+    fact = f"{len(found):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(found)}"
+    return Stubs("CK121" if is_most else "CK124", found, fact, _ELSEWHERE)
 
 
 def _sizes(said: Inert) -> dict[str, int]:

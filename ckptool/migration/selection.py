@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.completeness import stubs_in
 from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
@@ -169,6 +170,10 @@ def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[s
         yield f"{checkpoint.part_of.what}: what is in the others is not here"
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
+    for one in by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict]:
+        stubs = stubs_in(checkpoint, one) if any(tensor.info.numel for tensor in one.values()) else None
+        if stubs is not None and any(plan.names.filter.takes(name, one.key) for name in stubs.names):
+            yield f"{stubs.fact}. {stubs.hint}"
     for option, text in unmatched(checkpoint, plan, changes):
         if option != "keep_dtype":
             yield nothing_matches([(option, text)], "no name").message

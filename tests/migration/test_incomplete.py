@@ -178,3 +178,54 @@ def test_tensors_in_the_extra_state_of_a_module_are_not_weights_of_their_own(tmp
     loaded = ckptool.load(tmp_path / "saved.pth")
     assert list(loaded) == list(state)
     assert loaded["0._extra_state"]["table"].tolist() == [0, 1, 2]
+
+
+def hollow(names: int, empty: int, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return weights of which some are stubs that nothing tells of."""
+    stubs = {f"layers.{n}.weight": torch.empty(0) if n < empty else torch.ones(2, 2) for n in range(names)}
+    return stubs | more
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        hollow(24, 21),
+        hollow(3, 3),
+        hollow(4, 3, **{f"layers.{n}.running_{kind}": torch.ones(2) for n in range(4) for kind in ("mean", "var")}),
+        {"module": hollow(6, 5), "global_steps": 3},
+    ],
+    ids=["most", "all", "beside buffers", "in a checkpoint"],
+)
+def test_weights_that_are_mostly_stubs_are_refused(state: dict[str, Any], tmp_path: Path) -> None:
+    path, target = tmp_path / "stubs.pt", tmp_path / "out.safetensors"
+    torch.save(state, path)
+
+    assert "CK121" in [one.code for one in ckptool.check(path).findings]
+    for options in ({"form": "safetensors"}, {"form": "same"}, {"form": "state_dict"}):
+        with pytest.raises(CkptoolError, match="no elements"):
+            ckptool.migrate(path, tmp_path / "out", **options)
+    for attempt in (lambda: ckptool.load(path), lambda: ckptool.load_into(nn.Linear(2, 2), path, strict=False)):
+        with pytest.raises(IncompleteWeights, match="no elements"):
+            attempt()
+    assert ckptool.load(path, allow_missing=True)
+    assert ckptool.migrate(path, target, allow_missing=True, allow_empty=True).notes
+    if target.stat().st_size > 2000:
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(target)
+
+
+def test_some_weights_without_elements_are_noted(tmp_path: Path) -> None:
+    path = tmp_path / "some.pt"
+    torch.save(hollow(8, 2), path)
+
+    assert [one.severity for one in ckptool.check(path).findings if one.code == "CK124"] == ["info"]
+    for form in ("safetensors", "same"):
+        notes = ckptool.migrate(path, tmp_path / f"{form}.out", form=form).notes
+        assert any(note.startswith("2 of 8 tensors have no elements") for note in notes)
+    assert not ckptool.migrate(path, tmp_path / "b.pt", exclude=["layers.[01].*"]).notes
+    torch.save({"seen": torch.empty(0)}, tmp_path / "one.pt")
+    assert ckptool.load(tmp_path / "one.pt").keys() == {"seen"}
+    honest = {"w.weight": torch.ones(2), "cache": torch.empty(0), "rows": torch.empty(0, 4), "cols": torch.empty(2, 0)}
+    torch.save(honest, path)
+    assert ckptool.load(path).keys() == honest.keys()
+    assert not {"CK121", "CK124"} & {one.code for one in ckptool.check(path).findings}
