@@ -95,11 +95,7 @@ def make_plan(
     changes = changes.in_full()
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
-    casting = None
-    if changes.dtype:
-        from ckptool.migration.casting import Casting  # most plans cast nothing
-
-        casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
+    casting = _casting(changes, trials)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
         from ckptool.migration.folders import dcp  # most plans are of files
@@ -153,6 +149,14 @@ def make_plan(
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
+
+
+def _casting(changes: Changes, trials: Trials) -> Casting | None:
+    if not changes.dtype:
+        return None
+    from ckptool.migration.casting import Casting  # most plans cast nothing
+
+    return Casting(str(changes.dtype), tuple(changes.keep_dtype), trials, saturate=changes.saturate)
 
 
 def _read_of_all(checkpoint: Checkpoint, names: NameChanges, changes: Changes | None) -> NameChanges:
