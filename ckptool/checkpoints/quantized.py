@@ -32,14 +32,12 @@ _BESIDE: Final = re.compile(
 _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
 _OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LONGEST: Final = 256
-"""Of what the names of several weights of one module differ by."""
+"""Of what the names of several weights of one module differ by; and components of a name, and weights of one scale."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|weight_q|weight_int\d+|kernel|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where no layout is known: settings say that they are quantised, or scales are beside."""
 _SCALE: Final = re.compile(r"scal|amax|quant")
 """In the last two components of a name, or the first: those of scales of layouts that are not known."""
-_MOST: Final = 64
-"""Weights that one scale is said to be of, and components of a name that are looked at."""
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -156,7 +154,7 @@ def find(
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
-    of_class = [_of_class(name, cls) for name, cls in known if cls is not None and cls.startswith(_LIBRARIES)]
+    of_class = [_Weight(name, name, cls, _of(cls)) for name, cls in known if cls and cls.startswith(_LIBRARIES)]
     said = settings() if any(info.shape[1:] or ".quant_state." in name for name, info in small.items()) else None
     found = {one.name: one for one in _by_rules(tensors, small, said)}
     rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
@@ -221,19 +219,16 @@ def _beside(
 
 def _of_other_names(rest: Mapping[str, TensorInfo], scales: list[str]) -> Iterator[_Weight]:
     """Yield weights of no known layout: of 8 bits, of torch's types, or beside a scale."""
-    heads = {name.rpartition(".")[0] for name in scales}
-    heads |= {head.rpartition(".")[0] for head in heads if _SCALE.search(head.rpartition(".")[2])}
-    where = "under other names" if scales else "in another file"
+    heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
+    heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
+    always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
     for name, info in rest.items():
-        (head, _, last), dtype, of = name.rpartition("."), info.dtype.name, ""
-        if dtype in _OF_TORCH:
-            of = f"torch ({dtype})" if scales else ""
-        elif dtype in _FP8:
-            of = f"FP8{_KINDS[dtype]}, with scales {where}"
-        elif len(info.shape) > 1 and _VALUES.fullmatch(last) and {head, name} & heads:
-            of = f"integers with scales ({dtype})"
-        if of and not _BESIDE.fullmatch(last):
-            yield _Weight(name, name, of.partition(" ")[0], of, bool(scales))
+        (head, _, last), dtype = name.rpartition("."), info.dtype.name
+        is_beside = len(info.shape) > 1 and {head, name} & heads and _VALUES.fullmatch(last)
+        if (dtype in always or is_beside) and not _BESIDE.fullmatch(last):
+            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"integers with scales ({dtype})"
+            kind = f"FP8{_KINDS[dtype]}, with scales {where}" if dtype in _FP8 else kind
+            yield _Weight(name, name, kind, kind, dtype not in _FP8)
 
 
 def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
@@ -243,14 +238,14 @@ def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
         for prefix in _prefixes(weight):
             under.setdefault(prefix, []).append(weight)
     for scale in scales:
-        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_MOST]:
+        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_LONGEST]:
             belongs[name].append(scale)
     return scales
 
 
 def _prefixes(name: str) -> list[str]:
     """Return a name and what it is under, the nearest first, then the same without its first component, and nothing."""
-    parts = [whole.split(".")[:_MOST] for whole in (name, name.partition(".")[2])]
+    parts = [whole.split(".")[:_LONGEST] for whole in (name, name.partition(".")[2])]
     return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
 
 
@@ -269,10 +264,9 @@ def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Se
             yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
 
 
-def _of_class(name: str, cls: str) -> _Weight:
-    """Return a weight that is of a class of a library which quantises."""
-    library = cls.split(".")[cls.startswith("optimum.")]
-    return _Weight(name, name, cls, f"{library} {cls.rpartition('.')[2]}")
+def _of(cls: str) -> str:
+    """Return the library and the name of a class."""
+    return f"{cls.split('.')[cls.startswith('optimum.')]} {cls.rpartition('.')[2]}"
 
 
 def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
@@ -396,6 +390,7 @@ RULES: Final = (
     _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
     _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
+    _Rule("integers", "", _I8, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
 _ALONE: Final = ("proj_scale", *{end for rule in RULES for end in rule.scales} - {"scale", "_scale"})

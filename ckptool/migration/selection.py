@@ -156,6 +156,8 @@ def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
     names = {head + old.get(name, name): name for name in types}
     left = {was: types[name] for was, name in names.items()}
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
+    packed = {head + old.get(name, name) for name in weights.others} if weights is not None else ()
+    left |= {name: dtype for name, dtype in before.items() if name.rpartition(".")[0] in packed and name not in left}
     found = quantization_of(checkpoint) if left != before or old else None
     if found is not None and any(head + new != name for name, new in names.items()):
         apart = found.apart(quantization_of(checkpoint, names=names), names)

@@ -70,8 +70,10 @@ def test_a_model_does_not_take_8_bits_without_such_a_scale(tmp_path: Path) -> No
 
     with pytest.raises(UnsupportedFeature, match="quantised weight"):
         ckptool.load_into(model, tmp_path / "m.pth", strict=False)
+    model.register_buffer("descale", torch.zeros(1))
     with pytest.raises(UnsupportedFeature, match="quantised weight"):
-        ckptool.LiveModel(model, strict=False).reload(tmp_path / "m.pth")
+        ckptool.LiveModel(model).reload(tmp_path / "m.pth")
+    assert not model.descale.any()
 
 
 def test_values_and_scales_in_two_dicts(tmp_path: Path) -> None:
@@ -120,11 +122,13 @@ def test_scales_of_outputs_of_quantised_nets_of_torch(scale: str, whole_model: b
     model = Static()
     torch.save(model if whole_model else model.state_dict(), tmp_path / "m.pth")
 
-    for options in ({"dtype": "bfloat16"}, {"exclude": [scale], "form": "state_dict"}):
+    for options in ({"dtype": "bfloat16", "form": "state_dict"}, {"exclude": [scale], "form": "state_dict"}):
         with pytest.raises(MigrationRefused, match=r"quantised weights?.*torch \(qint8\)"):
             ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", **options)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFeature, match="a cast breaks"):
         ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
+    with pytest.raises(MigrationRefused):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth")
 
 

@@ -98,7 +98,7 @@ def quantization_of(
 ) -> Quantization | None:
     """Return what is quantised, beside optimizers; None if nothing is. With ``names``, old and new, by the new ones."""
     is_part = checkpoint.part_of is not None
-    if not is_part and summary is not None and summary.is_plain and TYPES.isdisjoint(summary.dtypes):
+    if summary is not None and summary.is_plain and not is_part and TYPES.isdisjoint(summary.dtypes):
         return None
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
