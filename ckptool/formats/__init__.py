@@ -41,9 +41,10 @@ class Format(Protocol):
 
 _MEMBER_MARK = "::"
 _OF_A_SET = re.compile(
-    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\."
+    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\.",
+    re.IGNORECASE,
 )
-"""What the names of files have in them that are one of several, or are kept beside others. Most have none of it."""
+"""What files of several, or that are kept beside others, have in their names, or in those of their folders."""
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
 _LONGEST_POINTER = 512
@@ -125,10 +126,13 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
-    if parsed.part_of is None and "mp_rank_" in path:
+    if parsed.part_of is None and _OF_A_SET.search(os.path.basename(os.path.abspath(path))):
         from ckptool.formats.directories import sets
 
-        parsed = parsed._replace(part_of=sets.rank_of_megatron(path))
+        part = sets.rank_of_megatron(path)
+        if part is None and source is not folder:
+            part = sets.of_ranks(source.path, parsed, Probe(source, limits, _read))
+        parsed = parsed._replace(part_of=part)
     return Checkpoint(source.path, source, parsed)
 
 
@@ -143,8 +147,7 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    name = os.path.basename(path) if isinstance(path, str) else ""
-    if not isinstance(path, str) or not _OF_A_SET.search(name):
+    if not isinstance(path, str) or not any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
         return _read(probe)
     from ckptool.formats.directories import sets
 

@@ -119,6 +119,35 @@ def test_a_whole_adapter_is_fine(tensors: Tensors, settings: dict[str, object], 
         assert run("check", path).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [(".lora_A.", "CK122"), (".lora_B.", "CK122"), ("0.q_proj", "CK123")],
+)
+def test_half_a_lora_is_not_fine(name: str, left: str, code: str, tmp_path: Path) -> None:
+    whole = lora("q_proj", "v_proj")
+    some = {key: one for key, one in whole.items() if left in key or (code == "CK123" and "lora_A" in key)}
+    file = write_adapter(tmp_path, some, name, target_modules=["q_proj", "v_proj"])
+
+    for path in (file, tmp_path):
+        assert said(path)[code] == ("warning" if code == "CK122" else "info")
+        assert run("check", path).exit_code == (code == "CK122")
+
+
+@pytest.mark.parametrize("suffix", ["aria2", "part", "crdownload", "incomplete", "tmp"])
+def test_downloads_that_were_not_finished_are_told_of(suffix: str, tmp_path: Path) -> None:
+    write_set(tmp_path / "a", 1)
+    write_set(tmp_path / "b", 2)
+    for place, name in (("a", "model-00001-of-00001.safetensors"), ("b", "model-00002-of-00002.safetensors")):
+        (tmp_path / place / f"{name}.{suffix}").write_bytes(b"x")
+        assert said(tmp_path / place)["CK163"] == "warning"
+        assert run("check", tmp_path / place).exit_code == 1
+    write_set(tmp_path / "c", 2)
+    (tmp_path / "c/notes.part").write_bytes(b"x")
+    (tmp_path / "c/readme.md.tmp").write_bytes(b"x")
+    assert "CK163" not in said(tmp_path / "c")
+
+
 def test_what_is_no_adapter_is_not_compared_with_its_settings(tmp_path: Path) -> None:
     write_adapter(tmp_path, lora("q_proj"), target_modules=["q_proj"])
     save_file({}, tmp_path / "empty.safetensors")

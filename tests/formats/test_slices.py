@@ -107,6 +107,16 @@ SLICED = {
     "with a word, from one": _written("weights-shard_{}.safetensors", 2, 1),
     "with two numbers": _written("tp_rank_{:02}_pp_rank_00.pt"),
     "of stages": _stages,
+    "NeMo's": _written("mp_rank_{:02}/model_weights.ckpt"),
+    "in folders of ranks": _written("rank_{}/model.pt", 4),
+    "in folders with a word": _written("tp{}/model.safetensors"),
+    "in folders of devices": _written("gpu{}/weights.pt"),
+    "in folders, from one": _written("out.tp_rank_{:02}/pytorch_model.bin", 2, 1),
+    "with capitals": _written("TP{}.pt"),
+    "with hyphens": _written("tensor-parallel-{}.pt"),
+    "with two words": _written("tpRank{}.pt"),
+    "partitions": _written("partition_{}.pt"),
+    "with five digits": _written("model.part-{:05}.bin"),
 }
 
 
@@ -149,6 +159,38 @@ def test_slices_are_no_models_together_and_alone(name: str, tmp_path: Path) -> N
     rows = [json.loads(line) for line in run("scan", folder).stdout.splitlines()]
     assert rows
     assert all({"CK155", "CK160"} & row["findings"].keys() for row in rows)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["rank{}.safetensors", "consolidated.{:02}.pth", "tp_rank_{:02}/model.pt", "model_rank{}.pt"]
+)
+def test_slices_with_a_gap_say_which_is_missing(pattern: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "in" / pattern.format(rank) for rank in (0, 2, 3)]
+    for rank, path in zip((0, 2, 3), paths, strict=True):
+        write(path, slice_of(rank, 4))
+
+    for path in (*paths, tmp_path / "in"):
+        found = [one for one in ckptool.check(path).findings if one.code in ("CK155", "CK160")]
+        assert "number 1 not there" in found[0].message
+        assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
+    with pytest.raises(IncompleteWeights):
+        ckptool.load(paths[1])
+
+
+def test_the_folder_of_a_rank_is_seen_as_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        write(tmp_path / f"shard{rank}/model.pt", slice_of(rank))
+        write(tmp_path / f"runs/gpu{rank}/model.pt", trained(rank))
+
+    assert said(tmp_path / "shard1")["CK160"] == "warning"
+    with pytest.raises(IncompleteWeights):
+        ckptool.load(tmp_path / "shard1")
+    assert run("check", "-b", "-r", tmp_path / "shard0").exit_code == 1
+    assert run("check", "-b", "-r", tmp_path / "runs/gpu0").exit_code == 0
+    monkeypatch.chdir(tmp_path / "shard1")
+    for place in ("model.pt", "."):
+        assert said(Path(place))["CK160"] == "warning"
+    assert "CK160" not in said(tmp_path / "runs/gpu1/model.pt")
 
 
 def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> None:
@@ -226,9 +268,35 @@ def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
     assert "what is in the others is not here" in note.output
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "are_parts"),
+    [
+        ("h.0.w h.3.w", "h.4.w h.7.w", True),
+        ("net.emb net.layers.0.w", "net.layers.1.w net.head", True),
+        ("conv1.weight fc.bias", "lin1.weight out.bias", False),
+        ("encoder.layers.0.w encoder.layers.3.w", "decoder.layers.0.w decoder.layers.3.w", False),
+        ("0.conv.w 1.conv.w", "0.lin.w 1.lin.w", False),
+        ("weight bias", "scale shift", False),
+    ],
+)
+def test_files_of_two_nets_are_no_parts_of_one(first: str, second: str, are_parts: bool, tmp_path: Path) -> None:
+    for n, names in ((1, first), (2, second)):
+        write(tmp_path / f"in/part{n}.pt", {name: torch.full((2, 2), float(n)) for name in names.split()})
+
+    assert ("CK160" in said(tmp_path / "in/part1.pt")) is are_parts
+    assert ("parts of one model" in run("check", tmp_path / "in").output) is are_parts
+
+
 def lora(rank: int) -> Tensors:
     torch.manual_seed(rank)
     return {"a.lora_A.weight": torch.randn(rank, 8), "a.lora_B.weight": torch.randn(8, rank)}
+
+
+def seed(number: int) -> Tensors:
+    """Return what is made anew: biases are zeros, and norms ones."""
+    torch.manual_seed(number)
+    made = {"a.weight": torch.randn(8, 8), "b.weight": torch.randn(8, 8)}
+    return made | {"a.bias": torch.zeros(8), "norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}
 
 
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
@@ -244,6 +312,12 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "copies with a word": [(f"model-shard{n}.safetensors", full()) for n in (1, 2)],
     "models of ranks": [(f"rank{n}.safetensors", trained(n)) for n in (0, 1)],
     "a backbone and ranks": [(f"net.part{n}.pt", trained(n, *full().keys() - {"emb.weight"})) for n in (0, 1)],
+    "seeds with zero biases": [(f"gpu{n}.pt", seed(n)) for n in (0, 1)],
+    "seeds of ranks": [(f"rank{n}.safetensors", seed(n)) for n in (0, 1, 2)],
+    "seeds in slices": [(f"net-slice{n}.pt", seed(n)) for n in (1, 2)],
+    "seeds in folders": [(f"device_{n}/net.pt", seed(n)) for n in (0, 1)],
+    "models in folders": [(f"rank_{n}/net.pt", trained(n)) for n in (0, 1)],
+    "copies in folders": [(f"rank_{n}/net.pt", full()) for n in (0, 1)],
     "gaps": [(f"part-{n}.pt", slice_of(min(n, 1))) for n in (0, 7)],
     "words in words": [(f"party_{n}.pt", slice_of(n)) for n in (0, 1)],
     "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],

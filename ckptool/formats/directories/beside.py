@@ -36,7 +36,8 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "quantize_config.json": (),
 }
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
-_UNFINISHED: Final = ".incomplete"
+_UNFINISHED: Final = (".incomplete", ".aria2", ".part", ".crdownload", ".tmp")
+"""What downloads are called until they are finished; aria2 has its own notes beside what it fills."""
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
 _BLOBS: Final = "blobs"
@@ -73,7 +74,8 @@ def unfinished(folder: FolderSource) -> Iterator[Beside]:
     places = ["", _DOWNLOADS] if ".cache" in folder.folders else [""]
     for place in (*places, *([_BLOBS] if _BLOBS in folder.folders else ())):
         for name in folder.names(place)[0]:
-            if name.endswith(_UNFINISHED):
+            stem, suffix = os.path.splitext(name)
+            if suffix in _UNFINISHED and (suffix == _UNFINISHED[0] or is_likely(stem)):
                 yield _file(folder, f"{place}/{name}".lstrip("/"), "incomplete")
 
 

@@ -46,6 +46,22 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     found = _named(place or ".", name, names)
     if choosing.role_of(name):
         return parsed._replace(part_of=found)
+    slice_of = _slice_of(place or ".", name, names, parsed, probe)
+    if found is not None and slice_of is not None:
+        gap = slices.gap_among(slices.siblings(name, names))
+        found = found._replace(what=f"{found.what}{gap}", is_slice=slice_of.is_slice)
+    found = found or slice_of or of_ranks(path, parsed, probe)
+    return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
+
+
+def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
+    """Return the slices that a file is one of where each lies in the folder of a rank; None if it is none of them."""
+    above, name, names = slices.beside_folder(*os.path.split(path))
+    part = _slice_of(above, name, names, parsed, probe) if len(names) > 1 else None
+    return part._replace(path=os.path.normpath(os.path.join(os.path.dirname(path), os.pardir))) if part else None
+
+
+def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
     with ExitStack() as stack:
 
         def opening(other: str) -> Parsed:
@@ -53,10 +69,7 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
             stack.callback(source.close)
             return probe.beside(source).read()
 
-        slice_of = slices.part_of(name, place or ".", names, parsed, opening)
-    if slice_of is not None:
-        found = found._replace(is_slice=slice_of.is_slice) if found is not None else slice_of
-    return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
+        return slices.part_of(name, place, names, parsed, opening)
 
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:

@@ -5,6 +5,7 @@ Slices of tensor parallelism: files with the same names of tensors, each of whic
     reshard-model_part-0.pt, reshard-model_part-1.pt            metaseq
     model-rank-0-part-0.safetensors                             vLLM's sharded state
     rank0.safetensors, model.tp1.pt, tp_rank_00_pp_rank_00.pt   and whatever else numbers its ranks
+    mp_rank_00/model_weights.ckpt, gpu0/model.pt                in folders, too
 
 Which tensors are cut, and along which dimension, is in the model alone: nothing is put together. What looks like a
 slice and is none are copies of one file, and files of one training at different times: the numbers of these are not
@@ -13,6 +14,7 @@ those of ranks, or they differ in what ranks have copies of.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.messages import counted, some
+from ckptool.sources.paths import directory_entries
 from ckptool.tensors.reading import LazyTensor
 
 _KNOWN: Final = re.compile(
@@ -30,11 +33,13 @@ _KNOWN: Final = re.compile(
 )
 """Names that only slices have, or what there is one of."""
 _NUMBER: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|slice|gpu|device|tensor_?parallel|model_?parallel)(?:[._-]?rank)?[._-]?"
-    r"(\d{1,4})(?=[\W_]|$)",
+    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|gpu|device|(?:tensor|model)[._-]?parallel)"
+    r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)",
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
+_LAYER: Final = re.compile(r"((?:[^.]*\.)*?)(\d{1,6})\.")
+"""The first number in a name, and what is in front of it."""
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
 _SMALL_NBYTES: Final = 1 << 16
@@ -56,8 +61,8 @@ def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
     return pattern, tuple(int(name[start:end]) for start, end in spans)
 
 
-def _siblings(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that differ from one in numbers of ranks alone, in order, and it; none if there are gaps."""
+def siblings(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that differ from one in numbers of ranks alone, in order, and it; none if most are not there."""
     pattern, own = _numbers(name)
     alike = [one for one in names if own and one.startswith(pattern.partition("#")[0])]
     if len(alike) > _MOST_SIBLINGS:
@@ -65,18 +70,35 @@ def _siblings(name: str, names: Iterable[str]) -> list[str]:
     found = {one: numbers for one in alike for other, numbers in [_numbers(one)] if other == pattern}
     for place in zip(*found.values(), strict=False):
         there = sorted(set(place))
-        if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= len(there)):
+        if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= 2 * len(there)):
             return []
     return sorted(found, key=found.__getitem__)
+
+
+def gap_among(files: Iterable[str]) -> str:
+    """Return which of the numbers of some files are not there, between the first and the last; nothing if all are."""
+    places = [sorted(set(place)) for place in zip(*(_numbers(one)[1] for one in files), strict=False)]
+    missing = [str(one) for there in places for one in sorted({*range(there[0], there[-1])}.difference(there))]
+    return f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
+
+
+def beside_folder(place: str, name: str) -> tuple[str, str, list[str]]:
+    """Return the folder above one, the path of a file in it from there, and those of its name in folders of ranks."""
+    above, own = os.path.split(os.path.abspath(place))
+    pattern, numbers = _numbers(own)
+    folders = directory_entries(above, folders=True) if numbers else []
+    alike = [one for one in folders if _numbers(one)[0] == pattern]
+    return above, f"{own}/{name}", [f"{one}/{name}" for one in alike if os.path.isfile(os.path.join(above, one, name))]
 
 
 def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
     """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
-    files, own = _siblings(name, names), parsed.contents.tensors
+    files, own = siblings(name, names), parsed.contents.tensors
     others = [one for one in files if one != name] if own else []
-    what = PartOf(f"one of {len(files):,} {_WHAT}", place, is_slice=True)
+    gap = gap_among(files)
+    what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
     found = None
@@ -85,7 +107,7 @@ def part_of(
             there = opening(other)
             if _are_slices(parsed, there):
                 return what
-            if parsed.form == there.form == "state_dict" and own.keys().isdisjoint(there.contents.tensors):
+            if parsed.form == there.form == "state_dict" and not gap and _go_on(own, there.contents.tensors):
                 found = PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
     return found
 
@@ -103,7 +125,7 @@ def _nearest(name: str, others: Sequence[str]) -> list[str]:
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, where it is that of a slice, and no other is there."""
-    if _KNOWN.fullmatch(name) is None or len(_siblings(name, names)) > 1 or not parsed.contents.tensors:
+    if _KNOWN.fullmatch(name) is None or len(siblings(name, names)) > 1 or not parsed.contents.tensors:
         return parsed
     number = _numbers(name)[1][0]
     if number:
@@ -120,8 +142,9 @@ def together(found: Mapping[str, Parsed]) -> str | None:
     for name, parsed in found.items():
         part = part_of(name, "", found, parsed, found.__getitem__)
         if part is not None:
-            files = _siblings(name, found)
-            what = f"{counted(len(files), 'file')} are {'slices' if part.is_slice else 'parts'} of one model"
+            files = siblings(name, found)
+            kind = "slices" if part.is_slice else "parts"
+            what = f"{counted(len(files), 'file')} are {kind} of one model{gap_among(files)}"
             why = ". Which tensors are cut, and along which dimension, is not in them" if part.is_slice else ""
             return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
@@ -138,13 +161,41 @@ def _are_slices(one: Parsed, other: Parsed) -> bool:
         return False
     small = {name for name, info in first.items() if 1 < info.nbytes <= _SMALL_NBYTES and name.endswith(_LEARNT)}
     vectors, matrices = (
-        [_are_equal(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in names[:_MOST]]
-        for names in (
-            [name for name in first if name in small and len(first[name].shape) == 1],
-            [name for name in first if len(first[name].shape) > 1],
+        [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in names[:_MOST]]
+        for test, names in (
+            (_tells, [name for name in first if name in small and len(first[name].shape) == 1]),
+            (_are_equal, [name for name in first if len(first[name].shape) > 1]),
         )
     )
     return any(vectors) and 2 * sum(matrices) < len(matrices)
+
+
+def _go_on(one: Iterable[str], other: Iterable[str]) -> bool:
+    """Say whether names go on where others end, by numbers or inside of modules: ``layers.3.b``, ``layers.4.a``."""
+    first, second = set(one), set(other)
+    if not first.isdisjoint(second):
+        return False
+    if {name.rpartition(".")[0] for name in first} & {name.rpartition(".")[0] for name in second} - {""}:
+        return True
+    here, there = _numbered(first), _numbered(second)
+    both = here.keys() & there.keys()
+    return any(max(here[head]) < min(there[head]) or max(there[head]) < min(here[head]) for head in both)
+
+
+def _numbered(names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of layers, by the names in front of them."""
+    found: dict[str, set[int]] = {}
+    for match in filter(None, map(_LAYER.match, names)):
+        found.setdefault(match[1], set()).add(int(match[2]))
+    return found
+
+
+def _tells(one: LazyTensor, other: LazyTensor) -> bool:
+    """Say whether vectors are equal as copies are: what training has not changed is all zeros, or ones, everywhere."""
+    if one.info.storage is None or not _are_equal(one, other):
+        return False
+    data = next(one.chunks(_SMALL_NBYTES), b"")
+    return data != data[: len(data) // one.info.numel] * one.info.numel
 
 
 def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
