@@ -135,7 +135,11 @@ def test_a_second_array_in_a_file_is_looked_into(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("payload", [EVIL, gzip.compress(EVIL), pickled(call(named("builtins", "eval"), "1"))])
+@pytest.mark.parametrize(
+    "payload",
+    [EVIL, gzip.compress(EVIL), pickled(call(named("builtins", "eval"), "1"))],
+    ids=["a command", "packed", "a text"],
+)
 def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_path: Path) -> None:
     several = BytesIO()
     for _ in range(count):
