@@ -30,14 +30,15 @@ _BESIDE: Final = re.compile(
 )
 """The last component of the names of what a quantised weight needs."""
 _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
-_OF_CACHES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 _LONGEST: Final = 256
-"""Of what the names of several weights of one module differ by; and components of a name, and weights of one scale."""
+"""Of what the names of several weights of one module differ by."""
+_MOST: Final = 32
+"""Weights that a scale elsewhere is said to be of, and components of names that are looked at for that."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|weight_q|weight_int\d+|kernel|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where no layout is known: settings say that they are quantised, or scales are beside."""
 _SCALE: Final = re.compile(r"scal|amax|quant")
-"""In the last two components of a name, or the first: those of scales of layouts that are not known."""
+"""In names of scales of layouts that are not known."""
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -149,8 +150,7 @@ def find(
     """
     Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
 
-    ``classes`` are those of the modules that have the weights, in a whole model. Where the file ``is_part`` of several,
-    weights may have their scales in another, and scales their weights.
+    ``classes`` are those of the modules of a whole model. If ``is_part``, other files may have what is not here.
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
@@ -161,7 +161,7 @@ def find(
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     others = {name: one for name, one in small.items() if name not in found and (name in rest or not found)}
     floats = [name for name, info in tensors.items() if others and info.dtype.name in FLOATS | _POWERS]
-    scales = [name for name in floats if any(map(_SCALE.search, (name.partition(".")[0], *name.rsplit(".", 2)[-2:])))]
+    scales = [name for name in floats if _SCALE.search(name) and not name.endswith("bias")]
     unknown = {one.name: one for one in _of_other_names(others, scales)} if scales or is_part else {}
     found |= unknown
     belongs, beside = _beside(tensors, {one.name: one for one in of_class} | found)
@@ -210,7 +210,7 @@ def _beside(
         if is_of_module:
             ends = range(min(len(name), len(head) + _LONGEST), len(head), -1)
             owner = alone[head] or next((by_stem[name[:end]] for end in ends if name[:end] in by_stem), None)
-        if owner is not None or is_of_module or last in _OF_CACHES:
+        if owner is not None or is_of_module or last in ("k_scale", "v_scale", "q_scale", "kv_scale"):
             found.append(name)
         if owner is not None:
             belongs[owner.name].append(name)
@@ -238,14 +238,14 @@ def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
         for prefix in _prefixes(weight):
             under.setdefault(prefix, []).append(weight)
     for scale in scales:
-        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_LONGEST]:
+        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_MOST]:
             belongs[name].append(scale)
     return scales
 
 
 def _prefixes(name: str) -> list[str]:
     """Return a name and what it is under, the nearest first, then the same without its first component, and nothing."""
-    parts = [whole.split(".")[:_LONGEST] for whole in (name, name.partition(".")[2])]
+    parts = [whole.split(".")[:_MOST] for whole in (name, name.partition(".")[2])]
     return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ SCALES = (
     "scales.m",
     "m.quantizer.amax",
     "all_scales",
+    "net.scales.of.the.m",
 )
 
 
@@ -130,6 +133,25 @@ def test_scales_of_outputs_of_quantised_nets_of_torch(scale: str, whole_model: b
     with pytest.raises(MigrationRefused):
         ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth")
+
+
+def test_scales_of_activations_in_a_whole_model_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("optimum", "optimum.quanto", "optimum.quanto.nn"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    kind = type("QLinear", (nn.Module,), {"__module__": "optimum.quanto.nn"})
+    sys.modules["optimum.quanto.nn"].QLinear = kind  # type: ignore[attr-defined]
+    layer = kind()
+    layer.weight = nn.Parameter(whole(8, 8, dtype=torch.int8), requires_grad=False)
+    layer.register_buffer("input_scale", torch.ones(()))
+    layer.register_buffer("output_scale", torch.ones(()))
+    torch.save(nn.Sequential(layer, nn.Linear(8, 8)), tmp_path / "m.pth")
+
+    with pytest.raises(UnsupportedFeature, match=r"a cast breaks quantised weights, .*quanto QLinear"):
+        ckptool.load(tmp_path / "m.pth", dtype="bfloat16", allow_missing=True)
+    with pytest.raises(MigrationRefused, match=r"0\.weight without 0\.output_scale"):
+        ckptool.migrate(
+            tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict", exclude=["0.output_scale"], allow_missing=True
+        )
 
 
 def shards(folder: Path, *parts: State) -> list[Path]:
