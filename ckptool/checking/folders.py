@@ -121,9 +121,9 @@ def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     names = [one.name for one in checkpoint.beside if one.role == "incomplete"]
     if names:
         what = f"{counted(len(names), 'download')} that {_were(names)} not finished: {some(names)}"
-        holes = any(name.endswith(".aria2") for name in names)
-        rest = "what is there may have holes" if holes else "what was opened is whole without it"
-        yield Finding("CK163", "warning", what, f"Download again what is missing; {rest}.")
+        whole = not any(name.endswith(".aria2") for name in names)  # which fills files in any order
+        hint = f"Download again what is missing{'; what was opened is whole without it' * whole}."
+        yield Finding("CK163", "warning", what, hint)
 
 
 def _were(names: Sequence[object]) -> str:

@@ -47,7 +47,6 @@ class Stubs(NamedTuple):
     hint: str
 
 
-_ELSEWHERE: Final = "If training was partitioned, the values are in other files."
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
@@ -64,24 +63,22 @@ REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"
 SAVE_WHOLE: Final = "Load all of them where they were written, and save the model whole."
 
 
-def refuse_stubs(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter, *, may_be_empty: bool = False) -> None:
-    """Raise IncompleteWeights if most weights are stubs; ``may_be_empty`` where nothing but their shapes says so."""
-    stubs = stubs_in(checkpoint, state_dict)
-    meant = stubs is None or stubs.code == "CK124" or (may_be_empty and stubs.code == "CK121")
-    if stubs is not None and not meant and any(taken.takes(name, state_dict.key) for name in stubs.names):
+def refuse_stubs(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter, *, known: bool = False) -> None:
+    """Raise IncompleteWeights if a check would warn of stubs that are taken: CK120 if they are known, or CK121, too."""
+    stubs, codes = stubs_in(checkpoint, state_dict), ("CK120",) if known else ("CK120", "CK121")
+    if stubs is not None and stubs.code in codes and any(taken.takes(name, state_dict.key) for name in stubs.names):
         raise _incomplete(stubs.names, stubs.fact, stubs.hint)
 
 
-def refuse_incomplete(
-    checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None, *, may_be_empty: bool = False
-) -> None:
+def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
     """
     Raise IncompleteWeights if something is missing from a state dict; what ``taken`` leaves out may be.
 
     ``missing`` are the paths of modules and the names of entries that the error is about.
     """
     wanted = taken or Filter()
-    refuse_stubs(checkpoint, state_dict, wanted, may_be_empty=may_be_empty)
+    # What only seems to be stubs is looked for in the plan of a migration, as a whole.
+    refuse_stubs(checkpoint, state_dict, wanted, known=taken is not None)
     absent = (
         [name for name in checkpoint.absent if wanted.takes(name, state_dict.key)]
         if state_dict is checkpoint.weights
@@ -145,11 +142,7 @@ def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteW
 
 
 def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
-    """
-    Return the stubs among the tensors of a state dict, going by what the file says, or else by their shapes; or None.
-
-    Stubs have the shape [0]: an honest tensor without elements is rarely a weight of that shape.
-    """
+    """Return the stubs among the tensors of a state dict, as the file says, or else those of the shape [0]; or None."""
     empty = tuple(name for name, tensor in state_dict.items() if 0 in tensor.info.shape)
     if not empty:
         return None
@@ -169,7 +162,8 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
     if state_dict.role not in ("model", "ema") or not (own or (is_most and len(found) > 1)):
         return None
     fact = f"{len(found):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(found)}"
-    return Stubs("CK121" if is_most else "CK124", found, fact, _ELSEWHERE)
+    code, hint = "CK121" if is_most else "CK124", "If training was partitioned, the values are in other files."
+    return Stubs(code, found, fact, hint)
 
 
 def _sizes(said: Inert) -> dict[str, int]:

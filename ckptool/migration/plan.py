@@ -12,14 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import (
-    SAVE_WHOLE,
-    refuse_broken,
-    refuse_incomplete,
-    refuse_lost,
-    refuse_slice,
-    refuse_stubs,
-)
+from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
@@ -100,7 +93,7 @@ def make_plan(
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
         from ckptool.migration.folders import dcp  # most plans are of files
 
-        names = _read_of_all(checkpoint, names, None if kept is not None else changes)
+        names = _read_of_all(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
         )
@@ -108,7 +101,7 @@ def make_plan(
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
-        names = _read_of_all(checkpoint, names, None if kept is not None else changes)
+        names = _read_of_all(checkpoint, names)
         whole = torch_plan.plan_same(
             checkpoint,
             names,
@@ -125,9 +118,7 @@ def make_plan(
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, names, [chosen]).chosen(changes.weights)
     if not changes.allow_missing:
-        is_empty = not any(tensor.info.numel for tensor in chosen.values())  # which is refused as such
-        may_be_empty = changes.allow_empty or is_empty or kept is not None
-        refuse_incomplete(checkpoint, chosen, names.filter, may_be_empty=may_be_empty)
+        refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     refuse_broken(weights.tensors.values())
     if casting is not None:
@@ -159,16 +150,10 @@ def _casting(changes: Changes, trials: Trials) -> Casting | None:
     return Casting(str(changes.dtype), tuple(changes.keep_dtype), trials, saturate=changes.saturate)
 
 
-def _read_of_all(checkpoint: Checkpoint, names: NameChanges, changes: Changes | None) -> NameChanges:
-    """
-    Return changes of all that there is, with their globs read.
-
-    Values that cannot be read are refused and, but in its place, stubs; what is left out may be either.
-    """
+def _read_of_all(checkpoint: Checkpoint, names: NameChanges) -> NameChanges:
+    """Return changes of all that there is, with their globs read; refuse what is not there of that."""
     names = _read(checkpoint, names, by_name(checkpoint))
     refuse_lost(checkpoint)
-    for one in by_name(checkpoint) if changes is not None and not changes.allow_missing else ():
-        refuse_stubs(checkpoint, one, names.filter, may_be_empty=changes is not None and changes.allow_empty)
     left_out: set[int] = set()
     for one in by_name(checkpoint) if not names.filter.takes_all else ():
         left_out |= {id(tensor) for name, tensor in one.items() if not names.filter.takes(name, one.key)}

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import stubs_in
+from ckptool.checkpoints.completeness import refuse_stubs, stubs_in
 from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
@@ -58,6 +58,9 @@ class Planned(Protocol):
     @property
     def casting(self) -> Casting | None: ...
 
+    @property
+    def keeps_layout(self) -> bool: ...
+
 
 class _Noted:
     """A substitution that is tried within bounds, and remembers whether it has changed any name."""
@@ -84,6 +87,7 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name.
 
     Raises:
+        IncompleteWeights: Most weights are stubs.
         MigrationRefused: No tensor is left, or none that has elements, or something matches no name; or what is
             quantised would mean nothing any more.
     """
@@ -116,6 +120,14 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
                 hint="Where training was partitioned, the values are in other files: put them together first. "
                 "If this is meant, say so with `allow_empty=True`.",
             )
+
+    if not (changes.allow_missing or changes.allow_empty or plan.keeps_layout):
+        for one in _state_dicts(checkpoint, plan):
+            refuse_stubs(checkpoint, one, plan.names.filter)
+
+
+def _state_dicts(checkpoint: Checkpoint, plan: Planned) -> Sequence[StateDict]:
+    return by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict]
 
 
 def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[Unmatched]:
@@ -172,7 +184,7 @@ def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[s
         yield f"{checkpoint.part_of.what}: what is in the others is not here"
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
-    for one in by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict]:
+    for one in _state_dicts(checkpoint, plan):
         stubs = stubs_in(checkpoint, one) if any(tensor.info.numel for tensor in one.values()) else None
         if stubs is not None and any(plan.names.filter.takes(name, one.key) for name in stubs.names):
             yield f"{stubs.fact}. {stubs.hint}"
@@ -209,7 +221,7 @@ def names_of(checkpoint: Checkpoint, state_dicts: Sequence[StateDict]) -> dict[s
 
 
 def _compared(checkpoint: Checkpoint, plan: Planned) -> dict[str, list[str]]:
-    return names_of(checkpoint, by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict])
+    return names_of(checkpoint, _state_dicts(checkpoint, plan))
 
 
 def _nearest(glob: str, names: Mapping[str, Sequence[str]]) -> str:

@@ -56,9 +56,12 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
 
 def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
     """Return the slices that a file is one of where each lies in the folder of a rank; None if it is none of them."""
-    above, name, names = slices.beside_folder(*os.path.split(path))
-    part = _slice_of(above, name, names, parsed, probe) if len(names) > 1 else None
-    return part._replace(path=os.path.normpath(os.path.join(os.path.dirname(path), os.pardir))) if part else None
+    place, name = os.path.split(path)
+    above, own = os.path.split(os.path.abspath(place))
+    folders = slices.siblings(own, directory_entries(above, folders=True))
+    names = [f"{one}/{name}" for one in folders if os.path.isfile(os.path.join(above, one, name))]
+    part = _slice_of(above, f"{own}/{name}", names, parsed, probe) if len(names) > 1 else None
+    return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:

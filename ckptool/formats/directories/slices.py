@@ -14,7 +14,6 @@ those of ranks, or they differ in what ranks have copies of.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,6 @@ from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.messages import counted, some
-from ckptool.sources.paths import directory_entries
 from ckptool.tensors.reading import LazyTensor
 
 _KNOWN: Final = re.compile(
@@ -38,8 +36,7 @@ _NUMBER: Final = re.compile(
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
-_LAYER: Final = re.compile(r"((?:[^.]*\.)*?)(\d{1,6})\.")
-"""The first number in a name, and what is in front of it."""
+_LAYER: Final = re.compile(r"\b\d+(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
 _SMALL_NBYTES: Final = 1 << 16
@@ -82,15 +79,6 @@ def gap_among(files: Iterable[str]) -> str:
     return f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
 
 
-def beside_folder(place: str, name: str) -> tuple[str, str, list[str]]:
-    """Return the folder above one, the path of a file in it from there, and those of its name in folders of ranks."""
-    above, own = os.path.split(os.path.abspath(place))
-    pattern, numbers = _numbers(own)
-    folders = directory_entries(above, folders=True) if numbers else []
-    alike = [one for one in folders if _numbers(one)[0] == pattern]
-    return above, f"{own}/{name}", [f"{one}/{name}" for one in alike if os.path.isfile(os.path.join(above, one, name))]
-
-
 def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
@@ -107,7 +95,9 @@ def part_of(
             there = opening(other)
             if _are_slices(parsed, there):
                 return what
-            if parsed.form == there.form == "state_dict" and not gap and _go_on(own, there.contents.tensors):
+            names_there = there.contents.tensors.keys()
+            goes_on = own.keys().isdisjoint(names_there) and not _kin(own).isdisjoint(_kin(names_there))
+            if parsed.form == there.form == "state_dict" and not gap and goes_on:
                 found = PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
     return found
 
@@ -143,8 +133,8 @@ def together(found: Mapping[str, Parsed]) -> str | None:
         part = part_of(name, "", found, parsed, found.__getitem__)
         if part is not None:
             files = siblings(name, found)
-            kind = "slices" if part.is_slice else "parts"
-            what = f"{counted(len(files), 'file')} are {kind} of one model{gap_among(files)}"
+            kind = f"{'slices' if part.is_slice else 'parts'} of one model{gap_among(files)}"
+            what = f"{counted(len(files), 'file')} are {kind}"
             why = ". Which tensors are cut, and along which dimension, is not in them" if part.is_slice else ""
             return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
@@ -170,24 +160,9 @@ def _are_slices(one: Parsed, other: Parsed) -> bool:
     return any(vectors) and 2 * sum(matrices) < len(matrices)
 
 
-def _go_on(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Say whether names go on where others end, by numbers or inside of modules: ``layers.3.b``, ``layers.4.a``."""
-    first, second = set(one), set(other)
-    if not first.isdisjoint(second):
-        return False
-    if {name.rpartition(".")[0] for name in first} & {name.rpartition(".")[0] for name in second} - {""}:
-        return True
-    here, there = _numbered(first), _numbered(second)
-    both = here.keys() & there.keys()
-    return any(max(here[head]) < min(there[head]) or max(there[head]) < min(here[head]) for head in both)
-
-
-def _numbered(names: Iterable[str]) -> dict[str, set[int]]:
-    """Return the numbers of layers, by the names in front of them."""
-    found: dict[str, set[int]] = {}
-    for match in filter(None, map(_LAYER.match, names)):
-        found.setdefault(match[1], set()).add(int(match[2]))
-    return found
+def _kin(names: Iterable[str]) -> set[str]:
+    """Return names without the numbers of layers, and modules: names that go on elsewhere have some in common."""
+    return {kin for name in names for kin in (_LAYER.sub("#", name), name.rpartition(".")[0]) if "." in kin}
 
 
 def _tells(one: LazyTensor, other: LazyTensor) -> bool:
