@@ -42,7 +42,8 @@ def arrays(source: Source) -> Iterator[int]:
     while 0 <= at < source.nbytes:
         head = source.read(at, min(_SHORTEST, source.nbytes - at))
         if not head.startswith(NUMPY) or len(head) < _SHORTEST:
-            yield at
+            if not head.startswith(b"PK"):  # of a cut zip, the next member
+                yield at
             return
         width = 2 if head[len(NUMPY)] == 1 else 4
         first = len(NUMPY) + 2
