@@ -37,7 +37,7 @@ _MOST: Final = 32
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _VALUES: Final = re.compile(r".*(weight|weight_q|weight_int\d+|kernel|codes|packed|blocks|_data|W_q)", re.DOTALL)
 """Names of what holds values where no layout is known: settings say that they are quantised, or scales are beside."""
-_SCALE: Final = re.compile(r"scal|amax|quant")
+_SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "

@@ -122,8 +122,9 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
             )
 
     if not (changes.allow_missing or changes.allow_empty or plan.keeps_layout):
-        for one in _state_dicts(checkpoint, plan):
-            refuse_stubs(checkpoint, one, plan.names.filter)
+        taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
+        if taken is not None:  # what else there is may be empty by right
+            refuse_stubs(checkpoint, taken, plan.names.filter)
 
 
 def _state_dicts(checkpoint: Checkpoint, plan: Planned) -> Sequence[StateDict]:
