@@ -199,7 +199,9 @@ def test_real_files_raise_no_false_alarm(row: dict[str, str]) -> None:
     alarms = [finding for finding in report.findings if finding.severity != "info"]
     assert {finding.code for finding in alarms} <= {"CK202", "CK206"}
     assert all(finding.hint or finding.command for finding in alarms)
-    assert bool(alarms) == (row["torch_weights_only"] != "ok" and not _for_another_loader(report))
+    # What an archive holds beside weights is for a loader of its own: byte code in those of stable-baselines3.
+    in_the_way = report.grade != "data" if _for_another_loader(report) else row["torch_weights_only"] != "ok"
+    assert bool(alarms) == in_the_way
 
 
 def _for_another_loader(report: CheckReport) -> bool:
