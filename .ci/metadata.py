@@ -20,7 +20,7 @@ _INDEX = """\
 Python 3.10 or later:
 
 ```sh
-pip install ckptool           # small, 9 MB: inspect, check, compare, and migrate without casts
+pip install ckptool           # small, 10 MB: inspect, check, compare, and migrate without casts
 pip install 'ckptool[stat]'   # and numpy, for stat
 pip install 'ckptool[torch]'  # everything: also casts, how far values differ, loading into models and servers
 ```

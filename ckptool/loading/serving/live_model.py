@@ -311,8 +311,11 @@ class LiveModel(Closing):
                 rehearsed = rehearse(model, state, strict=True)
                 with self._gate.alone(cancellation):
                     self._serving = Serving(model, None)  # for as long as it has some of both
-                    taken = fill_in_place(model, state, rehearsed)
-                    self._serving = Serving(ready(model), digest)
+                    try:
+                        taken = fill_in_place(model, state, rehearsed)
+                    finally:
+                        ready(model)  # also where a hook fails: whoever calls it next meets whole tensors
+                    self._serving = Serving(model, digest)
             report = report_through(self.model, checkpoint.path, chosen, taken, started)
             return Reload(report._replace(changes=changes), digest)
 
