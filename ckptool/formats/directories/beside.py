@@ -91,7 +91,7 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
 def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
-    found = _object_beside(path, source, _ADAPTER).get("base_model_name_or_path")
+    found = settings_beside(path, source).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
@@ -139,14 +139,9 @@ def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]
         return json_object(folder, name)
 
 
-def settings_beside(path: str) -> Mapping[str, object]:
+def settings_beside(path: str, source: Source) -> Mapping[str, object]:
     """Return the settings of the adapter in a folder, or in that of a file; nothing if there are none."""
-    try:
-        folder = FolderSource(path if os.path.isdir(path) else os.path.dirname(path) or os.curdir)
-    except Failure:
-        return {}
-    with closing(folder):
-        return json_object(folder, _ADAPTER)
+    return _object_beside(path, source, _ADAPTER)
 
 
 def _far_object(source: Source, name: str) -> Mapping[str, object]:

@@ -42,7 +42,7 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     if name.startswith("adapter_model.") and OF_ADAPTER in names:
-        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path), parsed)))
+        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path, probe.source), parsed)))
     found = _named(place or ".", name, names)
     if choosing.role_of(name):
         return parsed._replace(part_of=found)
