@@ -36,8 +36,8 @@ def optimizer_of(net):
 # What the parent has is made without arithmetic of its own: that is what is to be held.
 with torch.device("meta"):
     empty = model(device="meta")
-real = model(device="meta").to_empty(device="cpu")
-half = model(device="meta", dtype=torch.float16).to_empty(device="cpu")
+real = model(device="meta").to_empty(device="cpu").eval()
+half = model(device="meta", dtype=torch.float16).to_empty(device="cpu").eval()
 run = {
     "plain": lambda: ckptool.load(path, key="model"),
     "read": lambda: ckptool.load(path, key="model", mmap=False),

@@ -330,7 +330,7 @@ SECRETS = (
 def test_no_verb_says_what_is_secret_in_an_address(
     verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     caplog.set_level(logging.DEBUG)
     other = tmp_path / "other.pth"
     other.write_bytes(LARGE)
