@@ -31,7 +31,6 @@ WAITS = {
     "threads.wait_for_all: wait_for_all": "LiveModel in_place, an answer that",
     "threads.wait_for_own: wait_for_own": "LiveModel swap, called",
     "commit.overwrite: wait_for_all": "LiveModel in_place, an answer that",
-    "commit.overwrite: wait_for_all, 2": "LiveModel in_place, called after hooks",
     "commit.fill_in_place: wait_for_all": "LiveModel in_place, an answer of",
     "commit.fill_in_place: wait_for_all, 2": "LiveModel in_place, called after it",
     "commit.ready: wait_for_own": "LiveModel swap, called",

@@ -472,12 +472,12 @@ def test_killed_at_any_moment(options: dict[str, Any], folder: Path, processes: 
     dice = random.Random(f"{old}")
     for number in range(times(2, 8)):
         delay = took * (number + dice.random()) / times(2, 8)
-        outcome = processes.run(job(source, target, force=old, options=options, delay=delay, signal=9))[0]
+        processes.run(job(source, target, force=old, options=options, delay=delay, signal=9))
         found = found_in(target, before, new)
         assert found in ("old", "new")
         left = names_in(folder) - {source.name, target.name, "first"}
-        assert len(left) <= 1
-        assert all(name.startswith(f".out.ckptool-{outcome.pid}-") for name in left)
+        assert len(left) <= 1  # of this process, or of the one before, which this one had no time to remove
+        assert all(name.startswith(".out.ckptool-") for name in left)
         if found == "new":
             folders.parts.remove_folder(str(target))
             before = content(old_one(folder)) if old else None

@@ -19,7 +19,11 @@ from ckptool.torch_ops.accelerators import accelerator
 
 
 def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
-    """Copy staged weights into the model's own memory, and those of the meta device into their places."""
+    """
+    Copy staged weights into the model's own memory, and those of the meta device into their places.
+
+    What is copied is on its way on this thread's streams: see ``ready``.
+    """
     assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
     real = [one for one in targets if not one.tensor.is_meta]
     devices = {staged[one.name].device if one.tensor.is_meta else one.tensor.device for one in targets}
@@ -31,7 +35,6 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
                 one.tensor.detach().copy_(staged[one.name], non_blocking=False)
 
     in_own_thread(copy_all)
-    wait_for_all(devices)
 
 
 def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading | None) -> OwnLoading:
