@@ -25,7 +25,8 @@ pip install 'ckptool[stat]'   # and numpy, for stat
 pip install 'ckptool[torch]'  # everything: also casts, how far values differ, loading into models and servers
 ```
 
-`ckptool example` writes a small checkpoint to try the verbs on.
+`ckptool example` writes a small checkpoint to try the verbs on. The files of the examples below are
+[fixtures](fixtures/README.md) of the repository.
 
 """
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")

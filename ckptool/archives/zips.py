@@ -235,7 +235,9 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
             actual=limit,
         )
     same_name = name_n == len(name) and block.startswith(name, at)
-    if not same_name or local_flags != flags or local_method != method:
+    # Python from 3.14 on, appending to a zip, takes the mark of UTF-8 from names of ASCII, but in the directory alone.
+    unlike = (local_flags ^ flags) & ~(FLAG_UTF8 if name.isascii() else 0)
+    if not same_name or unlike or local_method != method:
         raise _disagree(entry)
     extra = block[at + name_n : at + name_n + extra_n]
     if FULL32 in (local_stored, local_nbytes):

@@ -61,6 +61,13 @@ def test_the_schemas_are_schemas_and_allow_no_other_fields(verb: str) -> None:
         assert schema(verb)["$defs"][shared] == schema("inspect")["$defs"][shared]
 
 
+def test_each_schema_has_the_name_and_number_of_the_objects_that_it_describes() -> None:
+    for verb in SCHEMAS:
+        names = {found["schema"]["const"] for found in objects(schema(verb)) if "const" in found.get("schema", ())}
+        kind, _, number = schema(verb)["$id"].removeprefix("urn:ckptool:schema:").partition(":")
+        assert (kind, names) == (verb, {f"ckptool.{verb}/{number}"})
+
+
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 def test_what_is_printed_about_every_fixture(verb: str) -> None:
     found = valid(verb, *ALL, *(["--deep"] if verb == "check" else []))

@@ -65,7 +65,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert set(PAGES[1:]) - linked == set()
 
 
-@each("page", PAGES)
+@each("page", [*PAGES, *(f".github/{path.name}" for path in sorted((ROOT / ".github").glob("*.md")))])
 def test_every_link_leads_somewhere_in_the_repository(page: str) -> None:
     for link in LINK.findall(text_of(page)):
         path, _, heading = link.partition("#")

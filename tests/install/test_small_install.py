@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
@@ -202,6 +203,27 @@ def test_what_is_uploaded_has_links_that_lead_somewhere_and_is_the_same_each_tim
     assert not [line for line in found.get_all("Classifier", []) if line.startswith("Private")]
 
 
+def test_the_source_archive_holds_the_checkout_and_is_the_same_each_time(
+    pip: Callable[..., str], tmp_path: Path
+) -> None:
+    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    checkout = set(run(*asked, folder=ROOT).stdout.splitlines())
+    if not checkout:
+        pytest.skip("not in a checkout of its own")
+    pip(None, "install", "--quiet", "--target", tmp_path / "hatchling", "hatchling")
+    built = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path / name]
+        done = run(*command, folder=ROOT, PYTHONPATH=str(tmp_path / "hatchling"))
+        assert done.returncode == 0, done.stderr
+        built += list((tmp_path / name).iterdir())
+    with tarfile.open(built[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert names == {*checkout, "PKG-INFO"}  # with tests and fixtures: the tests pass from it
+    assert built[0].read_bytes() == built[1].read_bytes()
+
+
 def _metadata(wheel: Path) -> Message:
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -236,6 +258,8 @@ def test_all_that_needs_no_torch_works(environment: Path, files: Path) -> None:
         return done.stdout
 
     assert ckptool("--version").startswith("ckptool, version ")
+    module = run(_python_in(environment), "-m", "ckptool", "--version", folder=files)
+    assert module.stdout == ckptool("--version")
     ckptool("example")
     assert "DistributedDataParallel" in ckptool("example.pth")
     assert "module.conv1.weight" in ckptool("inspect", "lenet.pth")

@@ -7,6 +7,7 @@ import io
 import pickle
 import pickletools
 import random
+import sys
 import time
 import zipfile
 from collections import OrderedDict
@@ -142,7 +143,8 @@ def is_read(data: bytes) -> bool:
 )
 def test_a_frame_that_ends_inside_an_opcode_is_told_of(body: bytes, split: int | None) -> None:
     data = b"\x80\x04" + body
-    assert pickle.loads(data) in (None, 5)  # what is in C does not look
+    if split is None or sys.version_info < (3, 14):  # until then, what is in C does not look
+        assert pickle.loads(data) in (None, 5)
     assert is_read(data) == (split is None)
     assert scanned(data).split_frame == split
 
