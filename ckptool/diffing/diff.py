@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Final
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
@@ -73,6 +74,7 @@ def diff(
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
         ValueError: ``stat`` is asked for without values.
     """
+    check_arguments(diff, locals())
     if stat and not values:
         raise ValueError("stat=True needs values=True: it is about them")
     with ExitStack() as stack:

@@ -7,10 +7,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
@@ -28,7 +29,7 @@ from ckptool.errors import (
 )
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import quantization_of
-from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
@@ -98,9 +99,9 @@ def load(
         CkptoolError: The file cannot be read.
         ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
     """
+    check_arguments(load, locals())
     place = placement(map_location if device is None else device)
-    cast_to = check_options(dtype, weights, mmap)
-    check_choice("strip", strip, ("wrappers", "module", None))
+    cast_to = castable(dtype)
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
@@ -140,8 +141,9 @@ def predict_memory(
         CkptoolError: As ``load``.
         ValueError: As ``load``.
     """
+    check_arguments(predict_memory, locals())
     place = placement(device)
-    dtype = check_options(dtype, weights, mmap)
+    dtype = castable(dtype)
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
@@ -166,13 +168,6 @@ def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTen
 def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:
     """Return what ``dtype=`` makes of a tensor; None if it stays as it is."""
     return dtype if dtype is not None and tensor.dtype in CASTABLE else None
-
-
-def check_options(dtype: object, weights: object, mmap: object) -> torch.dtype | None:
-    """Return the type to cast to; raise ValueError unless these are options that loading takes."""
-    check_choice("weights", weights, get_args(WeightsChoice))
-    check_choice("mmap", mmap, (True, False, "auto"))
-    return castable(dtype)
 
 
 def check_model(model: object) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
@@ -25,7 +26,6 @@ from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.load import (
     cast_of,
     check_model,
-    check_options,
     opened,
     refuse_broken_quantized,
     torch_state_dict,
@@ -34,7 +34,7 @@ from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement
-from ckptool.loading.memory.threads import in_own_thread
+from ckptool.loading.memory.threads import castable, in_own_thread
 from ckptool.loading.model_plan import (
     FillPlan,
     Target,
@@ -106,8 +106,9 @@ def load_into(
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
     check_model(model)
+    check_arguments(load_into, locals())
     started, place = time.perf_counter(), placement(map_location)
-    dtype = check_options(dtype, weights, mmap)
+    dtype = castable(dtype)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()

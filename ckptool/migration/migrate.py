@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
@@ -103,6 +104,7 @@ def migrate(
         ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
             ``in_place`` has a ``dst``, or ``deep`` or ``compact`` no ``in_place``.
     """
+    check_arguments(migrate, locals())
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
     asked = _checked(asked, target)

@@ -28,25 +28,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, steps
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError
-from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, available, placement
-from ckptool.loading.memory.threads import in_own_thread, is_castable
+from ckptool.loading.memory.threads import castable, in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
@@ -136,15 +137,14 @@ class LiveModel(Closing):
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
-        dtype = check_options(dtype, weights, mmap)
-        check_choice("commit", commit, get_args(Commit))
+        check_arguments(LiveModel.__init__, locals())
         if any(module.training for module in model.modules()):
             logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
         self._device = available(map_location)
-        self._dtype = dtype
+        self._dtype = castable(dtype)
         self._mmap: Mmap = mmap
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
@@ -233,6 +233,7 @@ class LiveModel(Closing):
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
+        check_arguments(LiveModel.reload, locals())
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
         limits = limits if limits is not None else self._limits
@@ -349,7 +350,7 @@ class LiveModel(Closing):
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded; or ``every``
                 is not above 0.
         """
-        every = float(every)
+        check_arguments(LiveModel.watch, locals())
         if not 0 < every < threading.TIMEOUT_MAX:
             raise ValueError(f"every is a number of seconds above 0, not {every!r}")
         if path is None:

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
+from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
 from ckptool.migration.output.operations import OPERATIONS, Operations
@@ -158,6 +159,7 @@ def recover(path: str | os.PathLike[str]) -> int:
         DamagedFile: The journal is not what was written. The file was not changed.
         OutputFailed: The system refused; the journal is still there.
     """
+    check_arguments(recover, locals())
     path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
         try:
