@@ -75,7 +75,7 @@ def _choices(kind: Any) -> tuple[object, ...]:
     return get_args(kind) if get_origin(kind) is Literal else {bool: (True, False), NoneType: (None,)}.get(kind, ())
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in _UNIONS:
         return any(_fits(value, one) for one in inner)
@@ -92,8 +92,8 @@ def _fits(value: object, hint: Any) -> bool:
     if isinstance(value, Mapping):
         return not inner or all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
     if kind is tuple:
-        return len(value) == len(inner) and all(map(_fits, value, inner))  # type: ignore[arg-type]
-    return not _is_list(kind, inner) or all(_fits(one, inner[0]) for one in value)  # type: ignore[attr-defined]
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return not _is_list(kind, inner) or all(_fits(one, inner[0]) for one in value)
 
 
 def _is_list(kind: Any, inner: tuple[Any, ...]) -> bool:
@@ -113,8 +113,5 @@ def _word(hint: Any) -> str:
         return f"a list (each {_words(_alternatives(inner[0]))})"
     if kind in _WORDS:
         return _WORDS[kind]
-    from sys import modules
-
-    package = str(getattr(kind, "__module__", "")).partition(".")[0]
-    is_in_front = getattr(modules.get(package), kind.__name__, None) is kind and package != "builtins"
-    return f"{package}.{kind.__name__}" if is_in_front else str(kind.__name__)
+    package = "ckptool" if kind.__module__.startswith("ckptool.") else kind.__module__
+    return f"{package}.{kind.__name__}".removeprefix("builtins.")

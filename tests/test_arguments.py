@@ -106,7 +106,12 @@ def test_the_message_says_what_is_taken_and_what_came(name: str, given: dict[str
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("load", {"strip": "all"}), ("load", {"mmap": "yes"}), ("migrate", {"form": "zip"}), ("LiveModel", {"commit": "x"})],
+    [
+        ("load", {"strip": "all"}),
+        ("load", {"mmap": "yes"}),
+        ("migrate", {"form": "zip"}),
+        ("LiveModel", {"commit": "x"}),
+    ],
 )
 def test_a_text_that_is_no_choice_is_a_value_error_that_lists_them(name: str, given: dict[str, Any]) -> None:
     function, needed = FUNCTIONS[name]

@@ -9,7 +9,7 @@ import click
 
 from ckptool.cli import terminal
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.options import pager_option
+from ckptool.cli.options import pager_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
@@ -18,6 +18,7 @@ from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError
 from ckptool.sources.naming import shown_path
+from ckptool.torch_ops.differences import check_tolerance
 
 SCHEMA = "ckptool.diff/2"
 
@@ -31,8 +32,18 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--ignore-order", is_flag=True, help="Allow another order of names.")
 @click.option("--ignore-device", is_flag=True, help="Allow other devices.")
 @click.option("--ignore-dtype", is_flag=True, help="Allow other types, if the values are the same.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Allow floating values to differ by this share of B's.")
-@click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
+@click.option(
+    "--rtol",
+    type=click.FloatRange(min=0),
+    callback=lambda *given: _finite(*given),
+    help="Allow floating values to differ by this share of B's.",
+)
+@click.option(
+    "--atol",
+    type=click.FloatRange(min=0),
+    callback=lambda *given: _finite(*given),
+    help="Allow floating values to differ by this much.",
+)
 @click.option("--no-values", is_flag=True, help="Compare all but the values: only the indexes are read.")
 @click.option(
     "--stat", is_flag=True, help="For tensors that differ, also say how alike they are: cosine, norms. Needs numpy."
@@ -68,8 +79,7 @@ def diff(
     cannot hold (safetensors: devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be
     compared.
     """
-    if stat and no_values:
-        raise click.UsageError("--stat is about values: --no-values leaves nothing to it.")
+    refuse_idle()
     line = ProgressLine(shown=not (quiet or as_json))
     line.next(b)
     try:
@@ -101,6 +111,14 @@ def diff(
     else:
         _print(report, quiet=quiet, pager=pager)
     sys.exit(0 if report.same else 1)
+
+
+def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    try:
+        check_tolerance(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
 
 
 def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from ckptool.cli import tables, terminal
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
-from ckptool.cli.options import allow_unmatched_option, brief_option, check_one_form, many_files, rows
+from ckptool.cli.options import allow_unmatched_option, brief_option, many_files, refuse_idle, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
@@ -79,12 +79,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     the index is read, so this is quick whatever the size. Exit code 1 means that a pattern matches no name in any file,
     2 that a file could not be read.
     """
-    check_one_form(options)
-    others = ("brief", "table_format", "show_globals", "show_source")
-    if options["digest"] and any(options[name] for name in others):
-        raise click.UsageError(
-            "--digest is one more line about each file: give it without what leaves these lines out."
-        )
+    refuse_idle()
     selection = selection_of(options, sort=options["sort"])
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)

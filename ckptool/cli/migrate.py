@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
-from ckptool.cli.options import brief_option, check_one_form
+from ckptool.cli.options import brief_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.ray_option import RayCommand, ray_option
@@ -194,7 +194,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
-    check_one_form(options)
+    refuse_idle()
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")

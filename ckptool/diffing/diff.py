@@ -28,7 +28,7 @@ from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
-from ckptool.torch_ops.differences import Tolerance
+from ckptool.torch_ops.differences import Tolerance, check_tolerance
 from ckptool.torch_ops.likeness import Likeness
 
 _MOST_CHANGES: Final = 1000
@@ -72,11 +72,13 @@ def diff(
         MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ; or
             numpy is not, and ``stat`` needs it.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
-        ValueError: ``stat`` is asked for without values.
+        ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
     check_arguments(diff, locals())
-    if stat and not values:
-        raise ValueError("stat=True needs values=True: it is about them")
+    check_tolerance(rtol)
+    check_tolerance(atol)
+    if not values and (stat or rtol is not None or atol is not None):
+        raise ValueError("stat, rtol and atol need values=True: they are about them")
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)

@@ -42,12 +42,12 @@ from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_model, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
-from ckptool.loading.memory.placement import CPU, available, placement
-from ckptool.loading.memory.threads import castable, in_own_thread, is_castable
+from ckptool.loading.memory.placement import CPU, placement
+from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
@@ -143,8 +143,8 @@ class LiveModel(Closing):
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
-        self._device = available(map_location)
-        self._dtype = castable(dtype)
+        place, self._dtype = check_placing(model, map_location, dtype)
+        self._device = place.everywhere or CPU  # no mapping is taken here
         self._mmap: Mmap = mmap
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
