@@ -89,11 +89,12 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if not isinstance(value, kind) or isinstance(value, Mapping) != issubclass(kind, Mapping):
         return False
+    held: Any = value
     if isinstance(value, Mapping):
         return not inner or all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
     if kind is tuple:
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    return not _is_list(kind, inner) or all(_fits(one, inner[0]) for one in value)
+        return len(held) == len(inner) and all(map(_fits, held, inner))
+    return not _is_list(kind, inner) or all(_fits(one, inner[0]) for one in held)
 
 
 def _is_list(kind: Any, inner: tuple[Any, ...]) -> bool:

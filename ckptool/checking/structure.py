@@ -18,6 +18,7 @@ from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
+from ckptool.checkpoints.weights import without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
@@ -308,6 +309,17 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
             yield Advisable(Finding("CK404", "info", f"{fact}{where}"), lambda: _state_dict(checkpoint, _NO_CLASS))
 
 
+def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK125: there is no tensor in the file. CK126: tensors that have none of their values."""
+    if checkpoint.form in ("data", "state_dict", "training") and not (checkpoint.tensors or checkpoint.attributes):
+        fact = without_tensors(checkpoint)
+        yield Finding("CK125", "warning" if fact.endswith("nothing else") else "info", fact)
+    on_meta = [name for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"]
+    if on_meta:
+        fact = f"{counted(len(on_meta), 'tensor')} on the meta device, without values: {some(on_meta)}"
+        yield Finding("CK126", "warning", fact, "Save them from the device that they are computed on.")
+
+
 def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK405: a method was saved, and with it the whole model."""
     why = "Save model.state_dict() instead."
@@ -384,6 +396,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (other_files, ("unopened", "is announced", "part_of", "beside")),
     (clashing_names, ("clashes",)),
     (empty_stubs, ("unplain",)),
+    (without_values, ()),
     (bound_method, ("bound_method",)),
     (wrapper_prefixes, ("prefixes",)),
     (several_weights, ("several dicts",)),

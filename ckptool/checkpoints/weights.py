@@ -20,7 +20,7 @@ from ckptool.checkpoints.modules import StateDictWalk, is_version_known, version
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
-from ckptool.messages import counted, for_shell, some
+from ckptool.messages import counted, cut, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.missing import by_likeness
@@ -163,7 +163,10 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if inside and not found:
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
-    raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
+    error = with_candidates(error, found, "weights" if _are_at_root(found) else "key")
+    if checkpoint.traits.is_plain:
+        error.hint = None  # what it holds is tensors alone
+    raise error
 
 
 def _no_state_dict(key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
@@ -185,10 +188,19 @@ def _instead(checkpoint: Checkpoint) -> str:
         return ": it is frozen, they are constants of its code without names"
     if checkpoint.form == "tensors":
         return ", only tensors that no model has named"
+    if not checkpoint.tensors:
+        return f": {without_tensors(checkpoint)}"
     if checkpoint.form != "training":
         return ""
     roles = dict.fromkeys(one.role for one in checkpoint.state_dicts if one.role in NO_WEIGHTS)
     return f", only {' and '.join(_STATES[role] for role in roles)}"
+
+
+def without_tensors(checkpoint: Checkpoint) -> str:
+    """Return what a file without tensors has instead."""
+    pairs = [(key, nodes.mapping_pairs(value)) for key, value in nodes.mapping_pairs(checkpoint.root) or ()]
+    held = [cut(key, 64) for key, below in pairs if isinstance(key, str) and (below is None or below)]
+    return f"there is no tensor in it, {f'only {some(held)}' if held else 'and nothing else'}"
 
 
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:

@@ -138,7 +138,7 @@ class _InOrder(RayCommand):
 @click.option(
     "--allow-unmatched",
     is_flag=True,
-    help="Allow globs, patterns and renames that are about no name in any SRC.",
+    help="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
 )
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
@@ -217,7 +217,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     shows_progress = not isinstance(output, Objects | Names)
     run = _on_ray if options["ray"] else _run
     refusal = None
-    if len(work) > 1 and (changes.include or changes.exclude or changes.rename or changes.keep_dtype):
+    matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
+    if len(work) > 1 and any(matched):
         refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
         arguments["changes"] = changes._replace(allow_unmatched=True)
     outcomes = run(work, arguments, options, shows_progress=shows_progress)

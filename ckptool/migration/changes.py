@@ -78,7 +78,7 @@ class Changes(NamedTuple):
     allow_empty: bool = False
     """Allow a result without tensors, or without elements, and an ``include`` that matches nothing."""
     allow_unmatched: bool = False
-    """Allow globs, patterns and renames that are about no name in the source."""
+    """Allow globs, patterns and renames that are about no name in the source, and devices that no tensor is on."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False

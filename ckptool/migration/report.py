@@ -16,7 +16,7 @@ from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, 
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
-from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
+from ckptool.migration.device_tags import DeviceTags, new_tag, retagged
 from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
@@ -243,12 +243,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     yield from _of_folder(plan, changes)
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
-    else:
-        there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
-        for tag in not_there(changes.to, there):
-            yield f"nothing in the file was saved on {tag!r}"
-        if any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
-            yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
+    elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
+        yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
+    kept = sum(info.location == "meta" for _, info in plan.file.expected)
+    if kept and (changes.to or changes.dtype):
+        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:

@@ -137,8 +137,9 @@ class LazyTensor:
     def _check_readable(self, limits: Limits) -> None:
         info = self.info
         if info.storage is None:
+            why = "it is on the meta device" if info.location == "meta" else info.subclass or info.layout
             raise UnsupportedFeature(
-                f"tensor {self.name!r} has no plain bytes: {info.subclass or info.layout}",
+                f"tensor {self.name!r} has no plain bytes: {why}",
                 kind="no-plain-bytes",
                 hint="Read its parts instead." if info.parts else None,
             )
