@@ -38,7 +38,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
@@ -114,7 +114,8 @@ class LiveModel(Closing):
     Tensors of the model keep their device and type. With the first load, those on the meta device come to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
-    ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
+    ``commit`` costs. ``accept`` is given the new weights by name, on the CPU, before any of them serves: where it raises,
+    or returns False, the old ones go on serving. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -134,6 +135,7 @@ class LiveModel(Closing):
         map_location: str | torch.device = "cpu",
         dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
+        accept: Callable[[Mapping[str, torch.Tensor]], object] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
@@ -146,6 +148,7 @@ class LiveModel(Closing):
         place, self._dtype = check_placing(model, map_location, dtype)
         self._device = place.everywhere or CPU  # no mapping is taken here
         self._mmap: Mmap = mmap
+        self._accept = accept
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
         self._reloading = threading.Lock()
@@ -229,7 +232,8 @@ class LiveModel(Closing):
 
         Raises:
             Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file.
+            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file; or
+                ``accept`` does not take the weights.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -276,6 +280,7 @@ class LiveModel(Closing):
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
+        self._ask(staged)
         for one in filling.targets:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
@@ -298,6 +303,7 @@ class LiveModel(Closing):
         def load(chosen: Weights, changes: Renames) -> Reload:
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
+            self._ask({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
             made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
             digest = _digest(checkpoint, chosen.state_dict, made, limits)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -321,6 +327,17 @@ class LiveModel(Closing):
             return Reload(report._replace(changes=changes), digest)
 
         return through_own_code(model, checkpoint, *self._which, load)
+
+    def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise UnsupportedFeature if the caller does not accept new weights."""
+        try:
+            is_refused, why = self._accept is not None and self._accept(weights) is False, "it returned False"
+        except CkptoolError:
+            raise
+        except Exception as error:
+            is_refused, why = True, str(error)
+        if is_refused:
+            raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""
