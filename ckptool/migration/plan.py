@@ -178,6 +178,7 @@ def _safetensors(
     most_nbytes = _most_nbytes(changes)
     if most_nbytes is None:
         start = kept.tensors_at if kept is not None else None
+        options["has_order"] = bool(checkpoint.recorded.order)
         return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
     from ckptool.migration.folders import shards
 

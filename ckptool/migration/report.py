@@ -12,6 +12,7 @@ from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.errors import Failure
+from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
@@ -256,6 +257,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
     yield from selection.notes(checkpoint, plan, changes)
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in getattr(plan.file, "header", b""):
+        yield "no room is left to record the order of names: it is that of the header alone"
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
 
