@@ -311,7 +311,8 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
 
 def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK125: there is no tensor in the file. CK126: tensors that have none of their values."""
-    if checkpoint.form in ("data", "state_dict", "training") and not (checkpoint.tensors or checkpoint.attributes):
+    is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
+    if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
         fact = without_tensors(checkpoint)
         yield Finding("CK125", "warning" if fact.endswith("nothing else") else "info", fact)
     on_meta = [name for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"]

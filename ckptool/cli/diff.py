@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 import click
 
@@ -16,7 +17,9 @@ from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, Failure
+from ckptool.formats import open_checkpoint
+from ckptool.messages import show
 from ckptool.sources.naming import shown_path
 from ckptool.torch_ops.differences import check_tolerance
 
@@ -110,7 +113,21 @@ def diff(
         print_json(_object(report))
     else:
         _print(report, quiet=quiet, pager=pager)
+        others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
+        if not (quiet or others) and report.only_a and len(report.only_a) == len(report.only_b):
+            _say_how_to_align(a, b, key_a, key_b)
     sys.exit(0 if report.same else 1)
+
+
+def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> None:
+    """Print the command that gives B the names of A, if they may be the same tensors."""
+    from ckptool.checking.model_fit import examine, shapes_of  # most have the same names
+
+    with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:
+        found = examine(other, shapes_of(one, key_a), one.path, key_b)
+        command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
+        if command is not None:
+            say(f"Hint: To compare them under the names of A, give these to a copy of B.\nRun: {show(command)}")
 
 
 def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:

@@ -57,6 +57,16 @@ def test_all_trials_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert raised.value.kind == "pattern-too-slow"
 
 
+def test_short_names_count_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    trials = Trials()
+    pattern = re.compile(r"(\w+\.?)*weight=x")
+
+    with pytest.raises(ckptool.errors.LimitExceeded) as raised:
+        all(trials.on("a" * 20 + str(at), pattern.search) is None for at in range(10_000))
+    assert raised.value.kind == "pattern-too-slow"
+
+
 def test_trials_are_stopped_between_names() -> None:
     cancellation = ckptool.Cancellation()
     trials = Trials(cancellation)
