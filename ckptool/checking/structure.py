@@ -18,7 +18,7 @@ from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
-from ckptool.checkpoints.weights import without_tensors
+from ckptool.checkpoints.weights import EMPTY, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
@@ -314,7 +314,7 @@ def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
     if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
         fact = without_tensors(checkpoint)
-        yield Finding("CK125", "warning" if fact.endswith("nothing else") else "info", fact)
+        yield Finding("CK125", "warning" if fact.endswith(EMPTY) else "info", fact)
     on_meta = [name for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"]
     if on_meta:
         fact = f"{counted(len(on_meta), 'tensor')} on the meta device, without values: {some(on_meta)}"

@@ -40,6 +40,7 @@ _STATES: Final[dict[Role, str]] = {
     "rng": "states of random number generators",
 }
 _LISTED: Final = 12
+EMPTY: Final = "and nothing else"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
@@ -163,10 +164,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if inside and not found:
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
-    error = with_candidates(error, found, "weights" if _are_at_root(found) else "key")
-    if checkpoint.traits.is_plain:
-        error.hint = None  # what it holds is tensors alone
-    raise error
+    raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
 
 
 def _no_state_dict(key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
@@ -200,7 +198,7 @@ def without_tensors(checkpoint: Checkpoint) -> str:
     """Return what a file without tensors has instead."""
     pairs = [(key, nodes.mapping_pairs(value)) for key, value in nodes.mapping_pairs(checkpoint.root) or ()]
     held = [cut(key, 64) for key, below in pairs if isinstance(key, str) and (below is None or below)]
-    return f"there is no tensor in it, {f'only {some(held)}' if held else 'and nothing else'}"
+    return f"there is no tensor in it, {f'only {some(held)}' if held else EMPTY}"
 
 
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
@@ -234,7 +232,8 @@ def with_candidates(
         return error
     keys = [f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found]
     pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
-    error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
+    if keys or not error.message.endswith(EMPTY):
+        error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
     return error
 
 

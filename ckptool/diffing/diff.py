@@ -28,7 +28,7 @@ from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
-from ckptool.torch_ops.differences import Tolerance, check_tolerance
+from ckptool.torch_ops.differences import Tolerance
 from ckptool.torch_ops.likeness import Likeness
 
 _MOST_CHANGES: Final = 1000
@@ -75,8 +75,9 @@ def diff(
         ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
     check_arguments(diff, locals())
-    check_tolerance(rtol)
-    check_tolerance(atol)
+    for name, given in (("rtol", rtol), ("atol", atol)):
+        if given is not None and not 0 <= given < float("inf"):
+            raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
     if not values and (stat or rtol is not None or atol is not None):
         raise ValueError("stat, rtol and atol need values=True: they are about them")
     with ExitStack() as stack:

@@ -187,5 +187,5 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
     changes = Changes(**options) if given is None else given
     check_arguments(Changes, changes._asdict())
     if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():
-        raise TypeError(f"dtype takes a text, torch.dtype or None, not {type(changes.dtype).__name__}")
+        raise TypeError(f"dtype takes str | torch.dtype | None, not {type(changes.dtype).__name__}")
     return changes

@@ -246,9 +246,6 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
         yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
-    kept = sum(info.location == "meta" for _, info in plan.file.expected)
-    if kept and (changes.to or changes.dtype):
-        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
@@ -257,10 +254,18 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
     yield from selection.notes(checkpoint, plan, changes)
-    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in getattr(plan.file, "header", b""):
-        yield "no room is left to record the order of names: it is that of the header alone"
+    yield from _unlike_asked(checkpoint, plan, changes)
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
+
+
+def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield what could not be made as it was to be."""
+    kept = sum(info.location == "meta" for _, info in plan.file.expected)
+    if kept and (changes.to or changes.dtype):
+        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in getattr(plan.file, "header", b""):
+        yield "no room is left to record the order of names: it is that of the header alone"
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:

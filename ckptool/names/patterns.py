@@ -9,7 +9,7 @@ and the clock is looked at between them. A pattern that takes hours on one name 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Final, TypeVar
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -20,7 +20,6 @@ T = TypeVar("T")
 LONGEST: Final = 512
 """Characters of a name that patterns are tried on. Those of real models have some dozens, seldom two hundred."""
 _SHORT: Final = 64
-_NOTABLE: Final = 0.01
 SECONDS: Final = 5.0
 """Of processor, for all trials of one call."""
 
@@ -40,12 +39,6 @@ class Trials:
             Cancelled: It was cancelled.
             LimitExceeded: The name is too long, or all trials together have taken too long.
         """
-        if len(name) <= _SHORT:
-            started = perf_counter()
-            result = apply(name)
-            if (seconds := perf_counter() - started) > _NOTABLE:  # the clock of a thread costs more than most names
-                self._spend(name, seconds)
-            return result
         check_cancelled(self._cancellation)
         if len(name) > LONGEST:
             raise LimitExceeded(
@@ -57,15 +50,11 @@ class Trials:
             )
         started = thread_time()
         result = apply(name)
-        self._spend(name, thread_time() - started)
-        return result
-
-    def _spend(self, name: str, seconds: float) -> None:
-        check_cancelled(self._cancellation)
-        self._seconds -= seconds
+        self._seconds -= thread_time() - started
         if self._seconds < 0:
             raise LimitExceeded(
                 f"patterns took more than {SECONDS:.0f} seconds on its names; the last was {name[:_SHORT]!r}…",
                 kind="pattern-too-slow",
                 hint="Write the pattern without '.*', or leave out the long names with `exclude=`.",
             )
+        return result

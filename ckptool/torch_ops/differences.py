@@ -60,12 +60,6 @@ class Tolerance(NamedTuple):
     atol: float
 
 
-def check_tolerance(given: float | None) -> None:
-    """Raise ValueError unless this is a finite number of 0 or more: all else calls everything the same."""
-    if given is not None and not 0 <= given < float("inf"):
-        raise ValueError(f"{given!r} is no tolerance: give a finite number, 0 or more")
-
-
 class BlockDiff(NamedTuple):
     """How two runs of elements differ; positions count from the first of them."""
 

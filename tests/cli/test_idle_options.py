@@ -72,7 +72,7 @@ def test_no_fold_alone_is_about_no_tree() -> None:
 def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
     done = CliRunner().invoke(cli, ["diff", A, A, option, value])
 
-    assert (done.exit_code, f"Invalid value for '{option}'" in done.stderr) == (2, True)
+    assert (done.exit_code, option[2:] in done.stderr) == (2, True)
     with pytest.raises(ValueError, match="give a finite number, 0 or more"):
         ckptool.diff(A, A, **{option[2:]: float(value)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="need values=True"):

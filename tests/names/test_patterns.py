@@ -14,6 +14,7 @@ import ckptool
 from ckptool.cli import cli
 from ckptool.names import patterns
 from ckptool.names.patterns import LONGEST, Trials
+from ckptool.names.renaming import Substitution
 
 CUBIC = r"(.*)\.(.*)\.weight"
 ONE = torch.ones(1)
@@ -91,7 +92,7 @@ def test_a_cancelled_migration_tries_no_more_names(tmp_path: Path) -> None:
         ckptool.migrate(
             path,
             dry_run=True,
-            rename=[("n+", stop)],  # type: ignore[list-item]  # re.sub takes it, and so can be stopped here
+            rename=[Substitution(re.compile("n+"), stop)],  # type: ignore[arg-type]  # re.sub takes it: it stops here
             limits=ckptool.Limits(cancellation=cancellation),
         )
     assert len(tried) <= 2

@@ -88,8 +88,8 @@ def test_weights_that_the_caller_does_not_accept_never_serve(
         b = save_as_gpus_do(path, seed=2)
         assert isinstance(told.get(timeout=PATIENCE), Reload)
         assert answer(live) == [pytest.approx(row, abs=1e-6) for row in b]
+    torch.save(broken, path)
     with pytest.raises(CkptoolError, match="accept= refuses the weights"):
-        torch.save(broken, path)
         LiveModel(kind().eval(), path, commit=commit, accept=refuses)
 
 

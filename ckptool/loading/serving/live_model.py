@@ -114,8 +114,9 @@ class LiveModel(Closing):
     Tensors of the model keep their device and type. With the first load, those on the meta device come to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
-    ``commit`` costs. ``accept`` is given the new weights by name, on the CPU, before any of them serves: where it raises,
-    or returns False, the old ones go on serving. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
+    ``commit`` costs. ``accept`` is given the new weights by name, on the CPU, before any of them serves: where it
+    raises, or returns False, the old ones go on serving. ``limits`` are those of every load; a ``Cancellation`` in them
+    stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -232,8 +233,8 @@ class LiveModel(Closing):
 
         Raises:
             Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file; or
-                ``accept`` does not take the weights.
+            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file,
+                or ``accept`` the weights.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -334,7 +335,7 @@ class LiveModel(Closing):
             is_refused, why = self._accept is not None and self._accept(weights) is False, "it returned False"
         except CkptoolError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it raises what it likes
             is_refused, why = True, str(error)
         if is_refused:
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
