@@ -188,7 +188,6 @@ def test_the_files_of_a_checkpoint_are_told_once(tmp_path: Path) -> None:
         ("data.pkl.gz", gzip.compress(pickle.dumps([1]))[:-9]),
         ("model.json", b'{"module": "keras.layers", "class_name": "Lambda", "config": {"function": "x"}}'),
         ("config.json", b'{"auto_map": {"AutoModel": "modeling.Net"}}'),
-        ("cut.pkl", pickle.dumps({"a": list(range(9))})[:-4]),
     ],
 )
 def test_no_command_is_given_that_cannot_look_at_the_file(tmp_path: Path, name: str, content: bytes) -> None:
