@@ -8,6 +8,7 @@ TYPE_CHECKING = False  # ``typing`` has one, too, and takes longer to import tha
 if TYPE_CHECKING:
     from typing import Any
 
+    # isort: off
     from ckptool import errors as errors
     from ckptool import fleet as fleet
     from ckptool.cancellation import Cancellation as Cancellation
