@@ -131,3 +131,17 @@ def test_what_is_as_good_as_the_type_is_taken(tmp_path: Path) -> None:
     assert ckptool.diff(PATH, str(PATH), rtol=np.float32(0), limits=ckptool.Limits(tensors=np.int64(99))).same
     with PATH.open("rb") as file:
         assert ckptool.load(file).keys() == ckptool.load(bytearray(PATH.read_bytes())).keys()
+
+
+def test_what_is_for_new_files_is_refused_in_place() -> None:
+    for option in ({"force": True}, {"verify": False}, {"reflink": False}):
+        with pytest.raises(ValueError, match="are for what is written anew"):
+            ckptool.migrate(NOWHERE, in_place=True, to="cpu", **option)  # type: ignore[arg-type]
+
+
+def test_a_tensor_is_read_within_limits_alone() -> None:
+    with ckptool.open_checkpoint(PATH) as checkpoint:
+        tensor = checkpoint.tensors["conv1.weight"]
+        for read in (tensor.read, tensor.numpy, lambda **given: tensor.chunks(4, **given)):
+            with pytest.raises(TypeError, match=r"^limits takes Limits, not 5 \(int\)"):
+                read(limits=5)  # type: ignore[arg-type]

@@ -194,9 +194,11 @@ class FileSource:
 
     def _close_descriptor(self) -> None:
         fd = self._fd
-        with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
+        try:  # not suppress(), which is gone where Python ends
             del self._fd
             os.close(fd)
+        except (AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
+            pass
 
     def __del__(self) -> None:
         if self._fd >= 0:
