@@ -17,20 +17,12 @@ if TYPE_CHECKING:
     from ckptool.checkpoints.companions import ClassSource as ClassSource, Member as Member
     from ckptool.diffing.diff import diff as diff
     from ckptool.diffing.report import DiffReport as DiffReport
-    from ckptool.errors import (
-        AmbiguousWeights as AmbiguousWeights,
-        Cancelled as Cancelled,
-        CkptoolError as CkptoolError,
-        DamagedFile as DamagedFile,
-        KeyMismatch as KeyMismatch,
-        MigrationRefused as MigrationRefused,
-        MissingPackage as MissingPackage,
-        OutOfMemory as OutOfMemory,
-        ShapeMismatch as ShapeMismatch,
-        TruncatedFile as TruncatedFile,
-        UnreadableFile as UnreadableFile,
-        WeightsNotFound as WeightsNotFound,
-    )
+    from ckptool.errors import AmbiguousWeights as AmbiguousWeights, Cancelled as Cancelled
+    from ckptool.errors import CkptoolError as CkptoolError, DamagedFile as DamagedFile, KeyMismatch as KeyMismatch
+    from ckptool.errors import MigrationRefused as MigrationRefused, MissingPackage as MissingPackage
+    from ckptool.errors import OutOfMemory as OutOfMemory, ShapeMismatch as ShapeMismatch
+    from ckptool.errors import TruncatedFile as TruncatedFile, UnreadableFile as UnreadableFile
+    from ckptool.errors import WeightsNotFound as WeightsNotFound
     from ckptool.formats import open_checkpoint as open_checkpoint
     from ckptool.limits import Limits as Limits
     from ckptool.loading.load import load as load, predict_memory as predict_memory

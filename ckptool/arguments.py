@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, 
 _PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}
 """Numbers of numpy are as good as Python's."""
 _MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
-_SHOWN: Final = 60
+_UNIONS: Final = (Union, UnionType)
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:
@@ -30,7 +30,7 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
             if choices and isinstance(value, str):
                 choices += [True, False] if bool in kinds else []
                 raise ValueError(f"{within}{name}={value!r} is none of {', '.join(map(repr, choices))}")
-            is_short = type(value).__module__ == "builtins" and len(repr(value)) <= _SHOWN
+            is_short = type(value).__module__ == "builtins" and len(repr(value)) <= 60
             shown = f"{value!r} ({type(value).__name__})" if is_short else type(value).__name__
             raise TypeError(f"{within}{name} takes {' | '.join(map(_spelled, kinds))}, not {shown}")
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -44,11 +44,7 @@ def _hints(function: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
 
     newer = {"Unpack": Optional, "Self": Any}  # than Python 3.10, and of no argument
     hints = get_type_hints(function, localns=newer).items()
-    return {name: get_args(hint) if _is_union(hint) else (hint,) for name, hint in hints}
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
+    return {name: get_args(hint) if get_origin(hint) in _UNIONS else (hint,) for name, hint in hints}
 
 
 def _spelled(kind: Any) -> str:
@@ -59,7 +55,7 @@ def _spelled(kind: Any) -> str:
 
 def _fits(value: Any, hint: Any) -> bool:
     kind, inner = get_origin(hint) or hint, get_args(hint)
-    if _is_union(hint):
+    if kind in _UNIONS:
         return any(_fits(value, one) for one in inner)
     if kind is Literal:
         return any(type(value) is type(one) and value == one for one in inner)

@@ -293,10 +293,7 @@ def _examine(
         unseen=seen.unseen,
         member=checkpoint.member,
         loading=would_run.loading(
-            survey,
-            (checkpoint, *members),
-            refused=bool(stock.refusals),
-            is_alone=beside is None or beside.are_plain,
+            survey, (checkpoint, *members), refused=bool(stock.refusals), is_alone=beside is None or beside.are_plain
         ),
     )
 

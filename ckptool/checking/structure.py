@@ -172,8 +172,7 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         why = "That model alone expects the names without it."
         renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
         yield Advisable(
-            Finding("CK301", "info", fact, why),
-            lambda: _migration(checkpoint, why, form="state_dict", renames=renames),
+            Finding("CK301", "info", fact, why), lambda: _migration(checkpoint, why, form="state_dict", renames=renames)
         )
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
@@ -290,10 +289,7 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
         where = f" under {path!r}" if path else ""
         for _path, cls, hook in walk.hooks:
             yield Finding(
-                "CK402",
-                "warning",
-                f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
-                _ASK_THE_CLASS,
+                "CK402", "warning", f"a state-dict hook may add or rename keys: {hook} of {cls}{where}", _ASK_THE_CLASS
             )
         if walk.unlisted:
             modules = [f"{name or 'the model itself'} ({cls})" for name, cls in walk.unlisted]

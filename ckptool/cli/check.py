@@ -89,10 +89,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         return
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
-    if options["key"] is not None and options["like"] is None and options["model"] is None:
-        raise click.UsageError("--key is about what --like or --model is compared with: give one of them, too.")
-    if "fits" in options["only"] and options["like"] is None and options["model"] is None:
-        raise click.UsageError("--only fits is about what --like or --model is compared with: give one of them, too.")
+    compared = "--key" if options["key"] is not None else "--only fits" if "fits" in options["only"] else None
+    if compared is not None and options["like"] is None and options["model"] is None:
+        raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)

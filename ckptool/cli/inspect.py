@@ -55,17 +55,9 @@ from ckptool.formats import open_checkpoint
     is_flag=True,
     help="Also list the values that are not tensors, and tensors outside the state_dict.",
 )
+@click.option("--globals", "show_globals", is_flag=True, help="List only the names that unpickling would import.")
 @click.option(
-    "--globals",
-    "show_globals",
-    is_flag=True,
-    help="List only the names that unpickling would import.",
-)
-@click.option(
-    "--source",
-    "show_source",
-    is_flag=True,
-    help="Print only the source code of classes that is in old files.",
+    "--source", "show_source", is_flag=True, help="Print only the source code of classes that is in old files."
 )
 @click.option(
     "--digest", is_flag=True, help="Read the weights, and print their digest: equal weights have the same in any form."

@@ -264,9 +264,6 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
         if options["compact"]:
             raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
         return False
-    for name in ("out_dir", "force", "no_verify"):
-        if options[name]:
-            raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
         if is_far(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")

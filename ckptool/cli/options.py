@@ -34,7 +34,6 @@ _OF_FILES: Final = (
     "only",
     "fail_on",
 )
-_IS_OBJECT: Final = "is an object with all about a file"
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "inspect": (
@@ -42,11 +41,9 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ("show_source", "prints source code alone", (*_LISTED, "show_globals", "quiet", "digest")),
         ("show_globals", "lists names of code alone", (*_LISTED, "quiet", "digest")),
         ("table_format", "is the table alone", (*_TREE, "show_all", "quiet", "digest")),
-        ("as_json", _IS_OBJECT, ("table_format", "limit", "columns", "show_source", *_TREE)),
-        ("as_lines", _IS_OBJECT, ("table_format", "limit", "columns", "show_source", *_TREE)),
+        ("as_json", "is an object with all about a file", ("table_format", "limit", "columns", "show_source", *_TREE)),
         ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
-        ("depth", "is about the tree, which has no columns", ("columns",)),
     ),
     "check": (
         ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
@@ -58,8 +55,8 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ("no_values", "leaves the values out", ("rtol", "atol", "stat")),
         ("quiet", "prints the verdict alone", ("stat",)),
     ),
-    "stat": tuple((form, _IS_OBJECT, ("table_format", "limit")) for form in ("as_json", "as_lines")),
-    "migrate": (("in_place", "edits the file itself", ("no_reflink",)),),
+    "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
+    "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
 }
 """By verb: an option, what it does, and those that then have nothing to do."""
 
@@ -141,6 +138,7 @@ def refuse_idle() -> None:
     }
     if "as_json" in given and "as_lines" in given:
         raise click.UsageError("--json and --jsonl are two forms: give one of them.")
+    given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
     for owner, does, others in _IDLE.get(context.command.name or "", ()):
         idle = next((name for name in others if name in given), None) if owner in given else None
         if idle is not None:

@@ -37,9 +37,9 @@ def recover(files: tuple[str, ...]) -> None:
             code = max(code, 1 if isinstance(error, MigrationRefused) else 2)
             say(error_text(error), err=True)
             continue
-        run = f"Run: {show(command_line(path, 'check', deep=True))}"
         undone = f"what the edit had changed is as before it, {show_nbytes(done)} written back; whether anybody else "
-        undone += f"wrote to the rest of the file meanwhile is not known\n{run}"
+        undone += "wrote to the rest of the file meanwhile is not known\nRun: "
+        undone += show(command_line(path, "check", deep=True))
         whole = "it is whole, and was not changed: no edit had begun, or all of it was written"
         say(f"{show(path)}: {undone if done else whole}")
     sys.exit(code)

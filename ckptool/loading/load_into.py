@@ -23,25 +23,13 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import (
-    cast_of,
-    check_model,
-    check_placing,
-    opened,
-    refuse_broken_quantized,
-    torch_state_dict,
-)
+from ckptool.loading.load import cast_of, check_model, check_placing, opened, refuse_broken_quantized, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import (
-    FillPlan,
-    Target,
-    fits_bytewise,
-    is_own_memory,
-)
+from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_own_memory
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show, some

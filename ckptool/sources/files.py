@@ -21,14 +21,7 @@ from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import SourceChanged
 from ckptool.sources.paths import identity_of, is_network
 from ckptool.sources.regular import open_regular, status_of, unreadable
-from ckptool.sources.source import (
-    CLOSED,
-    BytesSource,
-    Source,
-    StreamSource,
-    changed,
-    read_in_steps,
-)
+from ckptool.sources.source import CLOSED, BytesSource, Source, StreamSource, changed, read_in_steps
 
 if TYPE_CHECKING:
     import mmap

@@ -50,15 +50,7 @@ from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.loading.serving.commit import (
-    copied,
-    fill_in_place,
-    moved,
-    overwrite,
-    ready,
-    retire,
-    with_weights,
-)
+from ckptool.loading.serving.commit import copied, fill_in_place, moved, overwrite, ready, retire, with_weights
 from ckptool.loading.serving.lock import Gate
 from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
@@ -269,12 +261,7 @@ class LiveModel(Closing):
             self._reloading.release()
 
     def _replace(
-        self,
-        checkpoint: Checkpoint,
-        found: StateDict,
-        filling: FillPlan,
-        started: float,
-        limits: Limits,
+        self, checkpoint: Checkpoint, found: StateDict, filling: FillPlan, started: float, limits: Limits
     ) -> Reload:
         model, cancellation = self.model, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)

@@ -89,11 +89,7 @@ def too_long(what: str, needed: int, room: int) -> MigrationRefused:
 
 
 def edit_in_place(
-    path: str,
-    fd: int,
-    edit: FileEdit,
-    verify: Callable[[], None],
-    operations: Operations = OPERATIONS,
+    path: str, fd: int, edit: FileEdit, verify: Callable[[], None], operations: Operations = OPERATIONS
 ) -> int:
     """
     Carry out an edit of a file that ``open_for_editing`` opened, and return how many bytes were written for it.
