@@ -8,8 +8,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
 
-_PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}
-"""Numbers of numpy are as good as Python's."""
+_PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numbers of numpy are as good as Python's
 _MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
 _UNIONS: Final = (Union, UnionType)
 
@@ -66,9 +65,8 @@ def _fits(value: Any, hint: Any) -> bool:
     is_right = isinstance(value, _PLAIN.get(kind, kind)) and not (kind in _PLAIN and isinstance(value, bool))
     if not is_right or isinstance(value, Mapping) != issubclass(kind, Mapping):
         return False
-    held: Any = value
     if isinstance(value, Mapping):
         return not inner or all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
     if kind is tuple:
-        return len(held) == len(inner) and all(map(_fits, held, inner))
-    return len(inner) != 1 or not hasattr(kind, "__len__") or all(_fits(one, inner[0]) for one in held)
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return len(inner) != 1 or not hasattr(kind, "__len__") or all(_fits(one, inner[0]) for one in value)

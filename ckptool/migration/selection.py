@@ -113,7 +113,8 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     if found and not gone and not changes.allow_unmatched:
         count = sum(map(len, names.values()))
         where = f"none of the {count:,} names" if count else "no name"
-        near = f"It has {some(sorted(_tags(checkpoint)))}." if found[0][0] == "to" else _nearest(found[0][1], names)
+        there = {tensor.info.location for tensor in checkpoint.tensors.values()}
+        near = f"It has {some(sorted(there))}." if found[0][0] == "to" else _nearest(found[0][1], names)
         raise nothing_matches(found, where, near)
     if gone:
         hint = "Leave out less, or say with `allow_empty=True` that this is meant."
@@ -150,12 +151,9 @@ def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[U
         # Where nothing is to be left, no name is left to be changed.
         if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
             found.append(("rename", str(rule.rule)))
-    found += [("to", tag) for tag in not_there(changes.to, _tags(checkpoint) | plan.file.retagged.keys())]
+    there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
+    found += [("to", tag) for tag in not_there(changes.to, there)]
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
-
-
-def _tags(checkpoint: Checkpoint) -> set[str]:
-    return {tensor.info.location for tensor in checkpoint.tensors.values()}
 
 
 def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> MigrationRefused:
