@@ -118,7 +118,7 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
         found = examine(other, shapes_of(one, key_a), one.path, key_b)
         command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
         if command is not None:
-            say(f"Hint: To compare them under the names of A, give these to a copy of B.\nRun: {show(command)}")
+            say(f"Hint: To compare them, give a copy of B the names of A.\nRun: {show(command)}", err=True)
 
 
 def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:

@@ -185,7 +185,7 @@ def test_where_names_alone_differ_a_command_aligns_them(
     torch.save({key: other, "epoch": 3} if key else other, "b.pth")
 
     done = CliRunner().invoke(cli, ["diff", "a.pth", "b.pth"])
-    (command,) = (line for line in done.stdout.splitlines() if line.startswith("Run: "))
+    (command,) = (line for line in done.stderr.splitlines() if line.startswith("Run: "))
     written = CliRunner().invoke(cli, [*shlex.split(command)[2:], "-q"])
 
     assert (done.exit_code, written.exit_code) == (1, 0)
