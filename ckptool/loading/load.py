@@ -195,7 +195,7 @@ def check_placing(
     what = "is for tensors on the meta device, and the model has none: those that it has keep theirs"
     if any(dtype not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} {what}. Cast the model, as model.to({dtype})")
-    if device not in (None, CPU) and any(one.device != device for one in tensors):
+    if device not in (None, CPU) and tensors and all(one.device != device for one in tensors):
         raise ValueError(f"map_location='{device}' {what}. Move the model, as model.to('{device}')")
     return found
 

@@ -106,9 +106,8 @@ class LiveModel(Closing):
     Tensors of the model keep their device and type. With the first load, those on the meta device come to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
-    ``commit`` costs. ``accept`` is given the new weights by name, on the CPU, before any of them serves: where it
-    raises, or returns False, the old ones go on serving. ``limits`` are those of every load; a ``Cancellation`` in them
-    stops only the first.
+    ``commit`` costs. ``accept`` is given new weights by name, on the CPU, before they serve: if it raises, or returns
+    False, the old ones serve on. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.

@@ -73,7 +73,8 @@ class Output(Closing):
 
     def narrow(self, mode: int) -> None:
         """Take from a new file all that ``mode`` does not allow: for who learns of its source once it is open."""
-        os.fchmod(self._fd, os.fstat(self._fd).st_mode & mode & 0o777)
+        with suppress(PermissionError):  # a file system without modes
+            os.fchmod(self._fd, os.fstat(self._fd).st_mode & mode & 0o777)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """
