@@ -8,94 +8,41 @@ TYPE_CHECKING = False  # ``typing`` has one, too, and takes longer to import tha
 if TYPE_CHECKING:
     from typing import Any
 
+    # isort: off
     from ckptool import errors as errors
     from ckptool import fleet as fleet
-    from ckptool.cancellation import Cancellation
-    from ckptool.checking.check import CheckReport, check
-    from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-    from ckptool.checkpoints.companions import ClassSource, Member
-    from ckptool.diffing.diff import diff
-    from ckptool.diffing.report import DiffReport
-    from ckptool.errors import (
-        AmbiguousWeights,
-        Cancelled,
-        CkptoolError,
-        DamagedFile,
-        KeyMismatch,
-        MigrationRefused,
-        MissingPackage,
-        OutOfMemory,
-        ShapeMismatch,
-        TruncatedFile,
-        UnreadableFile,
-        WeightsNotFound,
-    )
-    from ckptool.formats import open_checkpoint
-    from ckptool.limits import Limits
-    from ckptool.loading.load import load, predict_memory
-    from ckptool.loading.load_into import load_into
-    from ckptool.loading.load_model import load_model
-    from ckptool.loading.memory.assembly import Cost
-    from ckptool.loading.report import LoadReport
-    from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
-    from ckptool.migration.changes import Changes
-    from ckptool.migration.migrate import migrate
-    from ckptool.migration.output.editing import recover
-    from ckptool.migration.report import MigrationReport
-    from ckptool.pickles.nodes import Global
-    from ckptool.sources.remote.address import Remote
-    from ckptool.sources.source import Source
-    from ckptool.tensors.dtypes import DType
-    from ckptool.tensors.reading import LazyTensor
-    from ckptool.tensors.tensor import StorageRef, TensorInfo
+    from ckptool.cancellation import Cancellation as Cancellation
+    from ckptool.checking.check import CheckReport as CheckReport, check as check
+    from ckptool.checkpoints.checkpoint import Checkpoint as Checkpoint, StateDict as StateDict
+    from ckptool.checkpoints.companions import ClassSource as ClassSource, Member as Member
+    from ckptool.diffing.diff import diff as diff
+    from ckptool.diffing.report import DiffReport as DiffReport
+    from ckptool.errors import AmbiguousWeights as AmbiguousWeights, Cancelled as Cancelled
+    from ckptool.errors import CkptoolError as CkptoolError, DamagedFile as DamagedFile, KeyMismatch as KeyMismatch
+    from ckptool.errors import MigrationRefused as MigrationRefused, MissingPackage as MissingPackage
+    from ckptool.errors import OutOfMemory as OutOfMemory, ShapeMismatch as ShapeMismatch
+    from ckptool.errors import TruncatedFile as TruncatedFile, UnreadableFile as UnreadableFile
+    from ckptool.errors import WeightsNotFound as WeightsNotFound
+    from ckptool.formats import open_checkpoint as open_checkpoint
+    from ckptool.limits import Limits as Limits
+    from ckptool.loading.load import load as load, predict_memory as predict_memory
+    from ckptool.loading.load_into import load_into as load_into
+    from ckptool.loading.load_model import load_model as load_model
+    from ckptool.loading.memory.assembly import Cost as Cost
+    from ckptool.loading.report import LoadReport as LoadReport
+    from ckptool.loading.serving.live_model import LiveModel as LiveModel, Reload as Reload, Serving as Serving
+    from ckptool.migration.changes import Changes as Changes
+    from ckptool.migration.migrate import migrate as migrate
+    from ckptool.migration.output.editing import recover as recover
+    from ckptool.migration.report import MigrationReport as MigrationReport
+    from ckptool.pickles.nodes import Global as Global
+    from ckptool.sources.remote.address import Remote as Remote
+    from ckptool.sources.source import Source as Source
+    from ckptool.tensors.dtypes import DType as DType
+    from ckptool.tensors.reading import LazyTensor as LazyTensor
+    from ckptool.tensors.tensor import StorageRef as StorageRef, TensorInfo as TensorInfo
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "AmbiguousWeights",
-    "Cancellation",
-    "Cancelled",
-    "Changes",
-    "CheckReport",
-    "Checkpoint",
-    "CkptoolError",
-    "ClassSource",
-    "Cost",
-    "DType",
-    "DamagedFile",
-    "DiffReport",
-    "Global",
-    "KeyMismatch",
-    "LazyTensor",
-    "Limits",
-    "LiveModel",
-    "LoadReport",
-    "Member",
-    "MigrationRefused",
-    "MigrationReport",
-    "MissingPackage",
-    "OutOfMemory",
-    "Reload",
-    "Remote",
-    "Serving",
-    "ShapeMismatch",
-    "Source",
-    "StateDict",
-    "StorageRef",
-    "TensorInfo",
-    "TruncatedFile",
-    "UnreadableFile",
-    "WeightsNotFound",
-    "check",
-    "diff",
-    "load",
-    "load_into",
-    "load_model",
-    "migrate",
-    "open_checkpoint",
-    "predict_memory",
-    "recover",
-]
 
 _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
@@ -104,6 +51,11 @@ _MODULES = {
     "ckptool.checkpoints.companions": ("ClassSource", "Member"),
     "ckptool.diffing.diff": ("diff",),
     "ckptool.diffing.report": ("DiffReport",),
+    "ckptool.errors": (
+        *("AmbiguousWeights", "Cancelled", "CkptoolError", "DamagedFile", "KeyMismatch"),
+        *("MigrationRefused", "MissingPackage", "OutOfMemory", "ShapeMismatch"),
+        *("TruncatedFile", "UnreadableFile", "WeightsNotFound"),
+    ),
     "ckptool.formats": ("open_checkpoint",),
     "ckptool.limits": ("Limits",),
     "ckptool.loading.load": ("load", "predict_memory"),
@@ -123,9 +75,10 @@ _MODULES = {
     "ckptool.tensors.reading": ("LazyTensor",),
     "ckptool.tensors.tensor": ("StorageRef", "TensorInfo"),
 }
-"""Which module each public name is in. Errors, those too that few callers catch by name, are in ``ckptool.errors``."""
+"""Which module each public name is in. Errors that few callers catch by name are in ``ckptool.errors``, too."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)  # type checkers go by the imports above
 _MADE_OF_TORCH = "ckptool.loading."
 _OPENED = "ckptool.open_checkpoint(path) gives what is in a file"
 _ON_COMMAND_LINE = "it is a verb of the command line alone"

@@ -11,12 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ckptool.arguments import check_arguments
 from ckptool.checking.asked import Asked
 from ckptool.checking.row import row as row_of
 from ckptool.errors import Cancelled, CkptoolError, let_go
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
-from ckptool.migration.changes import ChangeOptions
+from ckptool.migration.changes import ChangeOptions, changes_of
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import shown_path
@@ -49,6 +50,7 @@ def row(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
     """
+    check_arguments(row, locals())
     return row_of(os.fspath(path), Asked(check=check, deep=deep, digest=digest), limits)
 
 
@@ -73,6 +75,8 @@ def migrate_one(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
     """
+    check_arguments(migrate_one, locals())
+    changes_of(None, options)
     path = os.fspath(source)
     found: dict[str, object] = {"path": shown_path(path)}
     try:

@@ -88,9 +88,3 @@ def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
             needed=nbytes,
             actual=allowed,
         )
-
-
-def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
-    """Raise ValueError for a value that an option does not take: a misspelling must not pass for another choice."""
-    if given not in choices:
-        raise ValueError(f"{option}={given!r} is none of {', '.join(map(repr, choices))}")

@@ -149,7 +149,9 @@ def test_no_module_looks_names_up_by_what_a_file_says(name: str) -> None:
     # ``for name in ("a", "b")`` asks for no other names than these.
     literal = {ast.unparse(loop.target) for loop in loops if _is_literal(loop.iter)}
 
-    assert {"globals", "vars", "locals"}.isdisjoint(_dotted(call.func) for call in calls)
+    # A function hands its own arguments to those who compare them with its signature.
+    given = [argument for call in calls if _dotted(call.func) == "check_arguments" for argument in call.args]
+    assert {"globals", "vars", "locals"}.isdisjoint(_dotted(call.func) for call in calls if call not in given)
     assert "sys.modules" not in mentioned(TOOL[name])
     for call in calls if name not in TABLES else ():
         if _dotted(call.func) in ("getattr", "setattr", "hasattr", "delattr"):

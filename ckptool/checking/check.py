@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
@@ -26,6 +27,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.grades import Grade
 from ckptool.pickles.weights_only import is_allowed
+from ckptool.sources.files import Origin
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from ckptool.checking.folder_files import Neighbours
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
-Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -181,6 +182,7 @@ def check(
         CkptoolError: ``like`` cannot be read.
         ValueError: ``key`` or ``model_arguments`` have nothing that they are for.
     """
+    check_arguments(check, locals())
     depth: Depth = "values" if values else "bytes" if deep else "structure"
     if key is not None and like is None and model is None:
         raise ValueError("key is about what like or model is compared with: give one of them, too")
@@ -291,10 +293,7 @@ def _examine(
         unseen=seen.unseen,
         member=checkpoint.member,
         loading=would_run.loading(
-            survey,
-            (checkpoint, *members),
-            refused=bool(stock.refusals),
-            is_alone=beside is None or beside.are_plain,
+            survey, (checkpoint, *members), refused=bool(stock.refusals), is_alone=beside is None or beside.are_plain
         ),
     )
 

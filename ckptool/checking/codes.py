@@ -36,6 +36,8 @@ CODES: Final = {
     "CK122": Code("warning", "An adapter has no tensors of the modules that its settings announce."),
     "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce."),
     "CK124": Code("info", "Some weights have no elements."),
+    "CK125": Code(None, "There is no tensor in the file."),
+    "CK126": Code("warning", "Tensors are on the meta device: their values were not saved."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),

@@ -78,8 +78,8 @@ class Neighbours(NamedTuple):
             look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
             who = f"{name!r} in the folder: " if name else ""
             for found in would_run.findings(one, lambda look=look: look):  # type: ignore[misc]
-                # What names source code is no checkpoint, and says no more by itself.
-                command = look.command if found.code != "CK217" else None
+                # What names source code, or could not be looked at, is no checkpoint, and says no more by itself.
+                command = look.command if found.code not in ("CK209", "CK217") else None
                 yield found._replace(message=f"{who}{found.message}", command=command, path=path)
 
 

@@ -18,6 +18,7 @@ from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
+from ckptool.checkpoints.weights import EMPTY, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
@@ -171,8 +172,7 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         why = "That model alone expects the names without it."
         renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
         yield Advisable(
-            Finding("CK301", "info", fact, why),
-            lambda: _migration(checkpoint, why, form="state_dict", renames=renames),
+            Finding("CK301", "info", fact, why), lambda: _migration(checkpoint, why, form="state_dict", renames=renames)
         )
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
@@ -289,10 +289,7 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
         where = f" under {path!r}" if path else ""
         for _path, cls, hook in walk.hooks:
             yield Finding(
-                "CK402",
-                "warning",
-                f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
-                _ASK_THE_CLASS,
+                "CK402", "warning", f"a state-dict hook may add or rename keys: {hook} of {cls}{where}", _ASK_THE_CLASS
             )
         if walk.unlisted:
             modules = [f"{name or 'the model itself'} ({cls})" for name, cls in walk.unlisted]
@@ -306,6 +303,18 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
         if walk.foreign_classes:
             fact = f"names may be wrong if these classes change what state_dict() gives: {some(walk.foreign_classes)}"
             yield Advisable(Finding("CK404", "info", f"{fact}{where}"), lambda: _state_dict(checkpoint, _NO_CLASS))
+
+
+def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK125: there is no tensor in the file. CK126: tensors that have none of their values."""
+    is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
+    if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
+        fact = without_tensors(checkpoint)
+        yield Finding("CK125", "warning" if fact.endswith(EMPTY) else "info", fact)
+    on_meta = [name for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"]
+    if on_meta:
+        fact = f"{counted(len(on_meta), 'tensor')} on the meta device, without values: {some(on_meta)}"
+        yield Finding("CK126", "warning", fact, "Save them from the device that they are computed on.")
 
 
 def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
@@ -384,6 +393,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (other_files, ("unopened", "is announced", "part_of", "beside")),
     (clashing_names, ("clashes",)),
     (empty_stubs, ("unplain",)),
+    (without_values, ()),
     (bound_method, ("bound_method",)),
     (wrapper_prefixes, ("prefixes",)),
     (several_weights, ("several dicts",)),

@@ -20,7 +20,7 @@ from ckptool.checkpoints.modules import StateDictWalk, is_version_known, version
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
-from ckptool.messages import counted, for_shell, some
+from ckptool.messages import counted, cut, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.missing import by_likeness
@@ -40,6 +40,7 @@ _STATES: Final[dict[Role, str]] = {
     "rng": "states of random number generators",
 }
 _LISTED: Final = 12
+EMPTY: Final = "and nothing else"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
@@ -185,10 +186,19 @@ def _instead(checkpoint: Checkpoint) -> str:
         return ": it is frozen, they are constants of its code without names"
     if checkpoint.form == "tensors":
         return ", only tensors that no model has named"
+    if not checkpoint.tensors:
+        return f": {without_tensors(checkpoint)}"
     if checkpoint.form != "training":
         return ""
     roles = dict.fromkeys(one.role for one in checkpoint.state_dicts if one.role in NO_WEIGHTS)
     return f", only {' and '.join(_STATES[role] for role in roles)}"
+
+
+def without_tensors(checkpoint: Checkpoint) -> str:
+    """Return what a file without tensors has instead."""
+    pairs = [(key, nodes.mapping_pairs(value)) for key, value in nodes.mapping_pairs(checkpoint.root) or ()]
+    held = [cut(key, 64) for key, below in pairs if isinstance(key, str) and (below is None or below)]
+    return f"there is no tensor in it, {f'only {some(held)}' if held else EMPTY}"
 
 
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
@@ -222,7 +232,8 @@ def with_candidates(
         return error
     keys = [f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found]
     pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
-    error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
+    if keys or not error.message.endswith(EMPTY):
+        error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
     return error
 
 

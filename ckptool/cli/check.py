@@ -15,7 +15,7 @@ from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_cond
 from ckptool.cli import terminal
 from ckptool.cli.check_output import output_for
 from ckptool.cli.completion import choices
-from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
+from ckptool.cli.options import brief_option, many_files, pager_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
@@ -76,6 +76,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
     or what --fail-on names; 2, a file cannot be opened.
     """
+    refuse_idle()
     if options["explain"] is not None:
         from ckptool.cli.explain import print_explanations
 
@@ -86,15 +87,11 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
-    if options["as_sarif"] and options["as_json"]:
-        raise click.UsageError("--sarif and --json are two forms: give one of them.")
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
-    check_one_form(options)
-    if options["key"] is not None and options["like"] is None and options["model"] is None:
-        raise click.UsageError("--key is about what --like or --model is compared with: give one of them, too.")
-    if "fits" in options["only"] and options["like"] is None and options["model"] is None:
-        raise click.UsageError("--only fits is about what --like or --model is compared with: give one of them, too.")
+    compared = "--key" if options["key"] is not None else "--only fits" if "fits" in options["only"] else None
+    if compared is not None and options["like"] is None and options["model"] is None:
+        raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)

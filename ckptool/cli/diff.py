@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 import click
 
 from ckptool.cli import terminal
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.options import pager_option
+from ckptool.cli.options import pager_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, Failure
+from ckptool.formats import open_checkpoint
+from ckptool.messages import show
 from ckptool.sources.naming import shown_path
 
 SCHEMA = "ckptool.diff/2"
@@ -68,8 +71,7 @@ def diff(
     cannot hold (safetensors: devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be
     compared.
     """
-    if stat and no_values:
-        raise click.UsageError("--stat is about values: --no-values leaves nothing to it.")
+    refuse_idle()
     line = ProgressLine(shown=not (quiet or as_json))
     line.next(b)
     try:
@@ -88,6 +90,8 @@ def diff(
             stat=stat,
             progress=line,
         )
+    except ValueError as error:  # of a tolerance
+        raise click.UsageError(str(error)) from error
     except CkptoolError as error:
         line.clear()
         if as_json:
@@ -100,7 +104,21 @@ def diff(
         print_json(_object(report))
     else:
         _print(report, quiet=quiet, pager=pager)
+        others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
+        if not (quiet or others) and report.only_a and len(report.only_a) == len(report.only_b):
+            _say_how_to_align(a, b, key_a, key_b)
     sys.exit(0 if report.same else 1)
+
+
+def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> None:
+    """Print the command that gives B the names of A, if they may be the same tensors."""
+    from ckptool.checking.model_fit import examine, shapes_of  # most have the same names
+
+    with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:
+        found = examine(other, shapes_of(one, key_a), one.path, key_b)
+        command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
+        if command is not None:
+            say(f"Hint: To compare them, give a copy of B the names of A.\nRun: {show(command)}", err=True)
 
 
 def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:

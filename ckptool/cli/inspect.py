@@ -11,7 +11,7 @@ import click
 from ckptool.cli import tables, terminal
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
-from ckptool.cli.options import allow_unmatched_option, brief_option, check_one_form, many_files, rows
+from ckptool.cli.options import allow_unmatched_option, brief_option, many_files, refuse_idle, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
@@ -55,17 +55,9 @@ from ckptool.formats import open_checkpoint
     is_flag=True,
     help="Also list the values that are not tensors, and tensors outside the state_dict.",
 )
+@click.option("--globals", "show_globals", is_flag=True, help="List only the names that unpickling would import.")
 @click.option(
-    "--globals",
-    "show_globals",
-    is_flag=True,
-    help="List only the names that unpickling would import.",
-)
-@click.option(
-    "--source",
-    "show_source",
-    is_flag=True,
-    help="Print only the source code of classes that is in old files.",
+    "--source", "show_source", is_flag=True, help="Print only the source code of classes that is in old files."
 )
 @click.option(
     "--digest", is_flag=True, help="Read the weights, and print their digest: equal weights have the same in any form."
@@ -79,12 +71,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     the index is read, so this is quick whatever the size. Exit code 1 means that a pattern matches no name in any file,
     2 that a file could not be read.
     """
-    check_one_form(options)
-    others = ("brief", "table_format", "show_globals", "show_source")
-    if options["digest"] and any(options[name] for name in others):
-        raise click.UsageError(
-            "--digest is one more line about each file: give it without what leaves these lines out."
-        )
+    refuse_idle()
     selection = selection_of(options, sort=options["sort"])
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
-from ckptool.cli.options import brief_option, check_one_form
+from ckptool.cli.options import brief_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.ray_option import RayCommand, ray_option
@@ -138,7 +138,7 @@ class _InOrder(RayCommand):
 @click.option(
     "--allow-unmatched",
     is_flag=True,
-    help="Allow globs, patterns and renames that are about no name in any SRC.",
+    help="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
 )
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
@@ -194,7 +194,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
-    check_one_form(options)
+    refuse_idle()
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
@@ -217,7 +217,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     shows_progress = not isinstance(output, Objects | Names)
     run = _on_ray if options["ray"] else _run
     refusal = None
-    if len(work) > 1 and (changes.include or changes.exclude or changes.rename or changes.keep_dtype):
+    matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
+    if len(work) > 1 and any(matched):
         refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
         arguments["changes"] = changes._replace(allow_unmatched=True)
     outcomes = run(work, arguments, options, shows_progress=shows_progress)
@@ -263,9 +264,6 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
         if options["compact"]:
             raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
         return False
-    for name in ("out_dir", "force", "no_verify"):
-        if options[name]:
-            raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
         if is_far(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")

@@ -17,9 +17,48 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LIMIT: Final = 200
 """Rows on a terminal, unless another number is asked for."""
-_WHICH: Final = ("grep", "include", "exclude", "show_all", "show_globals", "show_source")
-_HOW: Final = ("table_format", "limit", "columns", "tree", "depth", "no_fold", "sort")
-"""What says which tensors or names of a file to list, and how to list them."""
+_PATTERNS: Final = ("grep", "include", "exclude")
+_TREE: Final = ("tree", "depth", "no_fold")
+_HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
+_LISTED: Final = (*_PATTERNS, *_HOW, "show_all")
+"""What says which tensors of a file to list, and how to list them."""
+_OF_FILES: Final = (
+    "deep",
+    "values",
+    "strict",
+    "device_check",
+    "like",
+    "model",
+    "key",
+    "show_globals",
+    "only",
+    "fail_on",
+)
+
+_IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
+    "inspect": (
+        ("brief", "is a line for each file", (*_LISTED, "show_globals", "show_source", "digest")),
+        ("show_source", "prints source code alone", (*_LISTED, "show_globals", "quiet", "digest")),
+        ("show_globals", "lists names of code alone", (*_LISTED, "quiet", "digest")),
+        ("table_format", "is the table alone", (*_TREE, "show_all", "quiet", "digest")),
+        ("as_json", "is an object with all about a file", ("table_format", "limit", "columns", "show_source", *_TREE)),
+        ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
+        ("tree", "has no columns", ("columns",)),
+    ),
+    "check": (
+        ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
+        ("explain", "explains a message", _OF_FILES),
+        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "show_globals")),
+        ("brief", "is a line for each file", ("show_globals",)),
+    ),
+    "diff": (
+        ("no_values", "leaves the values out", ("rtol", "atol", "stat")),
+        ("quiet", "prints the verdict alone", ("stat",)),
+    ),
+    "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
+    "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
+}
+"""By verb: an option, what it does, and those that then have nothing to do."""
 
 brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
 allow_unmatched_option = click.option(
@@ -89,15 +128,20 @@ _table = click.option(
 )
 
 
-def check_one_form(options: dict[str, Any]) -> None:
-    """Refuse options that ask for several forms of output at once, or for what the form has not."""
-    if options["as_json"] and options["as_lines"]:
-        raise click.UsageError("--json and --jsonl are two forms: give one of them.")
+def refuse_idle() -> None:
+    """Refuse options that would do nothing beside another one that was given."""
     context = click.get_current_context()
-    if options.get("brief") and "form" not in options:  # which names to write is no matter of lists
-        for one in context.command.params:
-            if one.name in (*_WHICH, *_HOW) and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(
-                    f"--brief is a line for each file, and {one.opts[-1]} is about a list of what is in each: give one "
-                    "of them. For programs, --jsonl has an object for each file."
-                )
+    given = {
+        one.name: one.opts[-1] if isinstance(one, click.Option) else str(one.metavar)
+        for one in context.command.params
+        if one.name and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    }
+    if "as_json" in given and "as_lines" in given:
+        raise click.UsageError("--json and --jsonl are two forms: give one of them.")
+    given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
+    for owner, does, others in _IDLE.get(context.command.name or "", ()):
+        idle = next((name for name in others if name in given), None) if owner in given else None
+        if idle is not None:
+            raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
+    if "no_fold" in given and given.keys().isdisjoint(("tree", "depth")):
+        raise click.UsageError("--no-fold is about the tree: give --tree, too.")

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from ckptool.checking.finding import command_line
 from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError, MigrationRefused
@@ -36,7 +37,9 @@ def recover(files: tuple[str, ...]) -> None:
             code = max(code, 1 if isinstance(error, MigrationRefused) else 2)
             say(error_text(error), err=True)
             continue
-        undone = f"what the edit had changed is as before it, {show_nbytes(done)} written back"
+        undone = f"what the edit had changed is as before it, {show_nbytes(done)} written back; whether anybody else "
+        undone += "wrote to the rest of the file meanwhile is not known\nRun: "
+        undone += show(command_line(path, "check", deep=True))
         whole = "it is whole, and was not changed: no edit had begun, or all of it was written"
         say(f"{show(path)}: {undone if done else whole}")
     sys.exit(code)

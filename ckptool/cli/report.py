@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import click
@@ -31,6 +31,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import show
 from ckptool.migration.output import Output
+from ckptool.migration.output.opening import mode_of
 from ckptool.sources.meter import SILENT
 from ckptool.sources.paths import is_same_file
 from ckptool.tensors.reading import LazyTensor
@@ -72,7 +73,7 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
     The page is one file of HTML that needs no network. It shows what the file is, what is notable about it, with
     commands to copy, its modules by size, and all tensors in a table to search and sort. With OTHER, it shows what
     differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
-    exists, the page says why.
+    exists, the page says why. Nobody may read the page who may not read the files.
     """
     asked = _Asked(**options)
     if other is None and (asked.key_a or asked.key_b or asked.ignore_wrappers):
@@ -83,9 +84,9 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
         # It is there before anything is read: a name that cannot be written to is said at once.
         try:
             if other is None:
-                content, error = _of_one(file, asked, line)
+                content, error = _of_one(file, asked, line, page)
             else:
-                content = _of_two(file, other, asked, line)
+                content = _of_two(file, other, asked, line, page)
         finally:
             line.clear()
         page.write(content)
@@ -108,12 +109,14 @@ def _page_path(output: str, files: tuple[str, str | None]) -> str:
     return output
 
 
-def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, CkptoolError | None]:
+def _of_one(path: str, asked: _Asked, line: ProgressLine, page: Output) -> tuple[bytes, CkptoolError | None]:
     """Return a page of one file, and why that cannot be opened."""
     found = check_file(path)
     if found.error is not None:
         if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
+        with suppress(OSError, ValueError):  # far away
+            page.narrow(os.stat(path.partition("::")[0]).st_mode)
         return _page([report_facts(found)]), found.error
     with open_checkpoint(path) as checkpoint:
         parts = parts_of(checkpoint)
@@ -128,11 +131,12 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, Ckptoo
                 found = _with_values(found, one, zip(tensors, rows, strict=True), f"{head[:-1]}: " if head else "")
             columns["values"] = [statistics_columns(found_rows)]
         facts = file_facts(checkpoint, found)
+        page.narrow(mode_of(checkpoint.source))
         checkpoint.check_unchanged()
     return _page([facts], columns), None
 
 
-def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine) -> bytes:
+def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine, page: Output) -> bytes:
     """Return a page of two files, and of where they differ."""
     line.next(b)
     compared = diff_files(
@@ -163,6 +167,7 @@ def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine) -> bytes:
             columns["values"] = statistics
         facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
         for one in checkpoints:
+            page.narrow(mode_of(one.source))
             one.check_unchanged()
     return _page(facts, columns, comparison_facts(compared))
 

@@ -13,7 +13,7 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import tables, terminal
 from ckptool.cli.json_output import JsonOutput, error_object
-from ckptool.cli.options import allow_unmatched_option, check_one_form, left_out, limit_of, many_files, no_room, rows
+from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, no_room, refuse_idle, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import selection_of
@@ -57,7 +57,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, 2 that a file
     could not be read.
     """
-    check_one_form(options)
+    refuse_idle()
     selection = selection_of(options)
     found = targets(files, recursive=options["recursive"])
     failed, passed = False, 0

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Final
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
@@ -71,10 +72,14 @@ def diff(
         MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ; or
             numpy is not, and ``stat`` needs it.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
-        ValueError: ``stat`` is asked for without values.
+        ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
-    if stat and not values:
-        raise ValueError("stat=True needs values=True: it is about them")
+    check_arguments(diff, locals())
+    for name, given in (("rtol", rtol), ("atol", atol)):
+        if given is not None and not 0 <= given < float("inf"):
+            raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
+    if not values and (stat or rtol is not None or atol is not None):
+        raise ValueError("stat, rtol and atol need values=True: they are about them")
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
@@ -90,6 +91,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         Cancelled: ``limits`` have a cancellation, and it was. No file is open.
         CkptoolError: A format recognises it, but cannot read the rest.
     """
+    check_arguments(open_checkpoint, locals())
     return open_keeping(origin, {}, limits)
 
 

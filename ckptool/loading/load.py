@@ -7,10 +7,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
@@ -28,10 +29,10 @@ from ckptool.errors import (
 )
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import quantization_of
-from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
-from ckptool.loading.memory.placement import MapLocation, placement
+from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.loading.memory.threads import castable
 from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show, some
@@ -96,11 +97,15 @@ def load(
         WeightsNotFound: No state dict is the chosen weights.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
-        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
+        TypeError: An argument is of another type than its annotation says.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take; or
+            ``map_location`` and ``device`` differ.
     """
+    check_arguments(load, locals())
+    if device is not None and map_location not in ("cpu", device):
+        raise ValueError(f"map_location={map_location!r} and device={device!r} are two words for one thing: give one")
     place = placement(map_location if device is None else device)
-    cast_to = check_options(dtype, weights, mmap)
-    check_choice("strip", strip, ("wrappers", "module", None))
+    cast_to = castable(dtype)
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
@@ -140,8 +145,9 @@ def predict_memory(
         CkptoolError: As ``load``.
         ValueError: As ``load``.
     """
+    check_arguments(predict_memory, locals())
     place = placement(device)
-    dtype = check_options(dtype, weights, mmap)
+    dtype = castable(dtype)
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
@@ -168,13 +174,6 @@ def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None
     return dtype if dtype is not None and tensor.dtype in CASTABLE else None
 
 
-def check_options(dtype: object, weights: object, mmap: object) -> torch.dtype | None:
-    """Return the type to cast to; raise ValueError unless these are options that loading takes."""
-    check_choice("weights", weights, get_args(WeightsChoice))
-    check_choice("mmap", mmap, (True, False, "auto"))
-    return castable(dtype)
-
-
 def check_model(model: object) -> None:
     """Raise TypeError unless this is a model, which stands before the checkpoint."""
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
@@ -182,6 +181,23 @@ def check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         kind = type(model).__name__
         raise TypeError(f"model is a torch.nn.Module, not a {kind}: the checkpoint is the second argument")
+
+
+def check_placing(
+    model: torch.nn.Module, map_location: MapLocation, asked: object
+) -> tuple[Placement, torch.dtype | None]:
+    """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
+    place, dtype = placement(map_location), castable(asked)
+    device, found = place.everywhere, (place, dtype)
+    tensors = (*model.parameters(), *model.buffers())
+    if (dtype is None and device in (None, CPU)) or any(tensor.is_meta for tensor in tensors):
+        return found
+    what = "is for tensors on the meta device, and the model has none: those that it has keep theirs"
+    if any(dtype not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
+        raise ValueError(f"dtype={dtype} {what}. Cast the model, as model.to({dtype})")
+    if device not in (None, CPU) and tensors and all(one.device != device for one in tensors):
+        raise ValueError(f"map_location='{device}' {what}. Move the model, as model.to('{device}')")
+    return found
 
 
 def chosen_weights(

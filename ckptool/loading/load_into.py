@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
@@ -22,25 +23,13 @@ from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import (
-    cast_of,
-    check_model,
-    check_options,
-    opened,
-    refuse_broken_quantized,
-    torch_state_dict,
-)
+from ckptool.loading.load import cast_of, check_model, check_placing, opened, refuse_broken_quantized, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import (
-    FillPlan,
-    Target,
-    fits_bytewise,
-    is_own_memory,
-)
+from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_own_memory
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show, some
@@ -75,24 +64,24 @@ def load_into(
     Load the weights of a checkpoint of any form into a model, and say what was loaded. Nothing in the file runs.
 
     Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on the
-    meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them.
-    At no time are there two copies. Names that differ by a wrapper, or by one prefix that all of the model's need, are
-    matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
-    themselves (``num_batches_tracked``, ``position_ids``). If several state dicts could be the weights, the one that
-    fits is taken. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+    meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them;
+    where there are none, another device or type is refused. At no time are there two copies. Names that differ by a
+    wrapper, or by one prefix that all of the model's need, are matched, and reported. ``strict`` fails on names that
+    either side lacks, but not on buffers that models compute themselves (``num_batches_tracked``, ``position_ids``). If
+    several state dicts could be the weights, the one that fits is taken. ``optimizer`` gets the state that the file has
+    for it, on the devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
-    own ``load_state_dict``, with the same result. A copy of it on the CPU loads first, without hooks for after loading
-    unless names do not fit: that needs memory for the weights twice more. A model that cannot be copied, whose hooks
-    use the model itself, or for which there is no room, loads without that: a failure may leave a part of the weights.
+    own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
+    fit: that needs memory for the weights twice more. One that cannot be copied, or whose hooks use the model itself,
+    or for which there is no room, loads without that: a failure may leave a part of the weights.
 
-    Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing. In these
-    cases some weights may be new: while they are read into the model, the file turns out to be damaged, a device fails,
-    the call is cancelled, or ``progress`` raises; or a model that takes part in loading fails without a copy, or after
-    its copy did not (the error says so). What a hook raises after loading is raised unchanged: then all weights are
-    new, and what hooks make of them may not be.
+    Guarantee: all is checked before the first byte is copied, so a load that fails changes nothing. But some weights
+    may be new if, while they are read, the file turns out to be damaged, a device fails, the call is cancelled or
+    ``progress`` raises; or if a model that takes part fails without a copy, or after its copy did not (the error says
+    so). What a hook raises after loading is raised unchanged: then all weights are new.
 
-    ``verify``, ``allow_missing`` and ``break_quantized`` are what they are for ``load``.
+    ``verify``, ``allow_missing`` and ``break_quantized`` are as for ``load``.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -106,8 +95,8 @@ def load_into(
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
     check_model(model)
-    started, place = time.perf_counter(), placement(map_location)
-    dtype = check_options(dtype, weights, mmap)
+    check_arguments(load_into, locals())
+    started, place, dtype = time.perf_counter(), *check_placing(model, map_location, dtype)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
@@ -131,8 +120,8 @@ def load_into(
             state.apply()
             report = report._replace(optimizer=state.parameters)
     logger.info("%s", report.line)
-    if report.still_meta:
-        logger.warning("%s: still on the meta device: %s", report.path, show(", ".join(report.still_meta[:8])))
+    if left := ", ".join(report.still_meta[:8]):
+        logger.warning("%s: still on the meta device: %s", report.path, show(left))
     return report
 
 

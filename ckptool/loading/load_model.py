@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.errors import UnsafePickle, UnsupportedFeature
 from ckptool.formats import open_checkpoint
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
@@ -33,9 +34,8 @@ def load_model(
         UnsupportedFeature: The file holds weights and no model, or its classes cannot be imported or unpickled.
         CkptoolError: The file cannot be read.
     """
+    check_arguments(load_model, {"path": path, "map_location": map_location, "unwrap": unwrap})
     name = os.fspath(path)
-    if not isinstance(name, str):
-        raise TypeError(f"a path is wanted, not {type(path).__name__}")
     if trust is not True:
         raise UnsafePickle(
             "a whole model can only be made by running the code that the file names",

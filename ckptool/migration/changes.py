@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
+from ckptool.arguments import check_arguments
 from ckptool.checkpoints.weights import WeightsChoice
-from ckptool.limits import check_choice
 from ckptool.migration.device_tags import DeviceTags
 from ckptool.names import renaming
 from ckptool.tensors.dtypes import spelled
@@ -78,7 +78,7 @@ class Changes(NamedTuple):
     allow_empty: bool = False
     """Allow a result without tensors, or without elements, and an ``include`` that matches nothing."""
     allow_unmatched: bool = False
-    """Allow globs, patterns and renames that are about no name in the source."""
+    """Allow globs, patterns and renames that are about no name in the source, and devices that no tensor is on."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False
@@ -177,7 +177,7 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
 
     Raises:
         ValueError: Both were given, or there is no such form or choice of weights.
-        TypeError: A keyword is not a field of ``Changes``.
+        TypeError: A keyword is not a field of ``Changes``, or of another type.
     """
     if given is not None and options:
         raise ValueError(f"changes were given, and as keywords {', '.join(options)}: pass one or the other")
@@ -185,6 +185,7 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
     if unknown:
         raise TypeError(f"migrate() got an unexpected keyword argument {unknown[0]!r}")
     changes = Changes(**options) if given is None else given
-    check_choice("form", changes.form, (None, *get_args(TargetForm)))
-    check_choice("weights", changes.weights, get_args(WeightsChoice))
+    check_arguments(Changes, changes._asdict())
+    if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():
+        raise TypeError(f"dtype takes str | torch.dtype | None, not {type(changes.dtype).__name__}")
     return changes

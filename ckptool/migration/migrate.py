@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
@@ -101,14 +102,17 @@ def migrate(
         CkptoolError: ``src`` cannot be read, or is damaged.
         UnfinishedEdit: ``src`` was being edited in place, and is not whole.
         ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
-            ``in_place`` has a ``dst``, or ``deep`` or ``compact`` no ``in_place``.
+            ``in_place`` has a ``dst``, or what is for new files, or ``deep`` or ``compact`` no ``in_place``.
     """
+    check_arguments(migrate, locals())
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
     asked = _checked(asked, target)
     if in_place:
         if target is not None:
             raise ValueError("in_place edits src itself: there is no dst")
+        if force or not verify or not reflink:
+            raise ValueError("force, verify=False and reflink=False are for what is written anew, not for in_place")
         path = os.fspath(src)
         if not compact:
             return migrate_in_place(path, asked, dry_run=dry_run, deep=deep, limits=limits)

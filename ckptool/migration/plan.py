@@ -178,6 +178,7 @@ def _safetensors(
     most_nbytes = _most_nbytes(changes)
     if most_nbytes is None:
         start = kept.tensors_at if kept is not None else None
+        options["has_order"] = bool(checkpoint.recorded.order)
         return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
     from ckptool.migration.folders import shards
 
@@ -282,6 +283,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
     if changes.max_shard_size is not None and form not in ("safetensors", "dcp"):
         _refuse(f"form {form!r} is not written as shards", "Leave out `form=`, or `max_shard_size=`.")
+    if changes.expand_tied and form != "safetensors":
+        _refuse(f"form {form!r} keeps what is tied under each name", "Leave out `expand_tied=`.")
     if form == "same" and picks:
         _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")
     if (changes.keep_dtype or changes.saturate) and changes.dtype is None:

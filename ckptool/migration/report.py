@@ -12,11 +12,12 @@ from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.errors import Failure
+from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
-from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
+from ckptool.migration.device_tags import DeviceTags, new_tag, retagged
 from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
@@ -243,12 +244,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     yield from _of_folder(plan, changes)
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
-    else:
-        there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
-        for tag in not_there(changes.to, there):
-            yield f"nothing in the file was saved on {tag!r}"
-        if any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
-            yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
+    elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
+        yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
@@ -257,8 +254,18 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
     yield from selection.notes(checkpoint, plan, changes)
+    yield from _unlike_asked(checkpoint, plan, changes)
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
+
+
+def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield what could not be made as it was to be."""
+    kept = sum(info.location == "meta" for _, info in plan.file.expected)
+    if kept and (changes.to or changes.dtype):
+        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in getattr(plan.file, "header", b""):
+        yield "no room is left to record the order of names: it is that of the header alone"
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:

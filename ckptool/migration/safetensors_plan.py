@@ -155,9 +155,11 @@ def plan(
     drop_unsupported: bool = False,
     cancellation: Cancellation | None = None,
     start: int | None = None,
+    has_order: bool = False,
 ) -> SafetensorsPlan:
     """
     Return how the weights become a safetensors file; those of one where tensors stay that begin at ``start``, if given.
+    Where that one ``has_order``, its record of it stays, too, if there is room.
 
     Raises:
         MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
@@ -165,7 +167,11 @@ def plan(
     chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
     kept = chosen.kept
     order = packing_order(kept) if start is None else list(kept)
-    packed = pack(kept, encode(chosen.recorded(weights, order)), cancellation, start)
+    recorded = chosen.recorded(weights, order)
+    packed = pack(kept, encode(recorded), cancellation, start)
+    if has_order and start is not None and not recorded.order:
+        longer = pack(kept, encode(recorded._replace(order=tuple(chosen.tensors))), cancellation, start)
+        packed = longer if len(longer.header.rstrip(b" ")) <= start - 8 else packed
     return packed._replace(tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
 
 

@@ -13,7 +13,9 @@ from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.directories.beside import quantization_of
+from ckptool.messages import some
 from ckptool.migration.changes import Changes
+from ckptool.migration.device_tags import not_there
 from ckptool.names import renaming
 from ckptool.names.filter import matched
 from ckptool.names.patterns import Trials
@@ -41,6 +43,9 @@ class Kept(Protocol):
 
     @property
     def tied(self) -> Mapping[str, str]: ...
+
+    @property
+    def retagged(self) -> Mapping[str, int]: ...
 
 
 class Planned(Protocol):
@@ -108,7 +113,9 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
     if found and not gone and not changes.allow_unmatched:
         count = sum(map(len, names.values()))
         where = f"none of the {count:,} names" if count else "no name"
-        raise nothing_matches(found, where, _nearest(found[0][1], names))
+        there = {tensor.info.location for tensor in checkpoint.tensors.values()}
+        near = f"It has {some(sorted(there))}." if found[0][0] == "to" else _nearest(found[0][1], names)
+        raise nothing_matches(found, where, near)
     if gone:
         hint = "Leave out less, or say with `allow_empty=True` that this is meant."
         raise MigrationRefused(f"{gone}{_by(changes)}", kind="no-tensor-left", hint=hint)
@@ -144,6 +151,8 @@ def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[U
         # Where nothing is to be left, no name is left to be changed.
         if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
             found.append(("rename", str(rule.rule)))
+    there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
+    found += [("to", tag) for tag in not_there(changes.to, there)]
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
 
 
@@ -151,9 +160,10 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
     """Return the error for what is about no name, ``where`` names were looked for, with the nearest of them."""
     option = found[0][0]
     texts = [text for other, text in found if other == option]
+    text = f"nothing in the file was saved on {some(list(map(repr, texts)))}" if option == "to" else ""
     one, several = ("changes", "change") if option == "rename" else ("matches", "match")
     return MigrationRefused(
-        f"{_words(option, texts)} {one if len(texts) == 1 else several} {where}",
+        text or f"{_words(option, texts)} {one if len(texts) == 1 else several} {where}",
         kind="no-such-name",
         hint=f"{near} If this is meant, say so with `allow_unmatched=True`.".lstrip(),
     )

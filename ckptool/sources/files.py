@@ -21,14 +21,7 @@ from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import SourceChanged
 from ckptool.sources.paths import identity_of, is_network
 from ckptool.sources.regular import open_regular, status_of, unreadable
-from ckptool.sources.source import (
-    CLOSED,
-    BytesSource,
-    Source,
-    StreamSource,
-    changed,
-    read_in_steps,
-)
+from ckptool.sources.source import CLOSED, BytesSource, Source, StreamSource, changed, read_in_steps
 
 if TYPE_CHECKING:
     import mmap
@@ -194,9 +187,11 @@ class FileSource:
 
     def _close_descriptor(self) -> None:
         fd = self._fd
-        with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
+        try:  # not suppress(), which is gone where Python ends
             del self._fd
             os.close(fd)
+        except (AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
+            pass
 
     def __del__(self) -> None:
         if self._fd >= 0:

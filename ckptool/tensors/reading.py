@@ -7,6 +7,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import BytesSource, FarSource, Source, far_under
@@ -135,10 +136,13 @@ class LazyTensor:
         return _read_in_pieces(info._replace(storage=in_memory(info.storage)) if info.storage else info, nbytes)
 
     def _check_readable(self, limits: Limits) -> None:
+        if type(limits) is not Limits:  # many tensors are read
+            check_arguments(LazyTensor.read, {"limits": limits})
         info = self.info
         if info.storage is None:
+            why = "it is on the meta device" if info.location == "meta" else info.subclass or info.layout
             raise UnsupportedFeature(
-                f"tensor {self.name!r} has no plain bytes: {info.subclass or info.layout}",
+                f"tensor {self.name!r} has no plain bytes: {why}",
                 kind="no-plain-bytes",
                 hint="Read its parts instead." if info.parts else None,
             )

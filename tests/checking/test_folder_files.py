@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
+import shlex
 from pathlib import Path
 
 import pytest
@@ -175,3 +178,25 @@ def test_the_files_of_a_checkpoint_are_told_once(tmp_path: Path) -> None:
     assert len(system(tmp_path / "x")) == 1
     folder = written(tmp_path / "y", {"a.pth": torch_zip({"x": call(named("os", "system"), "true"), "y": ops(1)})})
     assert len(system(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", b'a: !!python/object/apply:os.system ["x"]\n'),
+        ("conf.yml", b"_target_: !!python/name:os.system\n"),
+        ("data.pkl.gz", gzip.compress(pickle.dumps([1]))[:-9]),
+        ("model.json", b'{"module": "keras.layers", "class_name": "Lambda", "config": {"function": "x"}}'),
+        ("config.json", b'{"auto_map": {"AutoModel": "modeling.Net"}}'),
+    ],
+)
+def test_no_command_is_given_that_cannot_look_at_the_file(tmp_path: Path, name: str, content: bytes) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pth")
+    (tmp_path / name).write_bytes(content)
+
+    report = check(tmp_path)
+
+    for one in report.findings:
+        if one.command is not None:
+            done = CliRunner().invoke(cli, shlex.split(one.command)[1:])
+            assert done.exit_code in (0, 1), (one, done.output)

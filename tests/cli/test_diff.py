@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,39 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path) -> None:
 
 def test_help_is_there() -> None:
     assert run("--help").startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    "renamed",
+    [
+        lambda name: f"module.{name}",
+        lambda name: f"model.{name}",
+        lambda name: name.replace("net.", "backbone.layers."),
+        lambda name: name.replace("net.", "encoder.").replace("head.", "classifier."),
+    ],
+)
+@pytest.mark.parametrize("key", ["", "state_dict"])
+def test_where_names_alone_differ_a_command_aligns_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: Callable[[str], str], key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"net.{at}.{one}" for at in range(3) for one in ("weight", "bias")] + ["head.weight", "head.bias"]
+    weights = {name: torch.full((at + 1,), float(at)) for at, name in enumerate(names)}
+    torch.save(weights, "a.pth")
+    other = {renamed(name): values for name, values in weights.items()}
+    torch.save({key: other, "epoch": 3} if key else other, "b.pth")
+
+    done = CliRunner().invoke(cli, ["diff", "a.pth", "b.pth"])
+    (command,) = (line for line in done.stderr.splitlines() if line.startswith("Run: "))
+    written = CliRunner().invoke(cli, [*shlex.split(command)[2:], "-q"])
+
+    assert (done.exit_code, written.exit_code) == (1, 0)
+    assert CliRunner().invoke(cli, ["diff", "a.pth", written.stdout.strip()]).exit_code == 0
+    assert "Run: " not in CliRunner().invoke(cli, ["diff", "a.pth", "b.pth", "-q"]).output
+
+
+def test_no_command_aligns_what_has_other_tensors(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(2), "a.bias": torch.ones(3)}, tmp_path / "a.pth")
+    torch.save({"b.weight": torch.ones(7), "c.scale": torch.ones(9)}, tmp_path / "b.pth")
+
+    assert "Run: " not in CliRunner().invoke(cli, ["diff", str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]).output

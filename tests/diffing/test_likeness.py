@@ -87,5 +87,5 @@ def test_the_command_line_lists_what_differs_alone(tmp_path: Path) -> None:
         {"name": "w", "cosine": 0.0, "relative": 2**0.5, "norm_a": 1.0, "norm_b": 1.0, "left_out": 0}
     ]
     assert CliRunner().invoke(cli, ["diff", "--stat", "--no-values", *map(str, paths)]).exit_code == 2
-    with pytest.raises(ValueError, match="stat=True needs values=True"):
+    with pytest.raises(ValueError, match="need values=True"):
         ckptool.diff(*paths, stat=True, values=False)

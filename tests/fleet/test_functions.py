@@ -83,7 +83,7 @@ def test_a_migration_that_fails_says_why_and_raises_nothing(tmp_path: Path) -> N
     target = tmp_path / "there.pth"
     target.write_bytes(b"something")
     kinds = {}
-    for source, options in ((CUT, {}), (FINE, {}), (FINE, {"form": "none"}), (FINE, {"key": "none", "force": True})):
+    for source, options in ((CUT, {}), (FINE, {}), (FINE, {"dtype": ""}), (FINE, {"key": "none", "force": True})):
         found = fleet.migrate_one(source, target, **options)  # type: ignore[arg-type]
         assert (found["path"], found["target"], found["written"]) == (str(source), None, False)
         assert json.loads(json.dumps(found)) == found

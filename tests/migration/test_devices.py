@@ -349,10 +349,14 @@ def test_a_mapping_swaps_devices_at_once(tmp_path: Path) -> None:
     assert tags_of(tmp_path / "y.pth") == ["cuda:1", "cuda:0", "cuda:2", "cuda:0"]
 
 
-def test_a_device_that_the_file_does_not_have_is_said(tmp_path: Path) -> None:
+def test_a_device_that_the_file_does_not_have_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
     path = of_three_devices(tmp_path / "x.pth")
 
-    report = migrate(path, tmp_path / "y.pth", to={"cuda:7": "cpu", "cuda:2": "cpu"})
+    to = {"cuda:7": "cpu", "cuda:2": "cpu"}
+    with pytest.raises(MigrationRefused, match=r"nothing in the file was saved on 'cuda:7'") as caught:
+        migrate(path, tmp_path / "y.pth", to=to)
+    assert "It has cuda:0, cuda:1, cuda:2." in str(caught.value.hint)
+    report = migrate(path, tmp_path / "y.pth", to=to, allow_unmatched=True)
 
     assert report.notes == ("nothing in the file was saved on 'cuda:7'",)
     assert report.retagged == {"cuda:2": 1}

@@ -566,3 +566,13 @@ def test_the_hooks_of_each_tensor_are_its_own(tmp_path: Path) -> None:
     found["a"].register_hook(lambda gradient: gradient)
     assert found["a"]._backward_hooks
     assert not found["b"]._backward_hooks
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "state_dict"}, {"form": "dcp"}])
+def test_what_is_tied_stays_so_in_forms_that_can_say_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    ones = torch.ones(2)
+    torch.save({"a": ones, "b": ones}, tmp_path / "tied.pth")
+    target = tmp_path / ("out" if options.get("form") == "dcp" else "out.pth")
+
+    with pytest.raises(MigrationRefused, match="keeps what is tied under each name"):
+        migrate(tmp_path / "tied.pth", target, expand_tied=True, **options)

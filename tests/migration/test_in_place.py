@@ -506,3 +506,31 @@ def test_what_is_far_away_is_not_edited() -> None:
 
     assert done.exit_code == 2
     assert "s3://bucket/x.pth is far away" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_recorded"),
+    [
+        ({"rename": "zeta=ze"}, True),
+        ({"rename": "^mid$=dim"}, True),
+        ({"strip_prefix": "net"}, True),
+        ({"add_prefix": "model"}, False),
+    ],
+)
+def test_the_order_of_names_stays_recorded_where_there_is_room_and_else_it_is_said(
+    tmp_path: Path, changes: dict[str, str], is_recorded: bool
+) -> None:
+    path = tmp_path / "a.safetensors"
+    names = ["net.zeta", "net.alpha", "net.mid"] if "strip_prefix" in changes else ["zeta", "alpha", "mid"]
+    torch.save({name: torch.ones(at + 1) for at, name in enumerate(names)}, tmp_path / "a.pth")
+    ckptool.migrate(tmp_path / "a.pth", path)
+
+    report = ckptool.migrate(path, in_place=True, **changes)  # type: ignore[arg-type]
+
+    new = [name for name, _ in sorted(ckptool.load(path).items(), key=lambda one: one[1].numel())]
+    assert list(ckptool.load(path, strip=None)) == new
+    with ckptool.open_checkpoint(path) as found:
+        assert list(found.recorded.order) == (new if is_recorded else [])
+    assert report.notes == (
+        () if is_recorded else ("no room is left to record the order of names: it is that of the header alone",)
+    )

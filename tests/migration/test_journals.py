@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import socket
 import tempfile
@@ -508,3 +509,22 @@ def test_several_sources_are_as_private_as_the_most_private(tmp_path: Path) -> N
     (next((tmp_path / "other").glob("*.distcp"))).chmod(0o640)
     migrate(tmp_path / "other", tmp_path / "of-other.safetensors")
     assert list(modes(tmp_path / "of-other.safetensors")) == [0o640]
+
+
+@pytest.mark.parametrize("layout", ["slot", "tail", "header", "stream"])
+def test_recover_says_that_it_does_not_know_what_others_wrote(tmp_path: Path, layout: str) -> None:
+    path = torn(layout, tmp_path)
+    values = weights()["module.block7.weight"].numpy().tobytes()
+    data = path.read_bytes()
+    assert data.count(values) == 1
+    with path.open("r+b") as file:  # half a save by somebody else, who has not come to the index
+        file.seek(data.index(values))
+        file.write(b"\x77" * len(values))
+
+    done = CliRunner().invoke(cli, ["recover", str(path)])
+
+    assert done.exit_code == 0, done.output
+    assert "whether anybody else wrote to the rest of the file meanwhile is not known" in done.stdout
+    run = done.stdout.splitlines()[-1].removeprefix("Run: ckptool ")
+    # Zips have checksums.
+    assert CliRunner().invoke(cli, shlex.split(run)).exit_code == int(layout in ("slot", "tail"))

@@ -14,6 +14,7 @@ import ckptool
 from ckptool.cli import cli
 from ckptool.names import patterns
 from ckptool.names.patterns import LONGEST, Trials
+from ckptool.names.renaming import Substitution
 
 CUBIC = r"(.*)\.(.*)\.weight"
 ONE = torch.ones(1)
@@ -57,6 +58,16 @@ def test_all_trials_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert raised.value.kind == "pattern-too-slow"
 
 
+def test_short_names_count_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    trials = Trials()
+    pattern = re.compile(r"(\w+\.?)*weight=x")
+
+    with pytest.raises(ckptool.errors.LimitExceeded) as raised:
+        all(trials.on("a" * 20 + str(at), pattern.search) is None for at in range(10_000))
+    assert raised.value.kind == "pattern-too-slow"
+
+
 def test_trials_are_stopped_between_names() -> None:
     cancellation = ckptool.Cancellation()
     trials = Trials(cancellation)
@@ -81,7 +92,7 @@ def test_a_cancelled_migration_tries_no_more_names(tmp_path: Path) -> None:
         ckptool.migrate(
             path,
             dry_run=True,
-            rename=[("n+", stop)],  # type: ignore[list-item]  # re.sub takes it, and so can be stopped here
+            rename=[Substitution(re.compile("n+"), stop)],  # type: ignore[arg-type]  # re.sub takes it: it stops here
             limits=ckptool.Limits(cancellation=cancellation),
         )
     assert len(tried) <= 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +50,47 @@ def test_a_model_that_has_nothing_yet_takes_what_is_there(tmp_path: Path) -> Non
         a = save_as_gpus_do(path, seed=1)
         assert isinstance(told.get(timeout=PATIENCE), Reload)
         assert answer(live) == [pytest.approx(row, abs=1e-6) for row in a]
+
+
+def finite(weights: Mapping[str, torch.Tensor]) -> None:
+    for name, values in weights.items():
+        if not values.isfinite().all():
+            raise ValueError(f"{name} has NaN or infinities")
+
+
+class Hooked(LeNet):
+    """A model that takes part in loading."""
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+@pytest.mark.parametrize("kind", [LeNet, Hooked])
+@pytest.mark.parametrize("refuses", [finite, lambda weights: bool(weights["out.bias"].isfinite().all())])
+def test_weights_that_the_caller_does_not_accept_never_serve(
+    tmp_path: Path, commit: Any, kind: type[LeNet], refuses: Any
+) -> None:
+    path = tmp_path / "model.pth"
+    a = save_as_gpus_do(path, seed=1)
+    broken = LeNet().state_dict()
+    broken["out.bias"][3] = float("inf")
+    told: queue.Queue[Reload | CkptoolError] = queue.Queue()
+    with LiveModel(kind().eval(), path, commit=commit, accept=refuses) as live:
+        live.watch(path, every=0.01, on_reload=told.put)
+        torch.save(broken, tmp_path / "new.pth")
+        (tmp_path / "new.pth").rename(path)
+        error = told.get(timeout=PATIENCE)
+        assert isinstance(error, CkptoolError)
+        assert error.kind == "not-accepted"
+        assert live.last_error is error
+        assert answer(live) == [pytest.approx(row, abs=1e-6) for row in a]
+        b = save_as_gpus_do(path, seed=2)
+        assert isinstance(told.get(timeout=PATIENCE), Reload)
+        assert answer(live) == [pytest.approx(row, abs=1e-6) for row in b]
+    torch.save(broken, path)
+    with pytest.raises(CkptoolError, match="accept= refuses the weights"):
+        LiveModel(kind().eval(), path, commit=commit, accept=refuses)
 
 
 def test_an_error_of_torch_does_not_end_the_watch(

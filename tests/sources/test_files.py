@@ -9,6 +9,7 @@ import mmap
 import os
 import pkgutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+import ckptool
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
@@ -611,3 +613,16 @@ def test_a_folder_that_may_not_be_entered_is_named_and_not_the_file(
     )
     assert "that folder" in str(inside.hint)
     assert (beside.message, beside.command) == ("permission denied", f"chmod u+r -- {tmp_path}/b.pth")
+
+
+def test_what_is_open_where_python_ends_says_nothing() -> None:
+    fixture = Path(ckptool.__file__).parents[1] / "fixtures" / "valid" / "lenet-model-forged-cuda0-legacy.pth"
+    code = (
+        "import ckptool, torch\n"
+        f"found = ckptool.open_checkpoint({str(fixture)!r})\n"
+        "tensor = next(iter(found.tensors.values()))\n"
+        "keep = lambda: found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr == ""

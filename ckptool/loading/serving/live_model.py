@@ -28,36 +28,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, steps
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
-from ckptool.errors import CkptoolError
-from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
+from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import check_model, check_options, opened, torch_state_dict
+from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
-from ckptool.loading.memory.placement import CPU, available, placement
+from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.loading.serving.commit import (
-    copied,
-    fill_in_place,
-    moved,
-    overwrite,
-    ready,
-    retire,
-    with_weights,
-)
+from ckptool.loading.serving.commit import copied, fill_in_place, moved, overwrite, ready, retire, with_weights
 from ckptool.loading.serving.lock import Gate
 from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
@@ -113,7 +106,8 @@ class LiveModel(Closing):
     Tensors of the model keep their device and type. With the first load, those on the meta device come to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
-    ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
+    ``commit`` costs. ``accept`` is given new weights by name, on the CPU, before they serve: if it raises, or returns
+    False, the old ones serve on. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -133,19 +127,20 @@ class LiveModel(Closing):
         map_location: str | torch.device = "cpu",
         dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
+        accept: Callable[[Mapping[str, torch.Tensor]], object] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
-        dtype = check_options(dtype, weights, mmap)
-        check_choice("commit", commit, get_args(Commit))
+        check_arguments(LiveModel.__init__, locals())
         if any(module.training for module in model.modules()):
             logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
-        self._device = available(map_location)
-        self._dtype = dtype
+        place, self._dtype = check_placing(model, map_location, dtype)
+        self._device = place.everywhere or CPU  # no mapping is taken here
         self._mmap: Mmap = mmap
+        self._accept = accept
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
         self._reloading = threading.Lock()
@@ -229,10 +224,12 @@ class LiveModel(Closing):
 
         Raises:
             Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file.
+            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file,
+                or ``accept`` the weights.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
+        check_arguments(LiveModel.reload, locals())
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
         limits = limits if limits is not None else self._limits
@@ -263,18 +260,14 @@ class LiveModel(Closing):
             self._reloading.release()
 
     def _replace(
-        self,
-        checkpoint: Checkpoint,
-        found: StateDict,
-        filling: FillPlan,
-        started: float,
-        limits: Limits,
+        self, checkpoint: Checkpoint, found: StateDict, filling: FillPlan, started: float, limits: Limits
     ) -> Reload:
         model, cancellation = self.model, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
+        self._ask(staged)
         for one in filling.targets:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
@@ -297,6 +290,7 @@ class LiveModel(Closing):
         def load(chosen: Weights, changes: Renames) -> Reload:
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
+            self._ask({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
             made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
             digest = _digest(checkpoint, chosen.state_dict, made, limits)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -320,6 +314,17 @@ class LiveModel(Closing):
             return Reload(report._replace(changes=changes), digest)
 
         return through_own_code(model, checkpoint, *self._which, load)
+
+    def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise UnsupportedFeature if the caller does not accept new weights."""
+        try:
+            is_refused, why = self._accept is not None and self._accept(weights) is False, "it returned False"
+        except CkptoolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it raises what it likes
+            is_refused, why = True, str(error)
+        if is_refused:
+            raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""
@@ -349,7 +354,7 @@ class LiveModel(Closing):
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded; or ``every``
                 is not above 0.
         """
-        every = float(every)
+        check_arguments(LiveModel.watch, locals())
         if not 0 < every < threading.TIMEOUT_MAX:
             raise ValueError(f"every is a number of seconds above 0, not {every!r}")
         if path is None:

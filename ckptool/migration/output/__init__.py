@@ -71,6 +71,11 @@ class Output(Closing):
         parts.remove_orphans(self._folder, os.path.basename(self.path))
         self._open()
 
+    def narrow(self, mode: int) -> None:
+        """Take from a new file all that ``mode`` does not allow: for who learns of its source once it is open."""
+        with suppress(PermissionError):  # a file system without modes
+            os.fchmod(self._fd, os.fstat(self._fd).st_mode & mode & 0o777)
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """
         Append bytes.

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
+from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
 from ckptool.migration.output.operations import OPERATIONS, Operations
@@ -88,11 +89,7 @@ def too_long(what: str, needed: int, room: int) -> MigrationRefused:
 
 
 def edit_in_place(
-    path: str,
-    fd: int,
-    edit: FileEdit,
-    verify: Callable[[], None],
-    operations: Operations = OPERATIONS,
+    path: str, fd: int, edit: FileEdit, verify: Callable[[], None], operations: Operations = OPERATIONS
 ) -> int:
     """
     Carry out an edit of a file that ``open_for_editing`` opened, and return how many bytes were written for it.
@@ -158,6 +155,7 @@ def recover(path: str | os.PathLike[str]) -> int:
         DamagedFile: The journal is not what was written. The file was not changed.
         OutputFailed: The system refused; the journal is still there.
     """
+    check_arguments(recover, locals())
     path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
         try:

@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from ckptool.arguments import check_arguments
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -54,6 +56,7 @@ class Remote(str):
         connections: int = CONNECTIONS,
         download: bool = False,
     ) -> Self:
+        check_arguments(Remote.__new__, locals())
         made = super().__new__(cls, address)
         made.endpoint, made.region, made.anonymous = endpoint, region, anonymous
         made.connections, made.download = max(1, connections), download

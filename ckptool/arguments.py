@@ -1,0 +1,72 @@
+"""What callers of public functions pass: refused before anything is read, where it is not what the signature says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
+
+_PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numbers of numpy are as good as Python's
+_MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
+_UNIONS: Final = (Union, UnionType)
+
+
+def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:
+    """
+    Compare arguments with the annotations of a function, or of a named tuple; what has no annotation is not looked at.
+
+    Raises:
+        TypeError: One is of another type. The message says which, what it takes, and what was given.
+        ValueError: One is a text, and none of those that it takes.
+    """
+    hints = _hints(function)
+    for name, value in given.items():
+        kinds = hints.get(name, ())
+        if kinds and type(value) not in kinds and not any(_fits(value, kind) for kind in kinds):
+            choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+            if choices and isinstance(value, str):
+                choices += [True, False] if bool in kinds else []
+                raise ValueError(f"{within}{name}={value!r} is none of {', '.join(map(repr, choices))}")
+            is_short = type(value).__module__ == "builtins" and len(repr(value)) <= 60
+            shown = f"{value!r} ({type(value).__name__})" if is_short else type(value).__name__
+            raise TypeError(f"{within}{name} takes {' | '.join(map(_spelled, kinds))}, not {shown}")
+        if isinstance(value, tuple) and hasattr(value, "_asdict"):
+            check_arguments(type(value), value._asdict(), f"{name}.")
+
+
+@cache
+def _hints(function: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each argument takes."""
+    from typing import Optional, get_type_hints
+
+    newer = {"Unpack": Optional, "Self": Any}  # than Python 3.10, and of no argument
+    hints = get_type_hints(function, localns=newer).items()
+    return {name: get_args(hint) if get_origin(hint) in _UNIONS else (hint,) for name, hint in hints}
+
+
+def _spelled(kind: Any) -> str:
+    """Return a type as annotations write it."""
+    text = str(kind) if get_args(kind) else f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return _MODULES.sub("", text).replace("NoneType", "None")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in _UNIONS:
+        return any(_fits(value, one) for one in inner)
+    if kind is Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if kind is BinaryIO:
+        return hasattr(value, "read")
+    if not isinstance(kind, type) or kind is Any or hasattr(kind, "__total__"):  # a TypedDict
+        return True
+    is_right = isinstance(value, _PLAIN.get(kind, kind)) and not (kind in _PLAIN and isinstance(value, bool))
+    if not is_right or isinstance(value, Mapping) != issubclass(kind, Mapping):
+        return False
+    if isinstance(value, Mapping):
+        return not inner or all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
+    if kind is tuple:
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return len(inner) != 1 or not hasattr(kind, "__len__") or all(_fits(one, inner[0]) for one in value)
