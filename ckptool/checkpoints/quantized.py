@@ -494,5 +494,8 @@ RULES: Final = (
     _Rule("integers", "", _I8, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
-_ALONE: Final = ("proj_scale", *{end for rule in RULES for end in rule.scales} - {"scale", "_scale"})
+_ALONE: Final = (
+    *("proj_scale", ".suh", ".svh", ".q_scale_max", ".wscales", ".Wscale", ".centroids.weight"),
+    *{end for rule in RULES if rule.read not in (_named, _anyhow) for end in rule.scales} - {"scale", "_scale"},
+)
 """Ends of names of scales whose weights may be in another file: those that say what they are."""
