@@ -46,7 +46,7 @@ _WEIGHT: Final = re.compile(
 _VALUES: Final = re.compile(r"kernel|.*(codes|blocks)", re.DOTALL)
 """The same for types that only numbers have, where what is beside has the name of a scale."""
 _INDEX: Final = re.compile(
-    r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?)\Z", re.I
+    r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?)\Z", re.IGNORECASE
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
