@@ -159,7 +159,7 @@ class _Weight(NamedTuple):
 
 
 def find(
-    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
+    tensors: _Tensors, settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
 ) -> Quantization | None:
     """
     Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
@@ -174,16 +174,14 @@ def find(
     for name in tensors if small else ():
         below.setdefault(name.rpartition(".")[0], []).append(name)
     found = {one.name: one for one in _by_rules(tensors, small, said, below)}
-    rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
+    rest = {name: info for name, info in small.items() if name not in found}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
-    flat = _FP8 | _OF_TORCH if found else frozenset()
-    others = {name: one for name, one in small.items() if name not in found}
-    others = {name: one for name, one in others.items() if name in rest or one.dtype.name not in flat}
-    floats = [name for name, info in tensors.items() if others and info.dtype.name in FLOATS | _POWERS]
-    scales = [name for name in floats if _SCALE.search(name) and not name.endswith("bias")]
-    unknown = {one.name: one for one in _of_other_names(tensors, others, scales, floats, below, is_part=is_part)}
+    floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
+    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not name.endswith("bias")]
+    rest = {name: info for name, info in rest.items() if name not in found}
+    unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
     if said and not found and not unknown:
-        found = {one.name: one for one in _of_settings(others, said, {*floats}, below)}
+        found = {one.name: one for one in _of_settings(rest, said, floats, below)}
     found |= unknown
     belongs, beside = _beside(tensors, {one.name: one for one in of_class} | found)
     if unknown and scales:
@@ -201,9 +199,7 @@ def _may_be_values(name: str, info: TensorInfo) -> bool:
     return info.numel > 1 and not _INDEX.search(name.rpartition(".")[2])
 
 
-def _by_rules(
-    tensors: Mapping[str, TensorInfo], small: Mapping[str, TensorInfo], settings: Settings | None, below: _Below
-) -> Iterator[_Weight]:
+def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, below: _Below) -> Iterator[_Weight]:
     for name, info in small.items():
         for rule in (one for one in RULES if info.dtype.name in one.types and name.endswith(one.end)):
             stem = name[: len(name) - len(rule.end)]
@@ -225,9 +221,7 @@ def _near(name: str, below: _Below) -> list[str]:
     return [one for one in there if one != name and not one.endswith(_NO_SCALE)] if len(there) <= _LONGEST else []
 
 
-def _beside(
-    tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
-) -> tuple[dict[str, list[str]], list[str]]:
+def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str, list[str]], list[str]]:
     """Return what belongs to each of the weights, and the names of all that belongs to any."""
     by_stem = {one.stem: one for one in weights.values()}
     by_need = {name: one for one in weights.values() for name in one.needs}
@@ -252,34 +246,28 @@ def _beside(
 
 
 def _of_other_names(
-    tensors: Mapping[str, TensorInfo],
-    rest: Mapping[str, TensorInfo],
-    scales: list[str],
-    floats: list[str],
-    below: _Below,
-    *,
-    is_part: bool,
+    tensors: _Tensors, rest: _Tensors, scales: list[str], below: _Below, is_some: bool, *, is_part: bool
 ) -> Iterator[_Weight]:
     """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
     always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
-    always, all_floats = always if scales or is_part else frozenset(), {*floats}
     for name, info in rest.items():
-        (head, _, last), dtype = name.rpartition("."), info.dtype.name
-        if _BESIDE.fullmatch(last):
+        (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
+        if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or dtype == "int64" or _INDEX.search(last))):
             continue
         if dtype in _FP8 | _OF_TORCH:
             kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
-            if dtype in always:
+            if dtype in always and (scales or is_part) and not (is_flat and is_some):
                 yield _Weight(name, name, kind, kind, dtype not in _FP8)
-        elif dtype not in _WORDS or (len(info.shape) > 1 and dtype != "int64" and not _INDEX.search(last)):
-            near = _near(name, below) if _WEIGHT.fullmatch(last) else []
-            is_values = _WEIGHT.fullmatch(last) or (dtype not in _WORDS | {"uint8"} and _VALUES.fullmatch(last))
-            beside = [tensors[one].numel for one in near if one in all_floats]
-            if (beside or (is_values and {head, name} & heads)) and not (beside == [1] and _is_table(name, info)):
-                kind = f"integers with scales ({dtype})"
-                yield _Weight(name, name, kind, kind, needs=tuple(near))
+            continue
+        is_values = _WEIGHT.fullmatch(last)
+        near = _near(name, below) if is_values else []
+        numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
+        is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
+        if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):
+            kind = f"integers with scales ({dtype})"
+            yield _Weight(name, name, kind, kind, needs=tuple(near))
 
 
 def _is_table(name: str, info: TensorInfo) -> bool:
@@ -291,7 +279,7 @@ def _is_table(name: str, info: TensorInfo) -> bool:
     return tops == {0} and len({*data}) > 2
 
 
-def _of_settings(rest: Mapping[str, TensorInfo], said: Settings, floats: set[str], below: _Below) -> Iterator[_Weight]:
+def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below) -> Iterator[_Weight]:
     """Yield whatever may be values, as settings say that some are, with all that is in its module, or beside that."""
     above: dict[str, list[str]] = {}
     for head, names in below.items():
@@ -323,11 +311,11 @@ def _prefixes(name: str) -> list[str]:
     return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
 
 
-def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
+def _without_scale(rest: _Tensors, weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
     """Yield weights that are like those that have a scale, and those of 8 bits, if settings say that there are some."""
     ends = {one.name.rpartition(".")[2]: one.rule for one in weights}
     types = {(rule.name, dtype) for rule in RULES for dtype in rule.types}
-    for name, dtype in rest.items():
+    for name, dtype in ((name, info.dtype.name) for name, info in rest.items() if len(info.shape) > 1):
         last = name.rpartition(".")[2]
         rule, scheme = ends.get(last), ""
         if dtype in _FP8 and (settings or "FP8" in ends.values()):
@@ -350,9 +338,10 @@ def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
 
 
 _Names: TypeAlias = Mapping[str, str]
+_Tensors: TypeAlias = Mapping[str, TensorInfo]
 _Below: TypeAlias = Mapping[str, list[str]]
 """Names of tensors, by what they are directly under."""
-_Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
+_Around: TypeAlias = "tuple[_Tensors, str, Settings | None]"
 """All tensors, the stem of the names of what belongs together, and what settings say."""
 _Sizes: TypeAlias = tuple[int, ...]
 _Said: TypeAlias = "tuple[str, _Sizes, _Sizes] | None"

@@ -153,7 +153,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
 
 def together(found: Mapping[str, Parsed]) -> str | None:
     """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
-    for name, parsed in found.items():
+    for name, parsed in {numbers(name)[0]: (name, parsed) for name, parsed in reversed([*found.items()])}.values():
         part = part_of(name, "", found, parsed, found.__getitem__)
         if part is not None:
             files, are_slices = siblings(name, found) or [*found], _WHAT in part.what
@@ -179,12 +179,11 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     small = [name for name in learnt if 1 < first[name].nbytes <= _SMALL_NBYTES and len(first[name].shape) == 1]
     large = [name for name in learnt or names if len(first[name].shape) > 1]
     vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
+    if vectors.count(True) < (1 if says_rank else max(1, vectors.count(False))):
+        return False
     test = _are_equal if says_rank else _are_alike
     same = [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
-    if says_rank:
-        return any(vectors) and 2 * sum(same) < len(same)
-    is_copied = vectors.count(True) >= max(1, vectors.count(False))
-    return is_copied and len(same) > 1 and 2 * sum(same) <= len(same)
+    return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
 
 
 def _could_be_cut(one: Sequence[int], other: Sequence[int]) -> bool:
