@@ -448,6 +448,10 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     ],
     "folds of": [(f"net_{n}_of_2.pt", seed(n)) for n in (1, 2)],
     "averages": [("model_0.pt", full()), ("model_1.pt", trained(0, "emb.weight", "layers.0.norm.weight"))],
+    "one vector": [(f"net_{n}.pt", {**seed(n), "a.bias": torch.arange(8.0)}) for n in (0, 1)],
+    "two types": [
+        (f"net_{n}.pt", {k: v.to(t) for k, v in full().items()}) for n, t in enumerate((torch.half, torch.float))
+    ],
     "grown": [(f"net_{n}.pt", {f"layers.{one}.w": torch.ones(2, 2) * n for one in range(2 * n)}) for n in (1, 2)],
     "two nets": [
         (f"net_{n}.pt", {f"{net}.{one}.weight": torch.ones(2, 2) for one in range(3)}) for n, net in enumerate("gd")

@@ -25,6 +25,7 @@ from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.messages import counted, some
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 _KNOWN: Final = re.compile(
     r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
@@ -172,22 +173,25 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     they are of ranks, most norms have to be copies, and matrices to be as different as those of two models are.
     """
     first, second = one.contents.tensors, other.contents.tensors
-    names = [name for name in first if name in second and _could_be_cut(first[name].shape, second[name].shape)]
+    names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
     if 3 * len(names) < 2 * max(len(first), len(second)):
         return False
     learnt = [name for name in names if name.endswith(_LEARNT)]
     small = [name for name in learnt if 1 < first[name].nbytes <= _SMALL_NBYTES and len(first[name].shape) == 1]
     large = [name for name in learnt or names if len(first[name].shape) > 1]
     vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
-    if vectors.count(True) < (1 if says_rank else max(1, vectors.count(False))):
+    copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
+    is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
+    if not copies or not is_certain:
         return False
     test = _are_equal if says_rank else _are_alike
     same = [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
     return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
 
 
-def _could_be_cut(one: Sequence[int], other: Sequence[int]) -> bool:
-    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) <= 1
+def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
+    is_like = one.dtype == other.dtype and len(one.shape) == len(other.shape)
+    return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
 
 
 def _go_on(one: Iterable[str], other: Iterable[str], *, says_rank: bool) -> bool:
@@ -225,7 +229,7 @@ def _tells(one: LazyTensor, other: LazyTensor) -> bool | None:
 
 def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
     """Say whether tensors are equal, as far as they are compared."""
-    return one.info.dtype == other.info.dtype and len({*_heads(one, other)}) == 1
+    return len({*_heads(one, other)}) == 1
 
 
 def _are_alike(one: LazyTensor, other: LazyTensor) -> bool:
