@@ -451,7 +451,7 @@ RULES: Final = (
     _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _plain),
-    _Rule("AQLM", "codes", _ANY, ("codebooks", "scales"), _anyhow),
+    _Rule("AQLM", "codes", _ANY, ("codebooks",), _anyhow),
     _Rule("Marlin", "B", _I32, ("s", "s_channel"), _anyhow),
     _Rule("Marlin", "B_24", _I32, ("s",), _anyhow),
     _Rule("EXL2", "q_weight", _I32, ("q_scale_max",), _anyhow),

@@ -182,6 +182,7 @@ SLICED = {
     "after a size": _written("llama2_7b_{}.pt"),
     "of float16": _written("net-{:02}.pth", wrap=lambda own: {name: one.half() for name, one in own.items()}),
     "of float64": _written("net.{:05}.ckpt", wrap=lambda own: {name: one.double() for name, one in own.items()}),
+    "at one step": _written("step100_{}.pt"),
     "in training": _written("checkpoint_{}.pt", wrap=lambda own: {"model": own, "step": 3}),
     "of three": _written("model_{}_of_3.pt", 3, 1),
     "of two, in short": _written("w.{}of2.safetensors", 2, 1),

@@ -263,6 +263,7 @@ def plain() -> dict[str, State]:
         | {"position_ids": whole(1, 64), "m.mask": whole(8, 8, dtype=torch.uint8), "m.scale": torch.ones(1)},
         "tables of indices": {
             "m.codes": torch.arange(64, dtype=torch.int32).reshape(8, 8),
+            "m.scales": torch.ones(8),
             "m.blocks": torch.arange(64, dtype=torch.int16).reshape(8, 8),
             "m.kernel": torch.arange(64, dtype=torch.uint8).reshape(8, 8),
             "m.scale": torch.ones(1),

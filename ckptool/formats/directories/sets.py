@@ -91,7 +91,7 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
         if pattern.fullmatch(name) and not choosing.role_of(name):
             count = sum(pattern.fullmatch(one) is not None for one in names)
             if count > 1 or name.endswith(_DISTCP):
-                return PartOf(f"one of {counted(count, 'file')} {what}", place)
+                return PartOf(f"one of {counted(count, 'file')} {what}", place, is_slice=name.startswith("layer_"))
     return None
 
 

@@ -42,15 +42,15 @@ _ANY_NUMBER: Final = re.compile(
     r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
 )
 """The last number in a name, or the first: where no word says what it is of, contents do."""
-_NO_RANK: Final = re.compile(r"epoch|step|iter|fold|seed|version|lora", re.IGNORECASE)
-"""Words that say that numbers are none of ranks."""
+_NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
+"""Words in front of numbers that are none of ranks."""
 _ALONE: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?!4)|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
     r"(?:world[._-]?size[._-]?|\d[._-]?of[._-]?)0*(?:[2-9]|[1-9]\d))(?=[\W_]|$)",
     re.IGNORECASE,
 )
 """Names of files that there are several of."""
-_FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:_\d+)?", re.DOTALL)
+_FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
 """The parameters of a unit of FSDP, one behind the other, or what one process has of them."""
 _LAYER: Final = re.compile(r"\b\d+(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
@@ -69,8 +69,8 @@ def numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
     known = _KNOWN.fullmatch(name)
     found = [known] if known is not None else list(_NUMBER.finditer(name))
-    if not found and not _NO_RANK.search(name):
-        found = [one for one in [_ANY_NUMBER.search(name)] if one is not None]
+    if not found:
+        found = [one for one in [_ANY_NUMBER.search(name)] if one and not _NO_RANK.search(name[: one.start()])]
     pattern = name
     spans = [one.span(one.lastindex or 0) for one in found]
     for start, end in reversed(spans):
@@ -147,7 +147,9 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         if not number and not name.startswith("mp_rank"):  # of which most runs of DeepSpeed have the first alone
             first = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
             return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", first)))
-    elif _ALONE.search(name) and not _NO_RANK.search(name) and not any("lora" in one.lower() for one in own):
+    elif parsed.shards or any("lora" in one.lower() for one in own):
+        return parsed
+    elif (one := _ALONE.search(name)) and not _NO_RANK.search(name[: one.start()]):
         what = "one of several files, going by its name, the others of which are not there"
     return parsed._replace(part_of=PartOf(what, place, is_slice=True)) if what else parsed
 
