@@ -210,7 +210,7 @@ def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, bel
             read = rule.read(tensors[values], tensors[there[0]], (tensors, stem, settings))
             grain = _grain(*read[1:]) if read is not None else None
             if read is not None and grain is not None:
-                needs = (*there, *_near(values, below)) if rule.read in (_anyhow, _named) else there
+                needs = (*there, *_near(values, below)) if rule.read is _named else there
                 yield _Weight(values, stem, rule.name, f"{rule.name}{read[0]}{grain}", needs=tuple(needs))
                 break
 
@@ -381,11 +381,6 @@ def _named(*_: object) -> _Said:
     return "", (), ()
 
 
-def _anyhow(_: TensorInfo, scale: TensorInfo, __: _Around) -> _Said:
-    """The names say it, if what would be the scales are floats."""
-    return ("", (), ()) if scale.dtype.name in FLOATS | _FP8 else None
-
-
 def _packed_anyhow(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
     """Values may be packed, and scales swizzled: then shapes say nothing."""
     is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
@@ -451,19 +446,19 @@ RULES: Final = (
     _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _plain),
-    _Rule("AQLM", "codes", _ANY, ("codebooks",), _anyhow),
-    _Rule("Marlin", "B", _I32, ("s", "s_channel"), _anyhow),
-    _Rule("Marlin", "B_24", _I32, ("s",), _anyhow),
-    _Rule("EXL2", "q_weight", _I32, ("q_scale_max",), _anyhow),
-    _Rule("EXL3", "trellis", _I16, ("suh", "svh", "su", "sv"), _anyhow),
-    _Rule("QTIP", "trellis", _ANY, ("SU", "SV"), _anyhow),
-    _Rule("QuIP#", "Qidxs", _ANY, ("SU", "SV", "Wscale", "Qscales"), _anyhow),
-    _Rule("HIGGS", "weight", _I16, ("tables",), _anyhow),
-    _Rule("VPTQ", "indices", _ANY, ("centroids.weight", "res_centroids.weight", "outlier_centroids.weight"), _anyhow),
-    _Rule("VPTQ", "indices", _ANY - {"int64"}, ("centroids",), _anyhow),
-    _Rule("product quantisation", "assignments", _ANY, ("centroids", "codebook", "centroids.weight"), _anyhow),
+    _Rule("AQLM", "codes", _ANY, ("codebooks",), _named),
+    _Rule("Marlin", "B", _I32, ("s", "s_channel"), _named),
+    _Rule("Marlin", "B_24", _I32, ("s",), _named),
+    _Rule("EXL2", "q_weight", _I32, ("q_scale_max",), _named),
+    _Rule("EXL3", "trellis", _I16, ("suh", "svh", "su", "sv"), _named),
+    _Rule("QTIP", "trellis", _ANY, ("SU", "SV"), _named),
+    _Rule("QuIP#", "Qidxs", _ANY, ("SU", "SV", "Wscale", "Qscales"), _named),
+    _Rule("HIGGS", "weight", _I16, ("tables",), _named),
+    _Rule("VPTQ", "indices", _ANY, ("centroids.weight", "res_centroids.weight", "outlier_centroids.weight"), _named),
+    _Rule("VPTQ", "indices", _ANY - {"int64"}, ("centroids",), _named),
+    _Rule("product quantisation", "assignments", _ANY, ("centroids", "codebook", "centroids.weight"), _named),
     _Rule("SpQR", "dense_weights", _ANY, ("row_offsets",), _named),
-    _Rule("SVDQuant", "qweight", _I8 | _I32, ("wscales",), _anyhow),
+    _Rule("SVDQuant", "qweight", _I8 | _I32, ("wscales",), _named),
     _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq),
     _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
     _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _packed),
@@ -485,6 +480,6 @@ RULES: Final = (
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
 _ALONE: Final = (
     *("proj_scale", ".suh", ".svh", ".q_scale_max", ".wscales", ".Wscale", ".centroids.weight"),
-    *{end for rule in RULES if rule.read not in (_named, _anyhow) for end in rule.scales} - {"scale", "_scale"},
+    *{end for rule in RULES if rule.read is not _named for end in rule.scales} - {"scale", "_scale"},
 )
 """Ends of names of scales whose weights may be in another file: those that say what they are."""

@@ -16,7 +16,7 @@ those of ranks, or they differ in what ranks have copies of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -196,10 +196,11 @@ def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
     return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
 
 
-def _go_on(one: Iterable[str], other: Iterable[str], *, says_rank: bool) -> bool:
+def _go_on(one: Collection[str], other: Collection[str], *, says_rank: bool) -> bool:
     """Say whether names go on in another file: no name is in both, or layers that are in one alone do."""
     first, second = {*one}, {*other}
-    if says_rank and first.isdisjoint(second) and not _kin(first).isdisjoint(_kin(second)):
+    kin = [{of for name in names for of in (_LAYER.sub("#", name), name.rpartition(".")[0])} for names in (one, other)]
+    if says_rank and first.isdisjoint(second) and any("." in of for of in kin[0] & kin[1]):
         return True
     ranges = [_ranges(names) for names in (first - second, second - first)]
     both = [(ranges[0][kin], ranges[1][kin]) for kin in ranges[0].keys() & ranges[1].keys()]
@@ -214,11 +215,6 @@ def _ranges(names: Iterable[str]) -> dict[str, set[int]]:
         for one in _LAYER.finditer(name):
             found.setdefault(f"{name[: one.start()]}#{name[one.end() :]}", set()).add(int(one[0]))
     return found
-
-
-def _kin(names: Iterable[str]) -> set[str]:
-    """Return names without the numbers of layers, and modules: names that go on elsewhere have some in common."""
-    return {kin for name in names for kin in (_LAYER.sub("#", name), name.rpartition(".")[0]) if "." in kin}
 
 
 def _tells(one: LazyTensor, other: LazyTensor) -> bool | None:
