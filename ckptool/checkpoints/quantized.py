@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.companions import PartOf
+from ckptool.errors import Failure
 from ckptool.messages import counted, show, some
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -274,7 +276,9 @@ def _is_table(name: str, info: TensorInfo) -> bool:
     """Say whether the first values are small numbers, as indices are, and values of four bits, packed, are not."""
     if info.dtype.name not in _WORDS or info.storage is None:
         return False
-    data, size = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b""), info.dtype.itemsize
+    data, size = b"", info.dtype.itemsize
+    with suppress(Failure):  # others say so
+        data = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b"")
     tops = {data[place + size - 1] | (data[place + size - 2] if size > 2 else 0) for place in range(0, len(data), size)}
     return tops == {0} and len({*data}) > 2
 

@@ -86,6 +86,13 @@ def test_what_only_has_such_names_is_not_quantised(name: str, tmp_path: Path) ->
     ckptool.load(tmp_path / "m.pth", dtype=torch.bfloat16)
 
 
+def test_values_that_cannot_be_looked_at_are_taken_for_packed_ones(tmp_path: Path) -> None:
+    hollow = torch.empty(8, 8, dtype=torch.int32, device="meta")
+    torch.save({"m.weight": hollow, "m.scale": torch.ones(1)}, tmp_path / "m.pth")
+
+    assert said(tmp_path / "m.pth") == ["quantised: integers with scales (int32), 1 of 1 weight has a scale"]
+
+
 def test_settings_beside_a_file_do_not_make_floats_quantised(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
     torch.save({"m.weight": torch.ones(8, 8), "position_ids": whole(1, 64)}, tmp_path / "m.pth")
