@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.companions import PartOf
+from ckptool.errors import Failure
 from ckptool.messages import counted, show, some
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -23,7 +26,9 @@ CASTABLE: Final = FLOATS | _FP8
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 _OF_TORCH: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
-TYPES: Final = _FP8 | _OF_TORCH | {"int8", "uint8", "int16", "int32", "uint32", "float4_e2m1fn_x2"}
+_WORDS: Final = frozenset({"int16", "int32", "uint16", "uint32", "int64"})
+"""Types that indices have, too: the values of int64 are those of layouts that are known, or that settings speak of."""
+TYPES: Final = _FP8 | _OF_TORCH | _WORDS | {"int8", "uint8", "float4_e2m1fn_x2"}
 """The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
 _BESIDE: Final = re.compile(
     r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
@@ -34,11 +39,20 @@ _LONGEST: Final = 256
 """Of what the names of several weights of one module differ by."""
 _MOST: Final = 32
 """Weights that a scale elsewhere is said to be of, and components of names that are looked at for that."""
+_HEAD_NBYTES: Final = 1 << 12
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
-_VALUES: Final = re.compile(r".*(weight|weight_q|weight_int\d+|kernel|codes|packed|blocks|_data|W_q)", re.DOTALL)
-"""Names of what holds values where no layout is known: settings say that they are quantised, or scales are beside."""
+_WEIGHT: Final = re.compile(
+    r"(?!.*(mask|orig|sample|class|edge|loss)).*(weight|packed|W_q|qvalue|qdata).*|[qwW]", re.DOTALL
+)
+"""Names of what holds values where no layout is known, and a float that is no bias is beside it."""
+_VALUES: Final = re.compile(r"kernel|.*(codes|blocks)", re.DOTALL)
+"""The same for types that only numbers have, where what is beside has the name of a scale."""
+_INDEX: Final = re.compile(
+    r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?)\Z", re.IGNORECASE
+)
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
+_NO_SCALE: Final = ("bias", "norm")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -138,6 +152,8 @@ class _Weight(NamedTuple):
     rule: str
     scheme: str
     is_scaled: bool = True
+    needs: tuple[str, ...] = ()
+    """Names of what belongs to it that do not tell."""
 
     @property
     def module(self) -> str:
@@ -145,7 +161,7 @@ class _Weight(NamedTuple):
 
 
 def find(
-    tensors: Mapping[str, TensorInfo], settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
+    tensors: _Tensors, settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
 ) -> Quantization | None:
     """
     Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
@@ -155,14 +171,19 @@ def find(
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
     of_class = [_Weight(name, name, cls, _of(cls)) for name, cls in known if cls and cls.startswith(_LIBRARIES)]
-    said = settings() if any(info.shape[1:] or ".quant_state." in name for name, info in small.items()) else None
-    found = {one.name: one for one in _by_rules(tensors, small, said)}
-    rest = {name: info.dtype.name for name, info in small.items() if name not in found and len(info.shape) > 1}
+    said = settings() if any(_may_be_values(name, info) for name, info in small.items()) else None
+    below: dict[str, list[str]] = {}
+    for name in tensors if small else ():
+        below.setdefault(name.rpartition(".")[0], []).append(name)
+    found = {one.name: one for one in _by_rules(tensors, small, said, below)}
+    rest = {name: info for name, info in small.items() if name not in found}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
-    others = {name: one for name, one in small.items() if name not in found and (name in rest or not found)}
-    floats = [name for name, info in tensors.items() if others and info.dtype.name in FLOATS | _POWERS]
-    scales = [name for name in floats if _SCALE.search(name) and not name.endswith("bias")]
-    unknown = {one.name: one for one in _of_other_names(others, scales)} if scales or is_part else {}
+    floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
+    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not name.endswith("bias")]
+    rest = {name: info for name, info in rest.items() if name not in found}
+    unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
+    if said and not found and not unknown:
+        found = {one.name: one for one in _of_settings(rest, said, floats, below)}
     found |= unknown
     belongs, beside = _beside(tensors, {one.name: one for one in of_class} | found)
     if unknown and scales:
@@ -176,28 +197,37 @@ def find(
     return Quantization(tuple(schemes), said, belongs, types) if schemes else None
 
 
-def _by_rules(
-    tensors: Mapping[str, TensorInfo], small: Mapping[str, TensorInfo], settings: Settings | None
-) -> Iterator[_Weight]:
+def _may_be_values(name: str, info: TensorInfo) -> bool:
+    return info.numel > 1 and not _INDEX.search(name.rpartition(".")[2])
+
+
+def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, below: _Below) -> Iterator[_Weight]:
     for name, info in small.items():
         for rule in (one for one in RULES if info.dtype.name in one.types and name.endswith(one.end)):
             stem = name[: len(name) - len(rule.end)]
             values = name if rule.values is None else stem + rule.values
-            scale = next((tensors[stem + one] for one in rule.scales if stem + one in tensors), None)
-            if scale is None or values not in tensors:
+            there = [stem + one for one in rule.scales if stem + one in tensors]
+            if not there or values not in tensors:
                 continue
-            read = rule.read(tensors[values], scale, (tensors, stem, settings))
+            read = rule.read(tensors[values], tensors[there[0]], (tensors, stem, settings))
             grain = _grain(*read[1:]) if read is not None else None
             if read is not None and grain is not None:
-                yield _Weight(values, stem, rule.name, f"{rule.name}{read[0]}{grain}")
+                needs = (*there, *_near(values, below)) if rule.read is _named else there
+                yield _Weight(values, stem, rule.name, f"{rule.name}{read[0]}{grain}", needs=tuple(needs))
                 break
 
 
-def _beside(
-    tensors: Mapping[str, TensorInfo], weights: Mapping[str, _Weight]
-) -> tuple[dict[str, list[str]], list[str]]:
+def _near(name: str, below: _Below) -> list[str]:
+    """Return the names of what is in one module with a tensor, and is no bias; none if that is more than a layer."""
+    there = [*below.get(name, ()), *below[name.rpartition(".")[0]]]
+    return [one for one in there if one != name and not one.endswith(_NO_SCALE)] if len(there) <= _LONGEST else []
+
+
+def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str, list[str]], list[str]]:
     """Return what belongs to each of the weights, and the names of all that belongs to any."""
     by_stem = {one.stem: one for one in weights.values()}
+    by_need = {name: one for one in weights.values() for name in one.needs}
+    by_stem |= {name.rpartition(".")[0]: one for name, one in by_need.items() if "." in name[len(one.stem) :]}
     alone: dict[str, _Weight | None] = {}
     for one in weights.values():
         alone[one.module] = None if one.module in alone else one
@@ -205,7 +235,7 @@ def _beside(
     found = []
     for name in (name for name in tensors if weights and name not in weights):
         head, _, last = name.rpartition(".")
-        owner = (by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None
+        owner = by_need.get(name) or ((by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None)
         is_of_module = owner is None and head in alone and _BESIDE.fullmatch(last) is not None
         if is_of_module:
             ends = range(min(len(name), len(head) + _LONGEST), len(head), -1)
@@ -217,18 +247,54 @@ def _beside(
     return belongs, found
 
 
-def _of_other_names(rest: Mapping[str, TensorInfo], scales: list[str]) -> Iterator[_Weight]:
-    """Yield weights of no known layout: of 8 bits, of torch's types, or beside a scale."""
+def _of_other_names(
+    tensors: _Tensors, rest: _Tensors, scales: list[str], below: _Below, is_some: bool, *, is_part: bool
+) -> Iterator[_Weight]:
+    """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
     always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
     for name, info in rest.items():
-        (head, _, last), dtype = name.rpartition("."), info.dtype.name
-        is_beside = len(info.shape) > 1 and {head, name} & heads and _VALUES.fullmatch(last)
-        if (dtype in always or is_beside) and not _BESIDE.fullmatch(last):
-            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"integers with scales ({dtype})"
-            kind = f"FP8{_KINDS[dtype]}, with scales {where}" if dtype in _FP8 else kind
-            yield _Weight(name, name, kind, kind, dtype not in _FP8)
+        (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
+        if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or dtype == "int64" or _INDEX.search(last))):
+            continue
+        if dtype in _FP8 | _OF_TORCH:
+            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
+            if dtype in always and (scales or is_part) and not (is_flat and is_some):
+                yield _Weight(name, name, kind, kind, dtype not in _FP8)
+            continue
+        is_values = _WEIGHT.fullmatch(last)
+        near = _near(name, below) if is_values else []
+        numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
+        is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
+        if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):
+            kind = f"integers with scales ({dtype})"
+            yield _Weight(name, name, kind, kind, needs=tuple(near))
+
+
+def _is_table(name: str, info: TensorInfo) -> bool:
+    """Say whether the first values are small numbers, as indices are, and values of four bits, packed, are not."""
+    if info.dtype.name not in _WORDS or info.storage is None:
+        return False
+    data, size = b"", info.dtype.itemsize
+    with suppress(Failure):  # others say so
+        data = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b"")
+    tops = {data[place + size - 1] | (data[place + size - 2] if size > 2 else 0) for place in range(0, len(data), size)}
+    return tops == {0} and len({*data}) > 2
+
+
+def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below) -> Iterator[_Weight]:
+    """Yield whatever may be values, as settings say that some are, with all that is in its module, or beside that."""
+    above: dict[str, list[str]] = {}
+    for head, names in below.items():
+        above.setdefault(head.rpartition(".")[0], []).extend(names)
+    for name, info in rest.items():
+        if _may_be_values(name, info):
+            near = _near(name, below)
+            if floats.isdisjoint(near):
+                near = above[name.rpartition(".")[0].rpartition(".")[0]][:_LONGEST]
+            if not floats.isdisjoint(near) or _WEIGHT.fullmatch(name.rpartition(".")[2]):
+                yield _Weight(name, name, said.method, said.method, False, tuple(near))
 
 
 def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
@@ -249,17 +315,15 @@ def _prefixes(name: str) -> list[str]:
     return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
 
 
-def _without_scale(rest: Mapping[str, str], weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
-    """Yield weights that are like those that have a scale, or of which the settings say that they are quantised."""
+def _without_scale(rest: _Tensors, weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
+    """Yield weights that are like those that have a scale, and those of 8 bits, if settings say that there are some."""
     ends = {one.name.rpartition(".")[2]: one.rule for one in weights}
     types = {(rule.name, dtype) for rule in RULES for dtype in rule.types}
-    for name, dtype in rest.items():
+    for name, dtype in ((name, info.dtype.name) for name, info in rest.items() if len(info.shape) > 1):
         last = name.rpartition(".")[2]
         rule, scheme = ends.get(last), ""
         if dtype in _FP8 and (settings or "FP8" in ends.values()):
             rule, scheme = "FP8", f"FP8{_KINDS[dtype]}"
-        elif rule is None and settings and not weights and _VALUES.fullmatch(last):
-            rule = scheme = settings.method
         if rule is not None and (scheme or (rule, dtype) in types) and not _BESIDE.fullmatch(last):
             yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
 
@@ -278,7 +342,10 @@ def _schemes(weights: list[_Weight]) -> Iterator[Scheme]:
 
 
 _Names: TypeAlias = Mapping[str, str]
-_Around: TypeAlias = "tuple[Mapping[str, TensorInfo], str, Settings | None]"
+_Tensors: TypeAlias = Mapping[str, TensorInfo]
+_Below: TypeAlias = Mapping[str, list[str]]
+"""Names of tensors, by what they are directly under."""
+_Around: TypeAlias = "tuple[_Tensors, str, Settings | None]"
 """All tensors, the stem of the names of what belongs together, and what settings say."""
 _Sizes: TypeAlias = tuple[int, ...]
 _Said: TypeAlias = "tuple[str, _Sizes, _Sizes] | None"
@@ -311,6 +378,11 @@ def _block(size: int, count: int) -> int:
 def _plain(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
     fits = scale.dtype.name in FLOATS or (scale.dtype.name in _POWERS and values.dtype.name in _FP8)
     return (_KINDS[values.dtype.name], values.shape, scale.shape) if fits else None
+
+
+def _named(*_: object) -> _Said:
+    """The names alone say it."""
+    return "", (), ()
 
 
 def _packed_anyhow(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
@@ -371,27 +443,47 @@ def _rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
 
 
 _WEIGHT_SCALES: Final = ("weight_scale_inv", "weight_scale", "scale_weight", "qscale_weight", "weight_scales", "scale")
-_I8, _U8, _I32, _U32, _F4 = (frozenset({name}) for name in ("int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"))
+_NAMES: Final = ("int8", "uint8", "int16", "int32", "uint32", "float4_e2m1fn_x2")
+_I8, _U8, _I16, _I32, _U32, _F4 = (frozenset({name}) for name in _NAMES)
+_ANY: Final = TYPES - _FP8 - _OF_TORCH
 RULES: Final = (
     _Rule("bitsandbytes NF4", ".quant_state.bitsandbytes__nf4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes FP4", ".quant_state.bitsandbytes__fp4", _U8, (".absmax",), _four_bits, ""),
     _Rule("bitsandbytes", "weight", _I8, ("SCB", "weight.SCB"), _plain),
+    _Rule("AQLM", "codes", _ANY, ("codebooks",), _named),
+    _Rule("Marlin", "B", _I32, ("s", "s_channel"), _named),
+    _Rule("Marlin", "B_24", _I32, ("s",), _named),
+    _Rule("EXL2", "q_weight", _I32, ("q_scale_max",), _named),
+    _Rule("EXL3", "trellis", _I16, ("suh", "svh", "su", "sv"), _named),
+    _Rule("QTIP", "trellis", _ANY, ("SU", "SV"), _named),
+    _Rule("QuIP#", "Qidxs", _ANY, ("SU", "SV", "Wscale", "Qscales"), _named),
+    _Rule("HIGGS", "weight", _I16, ("tables",), _named),
+    _Rule("VPTQ", "indices", _ANY, ("centroids.weight", "res_centroids.weight", "outlier_centroids.weight"), _named),
+    _Rule("VPTQ", "indices", _ANY - {"int64"}, ("centroids",), _named),
+    _Rule("product quantisation", "assignments", _ANY, ("centroids", "codebook", "centroids.weight"), _named),
+    _Rule("SpQR", "dense_weights", _ANY, ("row_offsets",), _named),
+    _Rule("SVDQuant", "qweight", _I8 | _I32, ("wscales",), _named),
     _Rule("GPTQ", "qweight", _I32, ("scales",), _gptq),
     _Rule("AWQ", "qweight", _I32, ("scales",), _awq),
     _Rule("compressed-tensors", "weight_packed", _I32 | _U8, ("weight_scale",), _packed),
     _Rule("MXFP4", "_blocks", _U8, ("_scales",), _mxfp4),
     _Rule("torchao", "_qdata", TYPES, ("_scale",), _packed_anyhow),
     _Rule("quanto", "._data._data", _U8, ("._scale",), _rows),
+    _Rule("TransformerEngine", "._data", _U8, ("._scale_inv",), _plain),
     _Rule("quanto", "._data", _I8 | _FP8, ("._scale",), _plain),
-    _Rule("HQQ", "W_q", TYPES, ("scale",), _packed_anyhow),
+    _Rule("HQQ", "W_q", TYPES, ("scale", "meta.scale", "scale_q", "meta.scale_q"), _named),
     _Rule("MLX", "weight", _U32, ("scales",), _packed),
     _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _plain),
     _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),
     _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
     _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
+    _Rule("packed", "", _U8 | _F4, ("_scale_inv", "_scale", "_scales"), _packed),
     _Rule("integers", "", _I8, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
-_ALONE: Final = ("proj_scale", *{end for rule in RULES for end in rule.scales} - {"scale", "_scale"})
+_ALONE: Final = (
+    *("proj_scale", ".suh", ".svh", ".q_scale_max", ".wscales", ".Wscale", ".centroids.weight"),
+    *{end for rule in RULES if rule.read is not _named for end in rule.scales} - {"scale", "_scale"},
+)
 """Ends of names of scales whose weights may be in another file: those that say what they are."""

@@ -10,6 +10,7 @@ reference/modules/utils.py. Before PyTorch 1.13 the package was torch/nn/quantiz
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -17,9 +18,8 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, Pairs
 
 _HOMES: Final = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
-_TENSOR: Final = Global("torch", "tensor")
-
-Rule: TypeAlias = Callable[[Call], "Pairs | None"]
+_ABSENT: Final = Global("", "")
+"""What is not as its class pickles it today."""
 
 
 def is_quantized(class_name: str) -> bool:
@@ -33,13 +33,22 @@ def added_entries(class_name: str, module: Call) -> Pairs | None:
 
     None if they are not known: it pickled something else than its class does today.
     """
-    rule = _rule(class_name)
-    return [] if rule is None else rule(module)
+    fields = _fields(class_name)
+    held = nodes.attribute_pairs(module) or []
+    if fields is _CONV:
+        state = module.state
+        held = (
+            [(str(place), one) for place, one in enumerate(state)]
+            if isinstance(state, tuple) and len(state) == _CONV_LENGTH
+            else []
+        )
+    found = [(name, read(nodes.lookup(held, place))) for name, place, read in fields]
+    return None if any(value is _ABSENT for _, value in found) or (fields is _CONV and not held) else found
 
 
 def is_conv(class_name: str) -> bool:
     """Say whether a class pickles as a tuple, which holds none of what other modules are known by."""
-    return is_quantized(class_name) and _rule(class_name) is _conv
+    return is_quantized(class_name) and _fields(class_name) is _CONV
 
 
 def version_of(class_name: str) -> int | None:
@@ -52,95 +61,76 @@ def version_of(class_name: str) -> int | None:
     return 2 if ".dynamic." in class_name and name in ("LSTM", "GRU") else None
 
 
-def _rule(class_name: str) -> Rule | None:
-    """Return how a class saves itself; None if it does as every module."""
-    name = class_name.rpartition(".")[2]
-    if ".sparse." in class_name:
-        return _unknown
-    if ".reference." in class_name:
-        return _reference if name.startswith(("Linear", "Conv", "Embedding")) else None
-    exact = _BY_NAME.get(name)
-    if exact is not None:
-        return exact if name not in _CELLS or ".dynamic." in class_name else None
-    if name.startswith("Conv"):
-        return _conv
-    return _linear if name.startswith("Linear") else None
+def _fields(class_name: str) -> _Fields:
+    """Return how a class saves itself; nothing if it does as every module."""
+    return next((fields for pattern, fields in _CLASSES if pattern.search(class_name)), ())
 
 
-def _unknown(_: Call) -> None:
-    return None
+def _as_is(node: Inert) -> Inert:
+    return node
 
 
-def _linear(module: Call) -> Pairs | None:
-    """``scale`` and ``zero_point``; the weight is that of the child ``_packed_params``."""
-    attributes = nodes.attribute_pairs(module) or []
-    return _output(nodes.lookup(attributes, "scale"), nodes.lookup(attributes, "zero_point"))
+def _number(kind: type) -> _Reader:
+    """Return what makes a tensor, as code does, of one of the numbers that say how a layer's output is quantised."""
+    return lambda node: Call(Global("torch", "tensor"), (node,)) if type(node) is kind else _ABSENT
 
 
-def _packed_linear(module: Call) -> Pairs | None:
-    attributes = nodes.attribute_pairs(module) or []
-    packed = _unpacked(nodes.lookup(attributes, "_packed_params"))
-    dtype = nodes.lookup(attributes, "dtype")
-    if not (isinstance(packed, tuple) and len(packed) == 2 and isinstance(dtype, Global)):
-        return None
-    return [("dtype", dtype), ("_packed_params", packed)]
+def _global(node: Inert) -> Inert:
+    return node if isinstance(node, Global) else _ABSENT
 
 
-def _packed_embedding(module: Call) -> Pairs | None:
-    attributes = nodes.attribute_pairs(module) or []
-    packed = _unpacked(nodes.lookup(attributes, "_packed_weight"))
-    dtype = nodes.lookup(attributes, "dtype")
-    if not (isinstance(packed, tuple) and len(packed) > 1 and isinstance(packed[1], list) and len(packed[1]) == 1):
-        return None
-    return [("dtype", dtype), ("_packed_weight", packed[1][0])] if isinstance(dtype, Global) else None
+def _object(node: Inert) -> Inert:
+    """Return an object of C++, for which its state is ``(what was packed, its class)``."""
+    return node if _unpacked(node) is not None else _ABSENT
 
 
-def _conv(module: Call) -> Pairs | None:
-    """The state is a tuple of 15: ten numbers of the layer, weight, bias, scale, zero point, ``training``."""
-    state = module.state
-    if not (isinstance(state, tuple) and len(state) == 15):
-        return None
-    output = _output(state[12], state[13])
-    return None if output is None else [("weight", state[10]), ("bias", state[11]), *output]
+def _weight_and_bias(node: Inert) -> Inert:
+    packed = _unpacked(node)
+    return packed if isinstance(packed, tuple) and len(packed) == 2 else _ABSENT
 
 
-def _packed_parameter(module: Call) -> Pairs | None:
-    packed = nodes.lookup(nodes.attribute_pairs(module) or [], "param")
-    return None if _unpacked(packed) is None else [("param", packed)]
-
-
-def _cell(module: Call) -> Pairs | None:
-    attributes = nodes.attribute_pairs(module) or []
-    packed = [(name, nodes.lookup(attributes, name)) for name in ("_packed_weight_ih", "_packed_weight_hh")]
-    return None if any(_unpacked(node) is None for _, node in packed) else packed
-
-
-def _reference(module: Call) -> Pairs | None:
-    """What is said of the weight; its scales and zero points are buffers."""
-    attributes = nodes.attribute_pairs(module) or []
-    found = [(name, nodes.lookup(attributes, name)) for name in ("weight_qscheme", "weight_dtype")]
-    return found if all(isinstance(node, Global) for _, node in found) else None
-
-
-def _output(scale: Inert, zero_point: Inert) -> Pairs | None:
-    """Return the tensors that code makes of the two numbers which say how a layer's output is quantised."""
-    if type(scale) is not float or type(zero_point) is not int:
-        return None
-    return [("scale", Call(_TENSOR, (scale,))), ("zero_point", Call(_TENSOR, (zero_point,)))]
+def _one_weight(node: Inert) -> Inert:
+    packed = _unpacked(node)
+    weights = packed[1] if isinstance(packed, tuple) and len(packed) > 1 else None
+    return weights[0] if isinstance(weights, list) and len(weights) == 1 else _ABSENT
 
 
 def _unpacked(node: Inert) -> Inert:
-    """Return what an object of C++ pickles, for which its state is ``(what was packed, its class)``."""
     func = nodes.global_of(node.func) if isinstance(node, Call) else None
     is_object = func is not None and func.module in ("torch", "torch._C") and func.name == "ScriptObject"
     return node.state[0] if is_object and isinstance(node.state, tuple) and len(node.state) == 2 else None
 
 
-_CELLS: Final = ("RNNCell", "LSTMCell", "GRUCell")
-_BY_NAME: Final[dict[str, Rule]] = {
-    "LinearPackedParams": _packed_linear,
-    "EmbeddingPackedParams": _packed_embedding,
-    "PackedParameter": _packed_parameter,
-    "QFunctional": _linear,
-    **dict.fromkeys(_CELLS, _cell),
-}
+_Reader: TypeAlias = Callable[[Inert], Inert]
+_Fields: TypeAlias = "tuple[tuple[str, str, _Reader], ...]"
+_CONV_LENGTH: Final = 15
+_CONV: Final[_Fields] = (
+    ("weight", "10", _as_is),
+    ("bias", "11", _as_is),
+    ("scale", "12", _number(float)),
+    ("zero_point", "13", _number(int)),
+)
+"""What a layer of convolutions has where in its state."""
+_OUTPUT: Final[_Fields] = (("scale", "scale", _number(float)), ("zero_point", "zero_point", _number(int)))
+_DTYPE: Final = ("dtype", "dtype", _global)
+_CLASSES: Final[tuple[tuple[re.Pattern[str], _Fields], ...]] = tuple(
+    (re.compile(pattern), fields)
+    for pattern, fields in (
+        (r"\.sparse\.", (("", "", lambda _: _ABSENT),)),
+        (
+            r"\.reference\..*\.(Linear|Conv|Embedding)\w*$",
+            tuple((f"weight_{one}",) * 2 + (_global,) for one in ("qscheme", "dtype")),
+        ),
+        (r"\.reference\.", ()),
+        (r"\.LinearPackedParams$", (_DTYPE, ("_packed_params", "_packed_params", _weight_and_bias))),
+        (r"\.EmbeddingPackedParams$", (_DTYPE, ("_packed_weight", "_packed_weight", _one_weight))),
+        (r"\.PackedParameter$", (("param", "param", _object),)),
+        (
+            r"\.dynamic\..*\.(RNN|LSTM|GRU)Cell$",
+            tuple((f"_packed_weight_{one}",) * 2 + (_object,) for one in ("ih", "hh")),
+        ),
+        (r"\.Conv\w*$", _CONV),
+        (r"\.(Linear\w*|QFunctional)$", _OUTPUT),
+    )
+)
+"""How classes save themselves, the first that fits: what they add under which name, from where, and made how."""

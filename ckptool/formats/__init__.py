@@ -42,7 +42,7 @@ class Format(Protocol):
 
 _MEMBER_MARK = "::"
 _OF_A_SET = re.compile(
-    r"-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\.",
+    r"(?<!\d)0{0,3}\d\d?(?!\d)|-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\.",
     re.IGNORECASE,
 )
 """What files of several, or that are kept beside others, have in their names, or in those of their folders."""
@@ -149,12 +149,16 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    if not isinstance(path, str) or not any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
-        return _read(probe)
+    says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:]))
+    if not says:
+        parsed = _read(probe)
+        if not isinstance(path, str) or not any("flat_param" in name for name in parsed.contents.tensors):
+            return parsed
     from ckptool.formats.directories import sets
 
+    assert isinstance(path, str)
     try:
-        return sets.with_set(path, _read(probe), probe)
+        return sets.with_set(path, _read(probe) if says else parsed, probe)
     except Failure as error:
         raise sets.explained(error, path) from error
 

@@ -86,6 +86,64 @@ def _vllm(folder: Path) -> list[Path]:
     return paths
 
 
+def stage(rank: int, world: int = 2, seed: int = 0) -> Tensors:
+    """Return the layers of one stage of a pipeline of a net with six, with what comes before the first and last."""
+    torch.manual_seed(seed)
+    whole = {"emb.weight": torch.randn(8, 8)}
+    whole |= {f"layers.{layer}.{part}.weight": torch.randn(8, 8) for layer in range(6) for part in ("qkv", "mlp")}
+    whole |= {"head.weight": torch.randn(8, 8)}
+    each = len(whole) // 2 // world
+    starts = [0, *(1 + 2 * each * one for one in range(1, world)), len(whole)]
+    return dict(list(whole.items())[starts[rank] : starts[rank + 1]])
+
+
+def _staged(pattern: str, ranks: int = 2, start: int = 0) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        paths = [folder / pattern.format(start + rank) for rank in range(ranks)]
+        for rank, path in enumerate(paths):
+            write(path, stage(rank, ranks))
+        return paths
+
+    return write_all
+
+
+def _flat(name: str, *files: str) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for file in files:
+            write(folder / file, {f"{name}": torch.randn(99), "step": torch.ones(1)})
+        return [folder / file for file in files]
+
+    return write_all
+
+
+def _experts(folder: Path) -> list[Path]:
+    for rank in range(2):
+        own = {f"0.experts.{one}.weight": torch.randn(4, 4) for one in (2 * rank, 2 * rank + 1)}
+        write(folder / f"model_{rank}.pt", own | {"0.router.weight": torch.ones(4, 4)})
+    return [folder / f"model_{rank}.pt" for rank in range(2)]
+
+
+def of_positive(rank: int) -> Tensors:
+    whole = torch.arange(64.0).reshape(8, 8)
+    halves = {"wq.weight": whole.chunk(2)[rank].clone(), "wo.weight": whole.chunk(2, 1)[rank].clone()}
+    return halves | {"norm.weight": torch.linspace(1, 2, 8)}
+
+
+def _uneven(folder: Path) -> list[Path]:
+    torch.manual_seed(0)
+    table = torch.randn(33, 8)
+    for rank in range(2):
+        cut = torch.tensor_split(table, 2)[rank]
+        write(folder / f"worker{rank}.safetensors", slice_of(rank) | {"emb.weight": cut, "head.weight": cut + 1})
+    return [folder / f"worker{rank}.safetensors" for rank in range(2)]
+
+
+def _positive(folder: Path) -> list[Path]:
+    for rank in range(2):
+        write(folder / f"{rank}.pt", of_positive(rank))
+    return [folder / f"{rank}.pt" for rank in range(2)]
+
+
 def _stages(folder: Path) -> list[Path]:
     paths = []
     for tp in range(2):
@@ -117,7 +175,70 @@ SLICED = {
     "with two words": _written("tpRank{}.pt"),
     "partitions": _written("partition_{}.pt"),
     "with five digits": _written("model.part-{:05}.bin"),
+    "with a number alone": _written("model_{}.pt"),
+    "of workers": _written("worker{}.bin", 4),
+    "called by numbers": _written("{}.pt"),
+    "called by numbers in folders": _written("{}/model.safetensors", 2, 1),
+    "after a size": _written("llama2_7b_{}.pt"),
+    "of float16": _written("net-{:02}.pth", wrap=lambda own: {name: one.half() for name, one in own.items()}),
+    "of float64": _written("net.{:05}.ckpt", wrap=lambda own: {name: one.double() for name, one in own.items()}),
+    "at one step": _written("step100_{}.pt"),
+    "in training": _written("checkpoint_{}.pt", wrap=lambda own: {"model": own, "step": 3}),
+    "of three": _written("model_{}_of_3.pt", 3, 1),
+    "of two, in short": _written("w.{}of2.safetensors", 2, 1),
+    "cut unevenly": _uneven,
+    "of positive numbers": _positive,
 }
+PARTS = {
+    "stages": _staged("stage_{}.pt"),
+    "three stages": _staged("pipe-stage{:02}.safetensors", 3),
+    "stages without a word": _staged("model_{}.pt"),
+    "stages from one": _staged("{}.pth", 3, 1),
+    "stages in folders": _staged("worker_{}/model.pt"),
+    "stages of three": _staged("model_{}_of_3.pt", 3, 1),
+    "experts": _experts,
+    "flat parameters": _flat("_flat_param", "weights.pt"),
+    "flat parameters of a layer": _flat("layers.3._fsdp_wrapped_module._flat_param", "model_0.pt", "model_1.pt"),
+    "flat parameters of fairscale": _flat("_fpw_module.flat_param_0", "a.pt", "b.pt"),
+}
+LONE = ["model_rank3.pt", "rank1.safetensors", "net.tp2.pt", "shard_3.pt", "model_world_size_4_rank_0.pt", "2_of_4.pt"]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_no_models_together_and_alone(name: str, tmp_path: Path) -> None:
+    paths = PARTS[name](tmp_path / "model")  # type: ignore[operator]
+
+    for path in (*paths, tmp_path / "model"):
+        assert {"CK155", "CK160"} & said(path).keys()
+        assert run("check", path).exit_code == 1
+        refused = run("migrate", path, tmp_path / "whole.safetensors")
+        assert refused.exit_code == 1
+        assert "Pick one" not in refused.output
+        with pytest.raises(CkptoolError):
+            ckptool.load(path)
+    assert not (tmp_path / "whole.safetensors").exists()
+    assert run("migrate", paths[0], tmp_path / "whole.safetensors", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize("file", LONE)
+def test_a_part_whose_name_says_so_is_none_where_the_others_are_not_there(file: str, tmp_path: Path) -> None:
+    write(tmp_path / "in" / file, slice_of(1))
+
+    for path in (tmp_path / "in", tmp_path / "in" / file):
+        assert said(path)["CK160"] == "warning"
+        assert run("migrate", path, tmp_path / "whole.safetensors").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["model_0.pt", "model_1.pt", "0.pt", "worker_3.pt", "gpu1.pt", "fold_2_of_5.pt", "rank_0.pt", "net_mp4.pt"],
+)
+def test_a_model_that_is_alone_is_whole_whatever_its_number(file: str, tmp_path: Path) -> None:
+    write(tmp_path / file, full())
+
+    for path in (tmp_path, tmp_path / file):
+        assert not {"CK145", "CK155", "CK160"} & said(path).keys()
+        assert ckptool.load(path).keys() == full().keys()
 
 
 @pytest.mark.parametrize("name", SLICED)
@@ -154,7 +275,7 @@ def test_slices_are_no_models_together_and_alone(name: str, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [folder]
 
     assert run("migrate", first, target, "--allow-missing").exit_code == 0
-    kept = ckptool.load(target)
+    kept = ckptool.load(target, allow_missing=True)  # folders of tests are numbered, too
     assert kept.keys() == ckptool.load(first, allow_missing=True).keys()
     rows = [json.loads(line) for line in run("scan", folder).stdout.splitlines()]
     assert rows
@@ -263,9 +384,9 @@ def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "2 files are parts of one model" in refused.output
     assert "Pick one" not in refused.output
-    note = run("migrate", tmp_path / "in/net_part1.pt", tmp_path / "a.safetensors")
-    assert note.exit_code == 0
-    assert "what is in the others is not here" in note.output
+    refused = run("migrate", tmp_path / "in/net_part1.pt", tmp_path / "a.safetensors")
+    assert refused.exit_code == 1
+    assert "--allow-missing" in refused.output
 
 
 @pytest.mark.parametrize(
@@ -319,7 +440,24 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "models in folders": [(f"rank_{n}/net.pt", trained(n)) for n in (0, 1)],
     "copies in folders": [(f"rank_{n}/net.pt", full()) for n in (0, 1)],
     "gaps": [(f"part-{n}.pt", slice_of(min(n, 1))) for n in (0, 7)],
-    "words in words": [(f"party_{n}.pt", slice_of(n)) for n in (0, 1)],
+    "numbers": [(f"model_{n}.pt", trained(n)) for n in (0, 1, 2)],
+    "numbers alone": [(f"{n}.pt", trained(n)) for n in (0, 1)],
+    "seeds without a word": [(f"net_{n}.pt", seed(n)) for n in (0, 1)],
+    "far steps": [(f"{n}.pt", seed(n)) for n in (0, 1000)],
+    "trained matrices alone": [
+        (f"checkpoint_{n}.pt", trained(n, "layers.0.norm.weight", "layers.0.wo.bias")) for n in (0, 1)
+    ],
+    "folds of": [(f"net_{n}_of_2.pt", seed(n)) for n in (1, 2)],
+    "averages": [("model_0.pt", full()), ("model_1.pt", trained(0, "emb.weight", "layers.0.norm.weight"))],
+    "one vector": [(f"net_{n}.pt", {**seed(n), "a.bias": torch.arange(8.0)}) for n in (0, 1)],
+    "two types": [
+        (f"net_{n}.pt", {k: v.to(t) for k, v in full().items()}) for n, t in enumerate((torch.half, torch.float))
+    ],
+    "grown": [(f"net_{n}.pt", {f"layers.{one}.w": torch.ones(2, 2) * n for one in range(2 * n)}) for n in (1, 2)],
+    "two nets": [
+        (f"net_{n}.pt", {f"{net}.{one}.weight": torch.ones(2, 2) for one in range(3)}) for n, net in enumerate("gd")
+    ],
+    "heads": [(f"task_{n}.pt", full() | {f"heads.{n}.weight": torch.ones(2, 2)}) for n in (0, 1)],
     "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],
 }
 

@@ -459,7 +459,7 @@ def test_what_one_process_wrote_says_so(names: Sequence[str], tmp_path: Path) ->
         assert "CK160" in codes(tmp_path / name), name
 
 
-@each("name", ["model_rank3.pt", "rng_state_rank_0.pth", "model.pt", "a-00001-of-00001.safetensors"])
+@each("name", ["model_rank0.pt", "rng_state_rank_0.pth", "model.pt", "a-00001-of-00001.safetensors"])
 def test_a_file_that_is_there_alone_is_none_of_a_set(name: str, tmp_path: Path) -> None:
     write(tmp_path / name, weights())
 

@@ -200,6 +200,46 @@ LAYOUTS = {
 }
 
 
+def known_by_names(*values: tuple[str, torch.dtype, State, str]) -> dict[str, Layout]:
+    """Return layouts of which the names alone, and the types of what holds the values, say what they are."""
+    found = {}
+    for label, dtype, others, scale in values:
+        name, _, end = label.partition(": ")
+        state = {f"m.{end}": bits(16, 8, dtype=dtype), **{f"m.{one}": tensor for one, tensor in others.items()}}
+        found[label] = Layout(name, lambda state=state: state, f"m.{scale}")  # type: ignore[misc]
+    return found
+
+
+def bits(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return values that take all bits, as packed ones do."""
+    many = torch.Size(shape).numel() * dtype.itemsize
+    data = torch.randint(0, 256, (many,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return data.view(dtype).reshape(shape)
+
+
+HALF = torch.full((1, 8), 0.5, dtype=torch.float16)
+LAYOUTS |= known_by_names(
+    ("AQLM: codes", torch.int16, {"codebooks": HALF, "scales": HALF + 1}, "scales"),
+    ("Marlin: B", torch.int32, {"s": HALF, "workspace": whole(16)}, "s"),
+    ("Marlin: B_24", torch.int32, {"B_meta": whole(8, dtype=torch.int16), "s": HALF}, "s"),
+    ("EXL2: q_weight", torch.int32, {"q_scale": whole(2, 8), "q_scale_max": HALF, "q_groups": whole(4)}, "q_scale_max"),
+    ("EXL3: trellis", torch.int16, {"suh": HALF, "svh": HALF + 1}, "svh"),
+    ("QTIP: trellis", torch.int32, {"SU": HALF, "SV": HALF + 1, "tlut": HALF + 2}, "tlut"),
+    ("QuIP#: Qidxs", torch.int64, {"codebook_id": torch.tensor(0), "SU": HALF, "SV": HALF + 1}, "SU"),
+    ("HIGGS: weight", torch.int16, {"scales": HALF, "tables": HALF + 1, "tables2": HALF + 2}, "tables2"),
+    ("VPTQ: indices", torch.int32, {"centroids.weight": HALF, "weight_bias": HALF + 1}, "centroids.weight"),
+    ("product quantisation: assignments", torch.int64, {"centroids": HALF}, "centroids"),
+    ("SVDQuant: qweight", torch.int8, {"wscales": HALF, "smooth": HALF + 1, "proj_down": HALF + 2}, "proj_down"),
+    ("HQQ: W_q", torch.uint8, {"scale": HALF, "zero": HALF + 1, "nbits": torch.tensor(4)}, "zero"),
+    ("HQQ: l.W_q", torch.uint8, {"l.meta.scale": HALF, "l.meta.zero": HALF + 1}, "l.meta.zero"),
+    ("TransformerEngine (uint8) per tensor: w._data", torch.uint8, {"w._scale_inv": HALF[:, :1]}, "w._scale_inv"),
+    ("integers with scales (int32): qweight", torch.int32, {"lookup_table": HALF}, "lookup_table"),
+    ("integers with scales (uint8): weight_idx", torch.uint8, {"weight_lut": HALF}, "weight_lut"),
+    ("integers with scales (int8): weight", torch.int8, {"a": HALF, "b": HALF + 1}, "b"),
+    ("integers with scales (int16): packed_weight", torch.int16, {"alpha": HALF, "mu": HALF + 1}, "mu"),
+)
+
+
 def plain() -> dict[str, State]:
     """Return nets that are not quantised, whatever they call their tensors."""
     weight = {"m.weight": torch.randn(8, 8), "norm.weight": torch.ones(8)}
@@ -221,5 +261,38 @@ def plain() -> dict[str, State]:
         },
         "buffers": weight
         | {"position_ids": whole(1, 64), "m.mask": whole(8, 8, dtype=torch.uint8), "m.scale": torch.ones(1)},
+        "tables of indices": {
+            "m.codes": torch.arange(64, dtype=torch.int32).reshape(8, 8),
+            "m.scales": torch.ones(8),
+            "m.blocks": torch.arange(64, dtype=torch.int16).reshape(8, 8),
+            "m.kernel": torch.arange(64, dtype=torch.uint8).reshape(8, 8),
+            "m.scale": torch.ones(1),
+            "n.weight": torch.arange(64, dtype=torch.int32).reshape(8, 8),
+            "n.scale": torch.ones(1),
+            "o.weight": torch.arange(64).reshape(8, 8),
+            "o.scale": torch.ones(8),
+            "p.sample_weight": torch.arange(64, dtype=torch.int32).reshape(8, 8),
+            "p.gamma": torch.ones(8),
+        },
+        "attention of Swin": {
+            "m.relative_position_index": torch.arange(64, dtype=torch.int32).reshape(8, 8),
+            "m.relative_position_bias_table": torch.ones(8, 3),
+            "m.logit_scale": torch.ones(3, 1, 1),
+        },
+        "clusters and meshes": {
+            "m.labels": torch.arange(64).reshape(8, 8),
+            "m.centroids": torch.ones(8, 3),
+            "n.faces": torch.arange(30, dtype=torch.int32).reshape(10, 3),
+            "n.lbs_weights": torch.ones(8, 3),
+            "n.scale": torch.ones(1),
+            "o.A": torch.ones(8, 8),
+            "o.B": torch.arange(64).reshape(8, 8),
+            "o.s": torch.ones(1),
+        },
+        "a pruned layer": {
+            "m.weight_orig": torch.ones(8, 8),
+            "m.weight_mask": whole(8, 8, dtype=torch.uint8),
+            "m.bias": torch.ones(8),
+        },
         "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": torch.ones(8)},
     }

@@ -149,6 +149,42 @@ def test_compressed_tensors(preset: str, tmp_path: Path) -> None:
         is_known(tmp_path / "model.safetensors", "compressed-tensors, 4 bits, in groups of 128", tmp_path)
 
 
+def test_hqq(tmp_path: Path) -> None:
+    library = pytest.importorskip("hqq.core.quantize")
+    settings = library.BaseQuantizeConfig(nbits=4, group_size=64)
+    layer = library.HQQLinear(nn.Linear(256, 128), settings, compute_dtype=torch.float32, device="cpu")
+    for path in both(nn.Sequential(layer, nn.LayerNorm(128)).state_dict(), tmp_path):
+        is_known(path, "HQQ", tmp_path)
+    layer.encoded_state_dict = False
+    torch.save({"layers.0": layer.state_dict()}, tmp_path / "model.pth")
+    is_known(tmp_path / "model.pth", "HQQ", tmp_path)
+
+
+def test_aqlm(tmp_path: Path) -> None:
+    layer = pytest.importorskip("aqlm").QuantizedLinear(256, 128, 8, 1, 2, 8)
+    for path in both(nn.Sequential(layer, nn.LayerNorm(128)).state_dict(), tmp_path):
+        is_known(path, "AQLM", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("NVFP4_DEFAULT_CFG", "integers with scales (uint8)"),
+        ("FP8_DEFAULT_CFG", "FP8 (e4m3), with scales under other names"),
+        ("INT4_AWQ_CFG", "integers with scales (uint8)"),
+        ("INT8_DEFAULT_CFG", "integers with scales (int8)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_modelopt(kind: str, says: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("modelopt.torch.quantization")
+    inputs = torch.randn(4, 256).bfloat16()
+    model = library.quantize(net()[:1], getattr(library, kind), lambda one: one(inputs))
+    library.compress(model)
+    for path in both(model.state_dict(), tmp_path):
+        is_known(path, says, tmp_path)
+
+
 def _bitsandbytes(library: Any, **options: Any) -> Any:
     pytest.importorskip("bitsandbytes")
     return library.BitsAndBytesConfig(**options)

@@ -86,6 +86,13 @@ def test_what_only_has_such_names_is_not_quantised(name: str, tmp_path: Path) ->
     ckptool.load(tmp_path / "m.pth", dtype=torch.bfloat16)
 
 
+def test_values_that_cannot_be_looked_at_are_taken_for_packed_ones(tmp_path: Path) -> None:
+    hollow = torch.empty(8, 8, dtype=torch.int32, device="meta")
+    torch.save({"m.weight": hollow, "m.scale": torch.ones(1)}, tmp_path / "m.pth")
+
+    assert said(tmp_path / "m.pth") == ["quantised: integers with scales (int32), 1 of 1 weight has a scale"]
+
+
 def test_settings_beside_a_file_do_not_make_floats_quantised(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
     torch.save({"m.weight": torch.ones(8, 8), "position_ids": whole(1, 64)}, tmp_path / "m.pth")
@@ -96,7 +103,10 @@ def test_settings_beside_a_file_do_not_make_floats_quantised(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "settings", "method"),
     [
-        ("config.json", {"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
+        ("config.json", {"quantization_config": {"quant_method": "a-new-one"}}, "a-new-one"),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "vptq"}}}, "vptq"),
+        ("quantization_config.json", {"quant_method": "exl3", "bits": 4.0}, "exl3"),
+        ("quant_config.json", {"zero_point": True, "w_bit": 4, "q_group_size": 128}, "awq"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8"}}, "W4A8"),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
     ],
@@ -105,12 +115,19 @@ def test_a_layout_that_is_not_known_goes_by_the_settings_beside_it(
     name: str, settings: object, method: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(json.dumps(settings))
-    torch.save({"m.codes": whole(8, 8, dtype=torch.int8), "m.codebooks": torch.ones(4)}, tmp_path / "m.pth")
+    table = {"e.position_ids": whole(1, 8, dtype=torch.int64), "e.norm": torch.ones(8)}
+    for values in (whole(8, 8, dtype=torch.int8), whole(64, dtype=torch.int16), whole(3, 8, 8, dtype=torch.int64)):
+        torch.save(
+            {"m.x": values, "m.y": torch.ones(4), "n.store.x": values, "n.aux.y": torch.ones(4)} | table,
+            tmp_path / "m.pth",
+        )
 
-    without = f"{method}, 1 weight without a scale that is known"
-    assert said(tmp_path / "m.pth") == [f"quantised: {without}; {name} says {method}"]
-    with pytest.raises(ckptool.MigrationRefused, match="codebooks"):
-        ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", dtype="float16")
+        without = f"{method}, 2 weights without a scale that is known"
+        assert said(tmp_path / "m.pth") == [f"quantised: {without}; {name.rpartition('/')[2]} says {method}"]
+        with pytest.raises(ckptool.MigrationRefused, match=r"4 tensors that they consist of: m\.y, n\.aux\.y"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", dtype="float16")
+        with pytest.raises(ckptool.MigrationRefused, match=r"n\.store\.x without n\.aux\.y"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", exclude=["n.aux.y"])
 
 
 def test_a_shard_whose_scales_are_in_another_is_not_cast(tmp_path: Path) -> None:

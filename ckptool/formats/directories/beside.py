@@ -34,6 +34,8 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "config.json": ("quantization_config", "compression_config", "quantization"),
     "hf_quant_config.json": ("quantization",),
     "quantize_config.json": (),
+    "quantization_config.json": (),
+    "quant_config.json": (),
 }
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
 _UNFINISHED: Final = (".incomplete", ".aria2", ".part", ".crdownload", ".tmp")
@@ -116,9 +118,12 @@ def quantization_of(
 def _settings(path: str, source: Source) -> Settings | None:
     for name, keys in _QUANTIZED.items():
         whole = _object_beside(path, source, name)
+        inner = whole.get("text_config")
+        whole = {**inner, **whole} if isinstance(inner, dict) else whole
         found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
         if isinstance(found, dict) and found:
-            method = found.get("quant_method", found.get("quant_algo", "mlx" if "quantization" in whole else "gptq"))
+            usual = "mlx" if "quantization" in whole else "awq" if "w_bit" in found else "gptq"
+            method = found.get("quant_method", found.get("quant_algo", usual))
             bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
             return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
     return None

@@ -58,7 +58,7 @@ def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
     """Return the slices that a file is one of where each lies in the folder of a rank; None if it is none of them."""
     place, name = os.path.split(path)
     above, own = os.path.split(os.path.abspath(place))
-    folders = slices.siblings(own, directory_entries(above, folders=True))
+    folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
     names = [f"{one}/{name}" for one in folders if os.path.isfile(os.path.join(above, one, name))]
     part = _slice_of(above, f"{own}/{name}", names, parsed, probe) if len(names) > 1 else None
     return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
@@ -91,7 +91,7 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
         if pattern.fullmatch(name) and not choosing.role_of(name):
             count = sum(pattern.fullmatch(one) is not None for one in names)
             if count > 1 or name.endswith(_DISTCP):
-                return PartOf(f"one of {counted(count, 'file')} {what}", place)
+                return PartOf(f"one of {counted(count, 'file')} {what}", place, is_slice=name.startswith("layer_"))
     return None
 
 

@@ -1,10 +1,11 @@
 """
-Slices of tensor parallelism: files with the same names of tensors, each of which holds a part of most of them.
+Slices of tensor parallelism, and stages of pipelines: files that each hold a part of the tensors of one model.
 
     consolidated.00.pth, consolidated.01.pth                    Meta's models
     reshard-model_part-0.pt, reshard-model_part-1.pt            metaseq
     model-rank-0-part-0.safetensors                             vLLM's sharded state
     rank0.safetensors, model.tp1.pt, tp_rank_00_pp_rank_00.pt   and whatever else numbers its ranks
+    stage_0.pt, model_1_of_2.pt, worker1.pt, 0.pt               or says less
     mp_rank_00/model_weights.ckpt, gpu0/model.pt                in folders, too
 
 Which tensors are cut, and along which dimension, is in the model alone: nothing is put together. What looks like a
@@ -15,7 +16,7 @@ those of ranks, or they differ in what ranks have copies of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,6 +25,7 @@ from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.messages import counted, some
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 _KNOWN: Final = re.compile(
     r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
@@ -31,11 +33,25 @@ _KNOWN: Final = re.compile(
 )
 """Names that only slices have, or what there is one of."""
 _NUMBER: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|gpu|device|(?:tensor|model)[._-]?parallel)"
-    r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)",
+    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|gpu|device|(?:tensor|model)[._-]?parallel)"
+    r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
+_ANY_NUMBER: Final = re.compile(
+    r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
+)
+"""The last number in a name, or the first: where no word says what it is of, contents do."""
+_NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
+"""Words in front of numbers that are none of ranks."""
+_ALONE: Final = re.compile(
+    r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?!4)|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
+    r"(?:world[._-]?size[._-]?|\d[._-]?of[._-]?)0*(?:[2-9]|[1-9]\d))(?=[\W_]|$)",
+    re.IGNORECASE,
+)
+"""Names of files that there are several of."""
+_FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
+"""The parameters of a unit of FSDP, one behind the other, or what one process has of them."""
 _LAYER: Final = re.compile(r"\b\d+(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
@@ -44,15 +60,19 @@ _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
 _MOST: Final = 12
 """Tensors of a kind that are compared."""
+_OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
 
 
-def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
+def numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
     known = _KNOWN.fullmatch(name)
-    spans = [known.span(known.lastindex or 0)] if known is not None else [one.span(1) for one in _NUMBER.finditer(name)]
+    found = [known] if known is not None else list(_NUMBER.finditer(name))
+    if not found:
+        found = [one for one in [_ANY_NUMBER.search(name)] if one and not _NO_RANK.search(name[: one.start()])]
     pattern = name
+    spans = [one.span(one.lastindex or 0) for one in found]
     for start, end in reversed(spans):
         pattern = f"{pattern[:start]}#{pattern[end:]}"
     return pattern, tuple(int(name[start:end]) for start, end in spans)
@@ -60,11 +80,11 @@ def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
 
 def siblings(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that differ from one in numbers of ranks alone, in order, and it; none if most are not there."""
-    pattern, own = _numbers(name)
+    pattern, own = numbers(name)
     alike = [one for one in names if own and one.startswith(pattern.partition("#")[0])]
     if len(alike) > _MOST_SIBLINGS:
         return []
-    found = {one: numbers for one in alike for other, numbers in [_numbers(one)] if other == pattern}
+    found = {one: own for one in alike for other, own in [numbers(one)] if other == pattern}
     for place in zip(*found.values(), strict=False):
         there = sorted(set(place))
         if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= 2 * len(there)):
@@ -74,7 +94,7 @@ def siblings(name: str, names: Iterable[str]) -> list[str]:
 
 def gap_among(files: Iterable[str]) -> str:
     """Return which of the numbers of some files are not there, between the first and the last; nothing if all are."""
-    places = [sorted(set(place)) for place in zip(*(_numbers(one)[1] for one in files), strict=False)]
+    places = [sorted(set(place)) for place in zip(*(numbers(one)[1] for one in files), strict=False)]
     missing = [str(one) for there in places for one in sorted({*range(there[0], there[-1])}.difference(there))]
     return f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
 
@@ -87,95 +107,142 @@ def part_of(
     others = [one for one in files if one != name] if own else []
     gap = gap_among(files)
     what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
+    if any(map(_FLAT.fullmatch, own)):
+        return PartOf(_OF_FSDP, place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
-    found = None
+    found, says_rank = None, _NUMBER.search(name) is not None
     for other in _nearest(name, others):
         with suppress(Failure):
             there = opening(other)
-            if _are_slices(parsed, there):
+            if _are_slices(parsed, there, says_rank=says_rank):
                 return what
-            names_there = there.contents.tensors.keys()
-            goes_on = own.keys().isdisjoint(names_there) and not _kin(own).isdisjoint(_kin(names_there))
-            if parsed.form == there.form == "state_dict" and not gap and goes_on:
-                found = PartOf(f"one of {len(files):,} files, by their names, with other tensors each", place)
+            if _go_on(own.keys(), there.contents.tensors.keys(), says_rank=says_rank and not gap):
+                which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
+                found = PartOf(which, place, is_slice=True)
     return found
 
 
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
     """Return a file for each of the numbers in a name that differs in this one alone."""
-    own = _numbers(name)[1]
+    own = numbers(name)[1]
     found: dict[int, str] = {}
     for other in others:
-        places = [place for place, pair in enumerate(zip(own, _numbers(other)[1], strict=False)) if pair[0] != pair[1]]
+        places = [place for place, pair in enumerate(zip(own, numbers(other)[1], strict=False)) if pair[0] != pair[1]]
         if len(places) == 1:
             found.setdefault(places[0], other)
     return list(found.values())
 
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
-    """Return what was read of a file with what its name says, where it is that of a slice, and no other is there."""
-    if _KNOWN.fullmatch(name) is None or len(siblings(name, names)) > 1 or not parsed.contents.tensors:
+    """Return what was read of a file with what its name says, or what it holds, where no other is there."""
+    own, what = parsed.contents.tensors, ""
+    if any(map(_FLAT.fullmatch, own)):
+        what = _OF_FSDP
+    elif len(siblings(name, names)) > 1 or not own:
         return parsed
-    number = _numbers(name)[1][0]
-    if number:
-        what = f"number {number} of {_WHAT}, going by its name"
-        return parsed._replace(part_of=PartOf(what, place, is_slice=True))
-    if name.startswith("mp_rank"):  # most runs of DeepSpeed have this one alone
+    elif _KNOWN.fullmatch(name):
+        number = numbers(name)[1][0]
+        what = f"number {number} of {_WHAT}, going by its name" if number else ""
+        if not number and not name.startswith("mp_rank"):  # of which most runs of DeepSpeed have the first alone
+            first = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
+            return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", first)))
+    elif parsed.shards or any("lora" in one.lower() for one in own):
         return parsed
-    what = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
-    return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", what)))
+    elif (one := _ALONE.search(name)) and not _NO_RANK.search(name[: one.start()]):
+        what = "one of several files, going by its name, the others of which are not there"
+    return parsed._replace(part_of=PartOf(what, place, is_slice=True)) if what else parsed
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
     """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
-    for name, parsed in found.items():
+    for name, parsed in {numbers(name)[0]: (name, parsed) for name, parsed in reversed([*found.items()])}.values():
         part = part_of(name, "", found, parsed, found.__getitem__)
         if part is not None:
-            files = siblings(name, found)
-            kind = f"{'slices' if part.is_slice else 'parts'} of one model{gap_among(files)}"
+            files, are_slices = siblings(name, found) or [*found], _WHAT in part.what
+            kind = f"{'slices' if are_slices else 'parts'} of one model{gap_among(files)}"
             what = f"{counted(len(files), 'file')} are {kind}"
-            why = ". Which tensors are cut, and along which dimension, is not in them" if part.is_slice else ""
+            why = ". Which tensors are cut, and along which dimension, is not in them" if are_slices else ""
             return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
 
 
-def _are_slices(one: Parsed, other: Parsed) -> bool:
+def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
-    Ranks have copies of what is not cut, such as norms, and most of the matrices differ.
+    Ranks have copies of what is not cut, such as norms, and most of the matrices differ. Where names do not say that
+    they are of ranks, most norms have to be copies, and matrices to be as different as those of two models are.
     """
     first, second = one.contents.tensors, other.contents.tensors
-    if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
+    names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
+    if 3 * len(names) < 2 * max(len(first), len(second)):
         return False
-    small = {name for name, info in first.items() if 1 < info.nbytes <= _SMALL_NBYTES and name.endswith(_LEARNT)}
-    vectors, matrices = (
-        [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in names[:_MOST]]
-        for test, names in (
-            (_tells, [name for name in first if name in small and len(first[name].shape) == 1]),
-            (_are_equal, [name for name in first if len(first[name].shape) > 1]),
-        )
-    )
-    return any(vectors) and 2 * sum(matrices) < len(matrices)
-
-
-def _kin(names: Iterable[str]) -> set[str]:
-    """Return names without the numbers of layers, and modules: names that go on elsewhere have some in common."""
-    return {kin for name in names for kin in (_LAYER.sub("#", name), name.rpartition(".")[0]) if "." in kin}
-
-
-def _tells(one: LazyTensor, other: LazyTensor) -> bool:
-    """Say whether vectors are equal as copies are: what training has not changed is all zeros, or ones, everywhere."""
-    if one.info.storage is None or not _are_equal(one, other):
+    learnt = [name for name in names if name.endswith(_LEARNT)]
+    small = [name for name in learnt if 1 < first[name].nbytes <= _SMALL_NBYTES and len(first[name].shape) == 1]
+    large = [name for name in learnt or names if len(first[name].shape) > 1]
+    vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
+    copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
+    is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
+    if not copies or not is_certain:
         return False
-    data = next(one.chunks(_SMALL_NBYTES), b"")
-    return data != data[: len(data) // one.info.numel] * one.info.numel
+    test = _are_equal if says_rank else _are_alike
+    same = [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
+    return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
+
+
+def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
+    is_like = one.dtype == other.dtype and len(one.shape) == len(other.shape)
+    return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
+
+
+def _go_on(one: Collection[str], other: Collection[str], *, says_rank: bool) -> bool:
+    """Say whether names go on in another file: no name is in both, or layers that are in one alone do."""
+    first, second = {*one}, {*other}
+    kin = [{of for name in names for of in (_LAYER.sub("#", name), name.rpartition(".")[0])} for names in (one, other)]
+    if says_rank and first.isdisjoint(second) and any("." in of for of in kin[0] & kin[1]):
+        return True
+    ranges = [_ranges(names) for names in (first - second, second - first)]
+    both = [(ranges[0][kin], ranges[1][kin]) for kin in ranges[0].keys() & ranges[1].keys()]
+    are_apart = all(max(a) < min(b) or max(b) < min(a) for a, b in both)
+    return are_apart and any(len(a) > 1 and len(b) > 1 for a, b in both)
+
+
+def _ranges(names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of layers in names, by what is left of these; of two numbers, of layers and experts, both."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        for one in _LAYER.finditer(name):
+            found.setdefault(f"{name[: one.start()]}#{name[one.end() :]}", set()).add(int(one[0]))
+    return found
+
+
+def _tells(one: LazyTensor, other: LazyTensor) -> bool | None:
+    """Say whether vectors are equal as copies are; None of what training has not changed: all zeros, or all ones."""
+    data = next(one.chunks(_SMALL_NBYTES), b"") if one.info.storage is not None else b""
+    is_new = data == data[: len(data) // one.info.numel] * one.info.numel
+    are_equal = one.shape == other.shape and _are_equal(one, other)
+    return None if is_new and are_equal else are_equal
 
 
 def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
-    """Say whether tensors of the same shape are equal, as far as they are compared."""
-    if one.info.dtype != other.info.dtype or one.info.storage is None or other.info.storage is None:
-        return one.info.dtype == other.info.dtype
+    """Say whether tensors are equal, as far as they are compared."""
+    return len({*_heads(one, other)}) == 1
+
+
+def _are_alike(one: LazyTensor, other: LazyTensor) -> bool:
+    """Say whether tensors are of two times of one training: many elements have the same sign and exponent."""
+    size = one.info.dtype.itemsize
+    first, second = _heads(one, other)
+    count = min(len(first), len(second)) // size
+    mask = 0xF0 if size > 4 else 0  # of float64, in whose first byte there is no more than half of the exponent
+    ends = range(size - 1, count * size, size)
+    same = sum(first[end] == second[end] and not (first[end - 1] ^ second[end - 1]) & mask for end in ends)
+    return 5 * same >= 2 * count
+
+
+def _heads(one: LazyTensor, other: LazyTensor) -> list[bytes]:
+    """Return the first bytes of two tensors, as many as are compared; none of those without any."""
     nbytes = _SMALL_NBYTES if one.info.nbytes <= _SMALL_NBYTES else _HEAD_NBYTES
-    return next(one.chunks(nbytes), b"") == next(other.chunks(nbytes), b"")
+    are_there = one.info.storage is not None and other.info.storage is not None
+    return [next(of.chunks(nbytes), b"") if are_there else b"" for of in (one, other)]
