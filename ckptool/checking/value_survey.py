@@ -11,8 +11,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
+from ckptool.sources.files import file_under
 from ckptool.sources.meter import Meter
-from ckptool.sources.under import file_under
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.values import ValueFacts

@@ -13,6 +13,7 @@ from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
 from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_condition
 from ckptool.cli import terminal
+from ckptool.cli.brief import left_out
 from ckptool.cli.check_output import output_for
 from ckptool.cli.completion import choices
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
@@ -20,7 +21,6 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import say
-from ckptool.cli.totals import left_out
 from ckptool.errors import CkptoolError
 
 CODES_SCHEMA = "ckptool.codes/1"

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ckptool.cli import tables, terminal
+from ckptool.cli.brief import left_out
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import allow_unmatched_option, brief_option, check_one_form, many_files, rows
@@ -16,7 +17,6 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import say
-from ckptool.cli.totals import left_out
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 

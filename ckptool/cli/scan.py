@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
+from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
-from ckptool.cli.totals import Totals, left_out
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
@@ -31,7 +31,7 @@ from ckptool.sources.stamps import stamp_of
 
 if TYPE_CHECKING:
     from ckptool.cli.on_ray import OnRay
-    from ckptool.cli.scan_ray import Fleet
+    from ckptool.cli.scan_workers import Fleet
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
@@ -113,7 +113,7 @@ def _ray(address: str, jobs: int | None) -> OnRay:
 
 
 def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
-    from ckptool.cli.scan_ray import Fleet  # all that looks into files, which workers do elsewhere
+    from ckptool.cli.scan_workers import Fleet  # all that looks into files, which workers do elsewhere
 
     return Fleet(asked, ray, connections)
 

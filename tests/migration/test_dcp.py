@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from ckptool import CkptoolError, MigrationRefused, open_checkpoint
 from ckptool.errors import DamagedFile, OutputFailed
-from ckptool.migration.folders import dcp, dcp_index, dcp_items, dcp_tree
+from ckptool.migration.folders import dcp, dcp_index, dcp_items
 from ckptool.migration.migrate import migrate
 from tests import build
 from tests.scale import exhaustive, some
@@ -426,7 +426,7 @@ def circle() -> Any:
 def test_what_torch_could_not_flatten_is_refused(
     make: Callable[[], Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dcp_tree, "_DEEPEST", 50)
+    monkeypatch.setattr(dcp, "_DEEPEST", 50)
     torch.save(make(), tmp_path / "source.pth")
     with pytest.raises(CkptoolError) as caught:
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")

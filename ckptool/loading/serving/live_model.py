@@ -50,6 +50,7 @@ from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
+    Gate,
     copied,
     fill_in_place,
     moved,
@@ -58,7 +59,6 @@ from ckptool.loading.serving.commit import (
     retire,
     with_weights,
 )
-from ckptool.loading.serving.lock import Gate
 from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames

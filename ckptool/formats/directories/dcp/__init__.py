@@ -25,8 +25,7 @@ from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats.directories.dcp import flattened, whole
 from ckptool.formats.directories.dcp.entries import Entry, Item
-from ckptool.formats.directories.dcp.items import Items, Value
-from ckptool.formats.directories.dcp.parts import ItemParts
+from ckptool.formats.directories.dcp.items import ItemParts, Items, Value
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes
 from ckptool.formats.directories.tree import Path, TreeBuilder, nested
 from ckptool.formats.probe import Probe

@@ -27,7 +27,7 @@ from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.files import FileSource
 from ckptool.sources.siblings import components
-from ckptool.tensors.rebuild_arguments import as_dtype, as_sizes
+from ckptool.tensors.rebuild import as_dtype, as_sizes
 from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, is_size
 from ckptool.tensors.tiling import Box, check_tiling
 

@@ -18,16 +18,40 @@ from operator import mul
 from struct import unpack
 from typing import Final, NamedTuple
 
-from ckptool.formats.directories.rank_files.part import Part, malformed
+from ckptool.errors import MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, Pairs
+from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.rebuild_arguments import as_dtype, as_sizes
+from ckptool.tensors.rebuild import Rebuilder, as_dtype, as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size, row_major
+from ckptool.tensors.tiling import Box
 
 _MOST_RANKS: Final = 1 << 20
 _MOST_AXES: Final = 64
+
+
+class Part(NamedTuple):
+    """What one rank holds of a distributed tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    dtype: DType
+    boxes: tuple[tuple[Box, TensorInfo], ...]
+    """Those that are in this file, as tensors of their own."""
+    all_boxes: tuple[Box, ...] | None
+    """Those of all ranks, where the file lists them."""
+    rank: int | None
+    """That of the process which wrote it, where the file says so."""
+    world: int | None
+    """How many processes there were, where the file says so."""
+    why_not: str | None = None
+    """Why it cannot be put together; None where it can."""
+
+
+def malformed(what: str) -> MalformedFile:
+    """Return the error for a distributed tensor that contradicts itself."""
+    return MalformedFile(f"a distributed tensor {what}", kind="malformed-tensor", hint="Get the file again.")
 
 
 class Placement(NamedTuple):

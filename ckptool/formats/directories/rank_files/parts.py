@@ -3,6 +3,12 @@ What the file of one rank holds of distributed tensors: where each stands in its
 
 ``ShardedTensor`` (FSDP1) lists the boxes of all ranks. ``DTensor`` (FSDP2, tensor parallelism) says how it was cut, and
 where this rank is. Both give the same ``Part``.
+
+The state of a ``ShardedTensor`` is the shards of this rank, the boxes of all, and the process group:
+
+    (local shards, ShardedTensorMetadata, {"global_rank": …, "global_world_size": …}, sharding spec, …)
+
+See torch/distributed/_shard/sharded_tensor/api.py, ``__getstate__``.
 """
 
 from __future__ import annotations
@@ -11,11 +17,13 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.formats.directories.rank_files import dtensor, sharded_tensor
-from ckptool.formats.directories.rank_files.part import Part
+from ckptool.formats.directories.rank_files import dtensor
+from ckptool.formats.directories.rank_files.dtensor import Part, malformed
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Inert, PairList
-from ckptool.tensors.rebuild import Rebuilder
+from ckptool.pickles.nodes import Call, Dict, Inert, PairList, Pairs
+from ckptool.tensors.rebuild import Rebuilder, as_dtype, as_sizes
+from ckptool.tensors.tensor import TensorInfo, is_size
+from ckptool.tensors.tiling import Box
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -101,7 +109,7 @@ def part_of(node: Call, rebuilder: Rebuilder, rank: int | None = None) -> Part |
     if not cls.module.startswith("torch.distributed."):
         return None
     if cls.name == "ShardedTensor":
-        return sharded_tensor.part(state, rebuilder)
+        return part(state, rebuilder)
     if cls.name == "DTensor":
         return dtensor.part(state, rebuilder, rank)
     return None
@@ -111,3 +119,50 @@ def is_flat(found: Found) -> bool:
     """Say whether a distributed tensor is the flat one of a unit of FSDP, whose parameters have no names in it."""
     last = found.path[-1]
     return isinstance(last, str) and len(found.part.shape) == 1 and last.rpartition(".")[2].startswith(_FLAT)
+
+
+def part(state: Inert, rebuilder: Rebuilder) -> Part:
+    """
+    Return what the state of a sharded tensor says.
+
+    Raises:
+        MalformedFile: It contradicts itself.
+    """
+    if not isinstance(state, tuple) or len(state) < 3 or not isinstance(state[0], list):
+        raise malformed("without its shards")
+    shards, metadata, group = state[:3]
+    fields = nodes.attribute_pairs(metadata)
+    properties = nodes.attribute_pairs(nodes.lookup(fields, "tensor_properties"))
+    dtype = nodes.lookup(properties, "dtype")
+    if dtype is None:  # since its state is a tuple
+        said = getattr(nodes.lookup(fields, "tensor_properties"), "state", None)
+        dtype = said[0] if isinstance(said, tuple) and said else None
+    listed = nodes.lookup(fields, "shards_metadata")
+    if not isinstance(listed, list):
+        raise malformed("that does not list its shards")
+    boxes = tuple(_box(nodes.attribute_pairs(one)) for one in listed)
+    local = []
+    for shard in shards:
+        own = nodes.attribute_pairs(shard)
+        info = rebuilder.tensor(nodes.lookup(own, "tensor"))
+        local.append((_box(nodes.attribute_pairs(nodes.lookup(own, "metadata"))), _checked(info)))
+    ranks = nodes.attribute_pairs(group)
+    rank, world = (nodes.lookup(ranks, key) for key in ("global_rank", "global_world_size"))
+    return Part(
+        as_sizes(nodes.lookup(fields, "size")),
+        as_dtype(dtype),
+        tuple(local),
+        boxes,
+        rank if is_size(rank) else None,
+        world if is_size(world) else None,
+    )
+
+
+def _box(pairs: Pairs) -> Box:
+    return as_sizes(nodes.lookup(pairs, "shard_offsets")), as_sizes(nodes.lookup(pairs, "shard_sizes"))
+
+
+def _checked(info: TensorInfo | None) -> TensorInfo:
+    if info is None:
+        raise malformed("with a shard that is no tensor")
+    return info
