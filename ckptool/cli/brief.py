@@ -16,9 +16,8 @@ from ckptool.checking.finding import Finding, worst_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.checkpoints.tables import padded
-from ckptool.cli import terminal
 from ckptool.cli.options import no_room
-from ckptool.cli.text import painted, say, with_options
+from ckptool.cli.text import painted, say, terminal_width, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
 
@@ -89,7 +88,7 @@ class BriefCheck:
     """What ``check`` says of each file in a line: the first of its severest findings."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        width = terminal.width()
+        width = terminal_width()
         self._paths = _Paths(paths, width, int(_SHARE_OF_NOTE * (width or 0)))
 
     def checked(self, report: CheckReport, path: str) -> None:
@@ -113,7 +112,7 @@ class BriefMigrate:
     """What ``migrate`` says of each source in a line: what was written, and where."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        width = terminal.width()
+        width = terminal_width()
         self._paths = _Paths(paths, width, int(_SHARE_OF_NOTE * (width or 0)))
 
     def done(self, word: str, report: MigrationReport) -> None:

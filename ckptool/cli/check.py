@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from ckptool.checking.check import CheckReport
+from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed
 from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
-from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_condition
-from ckptool.cli import terminal
 from ckptool.cli.brief import left_out
 from ckptool.cli.check_output import output_for
 from ckptool.cli.completion import choices
@@ -20,7 +18,7 @@ from ckptool.cli.options import brief_option, check_one_form, many_files, pager_
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import say
+from ckptool.cli.text import pager, say
 from ckptool.errors import CkptoolError
 
 CODES_SCHEMA = "ckptool.codes/1"
@@ -101,13 +99,13 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)
     code = passed = 0
-    with terminal.pager(asked=options["pager"]):
+    with pager(asked=options["pager"]):
         output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
         for target in found:
             line.next(target.path)
             try:
-                report = about(check_file(target.path, progress=line, **arguments), options["only"])
+                report = narrowed(check_file(target.path, progress=line, **arguments), options["only"])
             except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
                 line.clear()
                 output.failed(error, target.shown)

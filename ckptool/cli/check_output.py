@@ -15,10 +15,9 @@ from ckptool import __version__
 from ckptool.checking.check import CheckReport
 from ckptool.checking.codes import CODES
 from ckptool.checking.torch_load import GlobalUse
-from ckptool.cli import terminal
 from ckptool.cli.brief import Totals
 from ckptool.cli.json_output import JsonOutput, error_object, finding_object
-from ckptool.cli.text import error_text, say, with_options
+from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
 from ckptool.formats.runnable.surveys import Act
@@ -50,8 +49,8 @@ class _Totalled:
     """What ends with a total."""
 
     def __init__(self) -> None:
-        self._totals = Totals("fine", whole=terminal.width() is None)
-        self._width = terminal.width()
+        self._totals = Totals("fine", whole=terminal_width() is None)
+        self._width = terminal_width()
 
     def checked(self, report: CheckReport, _: str) -> None:
         is_known = report.grade != "data" or (report.error is None and not report.unseen)
@@ -85,11 +84,11 @@ class Reports(_Totalled):
             say(error_text(report.error), err=True)
         if report.error is None or report.findings:
             lines = map(with_options, report.lines(show_globals=self._show_globals))
-            say("\n".join(terminal.wrapped(lines, self._width)))
+            say("\n".join(wrapped(lines, self._width)))
 
     def end(self) -> None:
         if lines := list(self._totals.lines()):
-            say("\n".join(terminal.wrapped(lines, self._width)))
+            say("\n".join(wrapped(lines, self._width)))
 
 
 class Brief(_Totalled):
@@ -106,7 +105,7 @@ class Brief(_Totalled):
         self._lines.checked(report, path)
 
     def end(self) -> None:
-        say("\n".join(terminal.wrapped(self._totals.lines(always=True), self._width)))
+        say("\n".join(wrapped(self._totals.lines(always=True), self._width)))
 
 
 class Sarif:

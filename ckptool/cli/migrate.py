@@ -14,10 +14,9 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
-from ckptool.cli.options import brief_option, check_one_form
+from ckptool.cli.options import RayCommand, brief_option, check_one_form, ray_option
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
-from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.errors import CkptoolError, Failure, MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.casting import TARGETS

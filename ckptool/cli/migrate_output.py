@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from ckptool.cli import terminal
-from ckptool.cli.text import error_text, say, with_options
+from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.report import MigrationReport
@@ -76,7 +75,7 @@ class _Totalled:
     def __init__(self) -> None:
         self._found: Counter[str] = Counter()
         self._nbytes = 0
-        self._width = terminal.width()
+        self._width = terminal_width()
 
     def done(self, report: MigrationReport) -> None:
         self._found[_word(report)] += 1
@@ -103,7 +102,7 @@ class Reports(_Totalled):
         super().done(report)
         lines = [""] * self._begun + [with_options(line) for line in report.lines(self._width)]
         self._begun = True
-        say("\n".join(terminal.wrapped(lines, self._width)))
+        say("\n".join(wrapped(lines, self._width)))
 
     def failed(self, source: str, error: CkptoolError) -> None:
         super().failed(source, error)
@@ -112,7 +111,7 @@ class Reports(_Totalled):
 
     def end(self) -> None:
         if self._found.total() > 1:
-            say("\n".join(terminal.wrapped(self.total(), self._width)))
+            say("\n".join(wrapped(self.total(), self._width)))
 
 
 class Brief(_Totalled):
@@ -133,7 +132,7 @@ class Brief(_Totalled):
         self._lines.failed(source, error)
 
     def end(self) -> None:
-        say("\n".join(terminal.wrapped(self.total(), self._width)))
+        say("\n".join(wrapped(self.total(), self._width)))
 
 
 def _word(report: MigrationReport) -> str:

@@ -13,8 +13,7 @@ import click
 from ckptool import __version__
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.value_statistics import ValueRow, statistics_of
-from ckptool.checking.value_survey import facts_of, survey
+from ckptool.checking.value_survey import ValueRow, facts_of, statistics_of, survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.cli.page import (
     comparison_columns,

@@ -23,7 +23,7 @@ from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.migration.weights_only import without_refused
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
-from ckptool.names.patterns import Trials
+from ckptool.names.renaming import Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 

@@ -16,7 +16,7 @@ from ckptool.formats.directories.beside import quantization_of
 from ckptool.migration.changes import Changes
 from ckptool.names import renaming
 from ckptool.names.filter import matched
-from ckptool.names.patterns import Trials
+from ckptool.names.renaming import Trials
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:

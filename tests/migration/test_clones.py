@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from ckptool import MigrationReport, migrate, open_checkpoint
 from ckptool.checking.check import check
+from ckptool.migration import output
 from ckptool.migration.in_place import run
-from ckptool.migration.output import cloning
 from tests.migration.in_place import readings
 from tests.scale import exhaustive
 
@@ -137,7 +137,7 @@ def test_a_file_system_that_does_not_clone_gets_a_copy(tmp_path: Path, monkeypat
     path = tmp_path / "model.pth"
     torch.save({"module.a": torch.ones(3)}, path)
     with path.open("rb") as stream:
-        can = cloning.clones_to(stream.fileno(), str(path))
+        can = output.clones_to(stream.fileno(), str(path))
     done = migrate(path, tmp_path / "new.pth", strip_module=True)
 
     assert (done.how == "clone") == can

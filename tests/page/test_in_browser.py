@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool.checking.value_statistics import ValueRow
+from ckptool.checking.value_survey import ValueRow
 from ckptool.cli.page import document, packed, statistics_columns
 from ckptool.torch_ops.statistics import Statistics
 from tests.page.browser import MISSING, Browser

@@ -25,7 +25,7 @@ from typing import Final
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.finding import Finding
-from ckptool.checking.value_statistics import ValueRow
+from ckptool.checking.value_survey import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.cli.inspect_report import extra_lines, head_facts

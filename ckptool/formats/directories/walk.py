@@ -1,4 +1,8 @@
-"""All checkpoints in a folder or at an address, and below. Files that are one checkpoint together are one; so are folders."""
+"""
+All checkpoints in a folder or at an address, and below.
+
+Files that are one checkpoint together are one, and so are folders.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Final, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, LimitExceeded
 from ckptool.formats import directories
-from ckptool.formats.directories import choosing, layouts_in_order, pipelines, pointers
+from ckptool.formats.directories import choosing, layouts_in_order, pointers, several
 from ckptool.sources.far_folder import FarFolder, open_prefix
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
@@ -46,7 +50,7 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
             yield place, True
             continue
         with closing(folder):
-            is_one = pipelines.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
+            is_one = several.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
         if is_one and not opens:
             yield place, True
         elif is_one:
@@ -178,7 +182,7 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
     while todo:
         folder, place = todo.pop()
         with closing(folder):
-            if pipelines.INDEX in folder.files or any(one.sniff(folder) for one in layouts_in_order()):
+            if several.INDEX in folder.files or any(one.sniff(folder) for one in layouts_in_order()):
                 yield folder.as_listed()
                 continue
             for path, is_known in files_of(place, folder.files):

@@ -26,9 +26,8 @@ from ckptool.errors import LimitExceeded, MigrationRefused, OutputFailed
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.casting import Casting
-from ckptool.migration.folders import dcp_index, dcp_items
-from ckptool.migration.folders.dcp_index import Box, Entry, Path
-from ckptool.migration.folders.dcp_items import Item, ItemsFile
+from ckptool.migration.folders import dcp_items
+from ckptool.migration.folders.dcp_items import Box, Entry, Item, ItemsFile, Path
 from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -66,7 +65,7 @@ class DcpPlan(NamedTuple):
     @property
     def files(self) -> list[tuple[str, PlannedFile]]:
         """The files in the order in which they are written."""
-        return [*self.data, (dcp_index.NAME, BytesFile(self.index_file))]
+        return [*self.data, (dcp_items.NAME, BytesFile(self.index_file))]
 
     @property
     def tensor_count(self) -> int:
@@ -300,7 +299,7 @@ class _Work:
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
         data = tuple((f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes)))
         entries = tuple(self._entries.values())
-        index = dcp_index.index(entries, [(name, file.items) for name, file in data])
+        index = dcp_items.index(entries, [(name, file.items) for name, file in data])
         return DcpPlan(
             data, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
         )

@@ -22,8 +22,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.device_tags import retagged
 from ckptool.migration.in_place.file_plan import EditPlan, plan_edit
 from ckptool.migration.kept_calls import kept_calls
-from ckptool.migration.output import Output
-from ckptool.migration.output.cloning import clones_to
+from ckptool.migration.output import Output, clones_to
 from ckptool.migration.output.editing import (
     OPERATIONS,
     FileEdit,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from ckptool.archives.zstandard import unpack
+from ckptool.archives.compressed import unpack
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import CkptoolError, Failure, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.directories.dcp.entries import Entry, Item
