@@ -156,8 +156,6 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
-        from ckptool.formats.directories import several  # most folders offer one
-
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
     missing = several.missing_components(folder, folders)
     remarks = [*parsed.remarks, *several.remarks(missing)]

@@ -15,6 +15,7 @@ become text, as there. See torch/distributed/checkpoint/_traverse.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
@@ -28,7 +29,7 @@ from ckptool.messages import counted, some
 from ckptool.migration.casting import Casting
 from ckptool.migration.folders import dcp_items
 from ckptool.migration.folders.dcp_items import Box, Entry, Item, ItemsFile, Path
-from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
+from ckptool.migration.planned import BytesFile, FolderPlan, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.pickles import nodes
@@ -47,50 +48,12 @@ _ITEM_NBYTES: Final = 64 << 20
 """Of a tensor: whoever loads a part of it reads whole items."""
 
 
-class DcpPlan(NamedTuple):
-    """A folder that is ready to be written."""
+@dataclass(frozen=True, kw_only=True)
+class DcpPlan(FolderPlan):
+    """A folder that is ready to be written: tied tensors are written under each name."""
 
-    data: tuple[tuple[str, ItemsFile], ...]
-    index_file: bytes
     entries: tuple[Entry, ...]
-    partly: tuple[LazyTensor, ...]
-    """Tensors whose storages are not copied from end to end."""
-    expected: tuple[tuple[str | None, TensorInfo], ...]
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
-    retagged: dict[str, int]
-    """Of the tensors inside values."""
     notes: tuple[str, ...]
-
-    @property
-    def files(self) -> list[tuple[str, PlannedFile]]:
-        """The files in the order in which they are written."""
-        return [*self.data, (dcp_items.NAME, BytesFile(self.index_file))]
-
-    @property
-    def tensor_count(self) -> int:
-        """Tensors in the folder; tied ones count under each name."""
-        return len(self.expected)
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Nothing: tied tensors are written under each name."""
-        return {}
-
-    @property
-    def pickles(self) -> tuple[bytes, ...]:
-        """What is unpickled when values are loaded."""
-        return tuple(one.pickled for _, file in self.data for one in file.items if one.offsets is None)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all files in bytes."""
-        return sum(file.nbytes for _, file in self.files)
-
-    @property
-    def copied(self) -> list[Payload]:
-        """What is copied into the folder, also in several items."""
-        return [payload for _, file in self.data for payload in file.copied]
 
     def verify(self, path: str, limits: Limits) -> None:
         """
@@ -297,11 +260,19 @@ class _Work:
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        data = tuple((f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes)))
+        data = [(f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes))]
         entries = tuple(self._entries.values())
         index = dcp_items.index(entries, [(name, file.items) for name, file in data])
         return DcpPlan(
-            data, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
+            files=[*data, (dcp_items.NAME, BytesFile(index))],
+            entries=entries,
+            partly=self._partly,
+            expected=tuple(expected),
+            renamed=renamed,
+            dropped=dropped,
+            retagged=retagged,
+            pickles=tuple(one.pickled for one in self._values),
+            notes=tuple(self.notes),
         )
 
     def _files(self, most_nbytes: int | None) -> Iterator[ItemsFile]:

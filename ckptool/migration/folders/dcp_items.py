@@ -1,9 +1,9 @@
 """
 The file of a DCP folder that holds everything but the index: items one behind the other, each a whole zip.
 
-The index is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, as torch 2.13 writes it. What newer releases
-have added is left out where older ones would look up a class that they lack. The path of the folder is left out, too:
-it is that of a machine.
+The index is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, as torch 2.13 writes it. What newer
+releases have added is left out where older ones would look up a class that they lack. The path of the folder is left
+out, too: it is that of a machine.
 """
 
 from __future__ import annotations

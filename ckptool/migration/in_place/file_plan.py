@@ -161,7 +161,7 @@ def _plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
 
 
 def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:
-    stored = [info.storage for info in plan.infos if info.storage is not None]
+    stored = [info.storage for _, info in plan.expected if info.storage is not None]
     position = start
     for begin, stop in sorted((storage.offset, storage.offset + storage.nbytes) for storage in stored):
         if begin == position:
