@@ -316,7 +316,7 @@ def test_a_heading_without_end_is_no_trouble() -> None:
     assert [one.kind for one in explain('Missing key(s) in state_dict: "' * 10_000)] == ["some-keys"]
 
 
-@each("filler", ("a", "a.", "a_", "a ", "a,", "1", ".", "/", "\'", '"', '"a', "(", "[", "\\n"))
+@each("filler", ("a", "a.", "a_", "a ", "a,", "1", ".", "/", "'", '"', '"a', "(", "[", "\\n"))
 def test_a_long_text_takes_little_time_whatever_is_in_it(filler: str) -> None:
     text = f"Missing key(s) in state_dict: : {filler * (1 << 20)}"[: 1 << 20]
     started = process_time()
