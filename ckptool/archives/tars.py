@@ -24,8 +24,7 @@ from ckptool.errors import (
     UnsupportedFeature,
 )
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import SliceSource, Source
+from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
 _LONGEST_NAME: Final = 1 << 16

@@ -58,8 +58,7 @@ from ckptool.archives.zip_layout import (
 )
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import SliceSource, Source, far_under, prefetch
+from ckptool.sources.source import ReadAhead, SliceSource, Source, far_under, prefetch
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
+from ckptool.errors import CkptoolError, DamagedFile, Failure, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
@@ -489,3 +489,38 @@ def _by_columns(
                 target[to + column + first * step : to + column + last * step + 1 : step] = source[
                     source_at + column + first * own_step : source_at + column + last * own_step + 1 : own_step
                 ]
+
+
+class Cut(NamedTuple):
+    """The pieces of a tensor that have elements, and where they are."""
+
+    pieces: Sequence[Piece]
+    along: int | None
+    """The dimension that they are cut along, if it is one alone; None for one piece, and for boxes."""
+    is_flat: bool
+    """Whether it was flattened before it was cut: offsets and sizes are of its elements in a row."""
+    files: tuple[str, ...]
+    """Names of the files that hold them, in their order."""
+
+    def __str__(self) -> str:
+        count = len(self.pieces)
+        if count < 2:
+            return str(count)
+        if self.along is None:
+            return f"{count:,} {'runs' if self.is_flat else 'boxes'}"
+        return f"{count:,} along {self.along}"
+
+
+def cut_of(info: TensorInfo) -> Cut | None:
+    """Return how a tensor is cut; None where its file has it as a whole, or does not say all of it."""
+    source = info.storage.source if info.storage is not None else None
+    if not isinstance(source, PiecesSource):
+        return None
+    try:
+        pieces = source.pieces
+    except Failure:  # reading it tells what is wrong
+        return None
+    is_flat = len(source.shape) == 1 < len(info.shape)
+    axes = [axis for axis, whole in enumerate(source.shape) if any(piece.sizes[axis] != whole for piece in pieces)]
+    along = axes[0] if len(axes) == 1 and not is_flat else None
+    return Cut(pieces, along, is_flat, tuple(dict.fromkeys(piece.file for piece in pieces)))
