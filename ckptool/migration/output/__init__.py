@@ -405,18 +405,15 @@ def clones_to(fd: int, path: str) -> bool:
         return False
     import fcntl  # Linux has it
 
-    try:
+    try:  # there may be no folder, or a file system without files of this kind
         new = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError:  # no folder, or a file system without such files
-        return False
-    try:
-        fcntl.ioctl(new, _FICLONERANGE, pack("<q3Q", fd, 0, _PROBE_NBYTES, 0))
+        try:
+            fcntl.ioctl(new, _FICLONERANGE, pack("<q3Q", fd, 0, _PROBE_NBYTES, 0))
+        finally:
+            os.close(new)
     except OSError:
         return False
-    else:
-        return True
-    finally:
-        os.close(new)
+    return True
 
 
 def clone(fd: int, new: int) -> None:
