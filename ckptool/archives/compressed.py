@@ -26,6 +26,9 @@ _ZIP_LZMA: Final = 9
 """Bytes before the data of LZMA in a zip."""
 _LZMA_DICTIONARY: Final = 1 << 26
 """What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
+_WINDOW: Final = 1 << 27
+"""What unpacking may take for its window: that of the highest level of the usual ones."""
+_COMMAND: Final = "pip install 'ckptool[zstd]'"
 
 
 class _Unpacker(Protocol):
@@ -233,11 +236,6 @@ def _decompress(
             kind=f"truncated-{kind.name}",
             hint="Download the file again.",
         )
-
-
-_WINDOW: Final = 1 << 27
-"""What unpacking may take for its window: that of the highest level of the usual ones."""
-_COMMAND: Final = "pip install 'ckptool[zstd]'"
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:

@@ -71,6 +71,12 @@ _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
 _USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
 _WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
+_ALIGNMENT: Final = 64
+_SIGNATURE: Final = 4
+_BARE: Final = (0,)
+_DESCRIPTOR_SIZES: Final = (_SIGNATURE + DESCRIPTOR.size, _SIGNATURE + DESCRIPTOR64.size)
+_HEADER_NBYTES: Final = 160
+"""What is fetched of a local header beyond its name."""
 
 
 def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -293,14 +299,6 @@ def _name(entry: Entry) -> str:
     if not re.fullmatch(_NAME, name) or (".." in name and re.fullmatch(_WAY_UP, name)):
         raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
-
-
-_ALIGNMENT: Final = 64
-_SIGNATURE: Final = 4
-_BARE: Final = (0,)
-_DESCRIPTOR_SIZES: Final = (_SIGNATURE + DESCRIPTOR.size, _SIGNATURE + DESCRIPTOR64.size)
-_HEADER_NBYTES: Final = 160
-"""What is fetched of a local header beyond its name."""
 
 
 class Place(NamedTuple):

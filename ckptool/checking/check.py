@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+_RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
+QUESTIONS: Final = ("whole", "safe", "loads", "fits")
+"""CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
+_OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
+_GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
+CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
+_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 class CheckReport(NamedTuple):
@@ -391,15 +398,6 @@ def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[
     from ckptool.checking import salvage
 
     return salvage.examine(origin, limits)
-
-
-_RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
-QUESTIONS: Final = ("whole", "safe", "loads", "fits")
-"""CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
-_OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
-_GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
-CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
-_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 def is_condition(text: str) -> bool:

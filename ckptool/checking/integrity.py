@@ -28,6 +28,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 _AGAIN: Final = "Download the file again, or take it from a backup."
+_ONCE_MORE = "Copy the file again, or take the folder from a backup."
 
 
 class Integrity(NamedTuple):
@@ -110,9 +111,6 @@ def _all_parts(info: TensorInfo) -> Iterator[TensorInfo]:
         current = todo.pop()
         yield current
         todo.extend(part for _, part in current.parts)
-
-
-_ONCE_MORE = "Copy the file again, or take the folder from a backup."
 
 
 class Parts(NamedTuple):

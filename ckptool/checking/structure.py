@@ -30,6 +30,10 @@ from ckptool.sources.source import HasVersions, far_under
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import ARRAY, identity
 
+_OTHERS: Final = ("checkpoint", "folder", "variant")
+"""What lies beside a checkpoint, and is one by itself."""
+_DISTRIBUTED = ".DTensor"
+
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: bool = True) -> tuple[Finding, ...]:
     """
@@ -540,9 +544,6 @@ _FAMILIAR = (
 )
 
 _CANDIDATES = 6
-_OTHERS: Final = ("checkpoint", "folder", "variant")
-"""What lies beside a checkpoint, and is one by itself."""
-_DISTRIBUTED = ".DTensor"
 
 
 def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:

@@ -43,6 +43,11 @@ from ckptool.torch_ops.values import ValueFacts
 _VALUES_AT_ONCE: Final = 1 << 22
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
+_PIECE_NBYTES: Final = 1 << 20
+_CODES: Final = {"int64": "q", "int32": "i"}
+_ROWWISE: Final = ("sparse_csr", "sparse_bsr")
+SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
+_COUNTED_AT_ONCE: Final = 1 << 20
 
 
 def survey(
@@ -187,12 +192,6 @@ _COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
 _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
 
 
-_PIECE_NBYTES: Final = 1 << 20
-_CODES: Final = {"int64": "q", "int32": "i"}
-_ROWWISE: Final = ("sparse_csr", "sparse_bsr")
-SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
-
-
 def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     """CK108: sparse tensors whose indices point beside their values. Imports nothing, and reads the indices alone."""
     faults: list[str] = []
@@ -280,9 +279,6 @@ def _numbers(indices: TensorInfo, limits: Limits) -> Iterator[tuple[int, array[i
             numbers.byteswap()
         yield start, numbers
         start += len(numbers)
-
-
-_COUNTED_AT_ONCE: Final = 1 << 20
 
 
 class ValueRow(NamedTuple):

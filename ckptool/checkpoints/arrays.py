@@ -28,6 +28,14 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.rebuild import Rebuilder
 
+_OF_OPTIMIZER: Final = re.compile(
+    r"((?:[^.]+\.){0,2}?(?:optim|optimizer)s?(?:_\d+)?)\.(?:state|param_state|param_groups|distributed)\."
+)
+_STATES: Final = "state."
+_SETTINGS: Final = "param_groups."
+_EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
+"""What modules put beside their tensors; Megatron-core says which part of how many an object is."""
+
 
 def collect_weights(
     root: Inert,
@@ -98,15 +106,6 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
 def _is_little(node: Inert) -> bool:
     """Say whether a container holds so little that no array is in it."""
     return nodes.is_small(node) or nodes.is_bare(node)
-
-
-_OF_OPTIMIZER: Final = re.compile(
-    r"((?:[^.]+\.){0,2}?(?:optim|optimizer)s?(?:_\d+)?)\.(?:state|param_state|param_groups|distributed)\."
-)
-_STATES: Final = "state."
-_SETTINGS: Final = "param_groups."
-_EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
-"""What modules put beside their tensors; Megatron-core says which part of how many an object is."""
 
 
 def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None:

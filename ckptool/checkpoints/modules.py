@@ -46,6 +46,10 @@ _PLAIN_SAVERS = ("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_ut
 
 _HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
 """Hooks that touch the metadata only."""
+ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
+"""What one module wrote: its version, mostly."""
+_MOST_FACTS: Final = 16
+_LONGEST_FACT: Final = 256
 
 
 class ModuleEntry(NamedTuple):
@@ -336,13 +340,6 @@ _VERSIONS = dict.fromkeys(
     ),
     2,
 )
-
-
-ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
-"""What one module wrote: its version, mostly."""
-
-_MOST_FACTS: Final = 16
-_LONGEST_FACT: Final = 256
 
 
 def facts_by_module(entries: nodes.Pairs) -> dict[str, ModuleFacts]:

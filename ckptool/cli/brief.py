@@ -32,6 +32,11 @@ _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
 _SHARE_OF_NOTE: Final = 0.45
 """Of the width of a terminal, at least."""
+_WORDS = {"warning": "with warnings", "error": "with errors"}
+_NOT_OPENED = "not opened"
+_NAMED = 4
+"""Of files that were passed over."""
+_GRADES = ("data", "code", "system", "unknown")
 
 
 class _Column(NamedTuple):
@@ -158,13 +163,6 @@ def _word(worst: str | None, otherwise: str) -> str:
 
 def _why(error: CkptoolError) -> str:
     return f"not opened: {error.message}"
-
-
-_WORDS = {"warning": "with warnings", "error": "with errors"}
-_NOT_OPENED = "not opened"
-_NAMED = 4
-"""Of files that were passed over."""
-_GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:

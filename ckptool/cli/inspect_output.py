@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 
 _LINES_AT_ONCE = 1000
+_SPARE: Final = ("device", "dtype", "elements")
+"""Columns that a narrow terminal does without; the head has counts of all three."""
+_DEEPEST_INDENT: Final = 40
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def output_for(
@@ -269,10 +273,6 @@ def _print(lines: Iterable[str]) -> None:
         say("\n".join(batch))
 
 
-_SPARE: Final = ("device", "dtype", "elements")
-"""Columns that a narrow terminal does without; the head has counts of all three."""
-
-
 class Listing(NamedTuple):
     """What to show of tensors, and how."""
 
@@ -328,10 +328,6 @@ class Listing(NamedTuple):
 
             parameters = parameter_names(checkpoint)
         return tables.Related(shared, parameters)
-
-
-_DEEPEST_INDENT: Final = 40
-_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class _Branch:

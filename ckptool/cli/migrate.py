@@ -51,6 +51,7 @@ _APART = (*_NAME_OPTIONS.values(), "to")
 _ORDER = f"{__name__}.order"
 
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
+_SCHEMA: Final = "ckptool.migrate/2"
 
 
 class _DType(click.Choice):  # type: ignore[type-arg]
@@ -435,9 +436,6 @@ def _outcome(
         return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
     except CkptoolError as error:
         return error
-
-
-_SCHEMA: Final = "ckptool.migrate/2"
 
 
 def output_for(options: dict[str, Any], sources: Sequence[str]) -> Objects | Names | Brief | Reports:

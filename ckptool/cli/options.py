@@ -44,6 +44,9 @@ _limit = click.option(
 )
 _wide = click.option("--wide", is_flag=True, help="Do not cut lines to the width of the terminal.")
 pager_option = click.option("--pager", is_flag=True, help="Show everything in a pager.")
+LOCAL: Final = "local"
+_ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
+"""What may follow the option: anything else is the next argument."""
 
 
 def many_files(command: F) -> F:
@@ -102,11 +105,6 @@ def check_one_form(options: dict[str, Any]) -> None:
                     f"--brief is a line for each file, and {one.opts[-1]} is about a list of what is in each: give one "
                     "of them. For programs, --jsonl has an object for each file."
                 )
-
-
-LOCAL: Final = "local"
-_ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
-"""What may follow the option: anything else is the next argument."""
 
 
 class RayCommand(click.Command):

@@ -41,6 +41,55 @@ _ROW: Final = json.JSONDecoder().raw_decode
 """Reads a row that a worker has just written."""
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
+_ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
+CHECKPOINTS: Final[dict[str, Kind]] = {
+    "path": "text",
+    "nbytes": "count",
+    "mtime_ns": "count",
+    "version": "text",
+    "etag": "text",
+    "asked": "texts",
+    "scanned_ns": "count",
+    "member": "text",
+    "format": "text",
+    "form": "text",
+    "writer": {"name": "text", "version": "text"},
+    "tensors": "count",
+    "tied": "count",
+    "parameters": "count",
+    "numel": "count",
+    "tensors_nbytes": "count",
+    "weights_nbytes": "count",
+    "rest_nbytes": "count",
+    "dtypes": "counts",
+    "quantized": "text",
+    "devices": "counts",
+    "prefixes": "texts",
+    "roles": {EACH: _ROLE},
+    "shards": "count",
+    "members": "count",
+    "beside": "texts",
+    "digest": "text",
+    "digest_error": "text",
+    "grade": "text",
+    "findings": "counts",
+    "worst": "text",
+    "error": {"kind": "text", "type": "text", "message": "text"},
+}
+TENSORS: Final[dict[str, Kind]] = {
+    "path": "text",
+    "version": "text",
+    "scanned_ns": "count",
+    "member": "text",
+    "name": "text",
+    "role": "text",
+    "dtype": "text",
+    "shape": "sizes",
+    "numel": "count",
+    "nbytes": "count",
+    "device": "text",
+    "layout": "text",
+}
 
 
 @click.command(cls=RayCommand)
@@ -269,57 +318,6 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
-
-
-_ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
-CHECKPOINTS: Final[dict[str, Kind]] = {
-    "path": "text",
-    "nbytes": "count",
-    "mtime_ns": "count",
-    "version": "text",
-    "etag": "text",
-    "asked": "texts",
-    "scanned_ns": "count",
-    "member": "text",
-    "format": "text",
-    "form": "text",
-    "writer": {"name": "text", "version": "text"},
-    "tensors": "count",
-    "tied": "count",
-    "parameters": "count",
-    "numel": "count",
-    "tensors_nbytes": "count",
-    "weights_nbytes": "count",
-    "rest_nbytes": "count",
-    "dtypes": "counts",
-    "quantized": "text",
-    "devices": "counts",
-    "prefixes": "texts",
-    "roles": {EACH: _ROLE},
-    "shards": "count",
-    "members": "count",
-    "beside": "texts",
-    "digest": "text",
-    "digest_error": "text",
-    "grade": "text",
-    "findings": "counts",
-    "worst": "text",
-    "error": {"kind": "text", "type": "text", "message": "text"},
-}
-TENSORS: Final[dict[str, Kind]] = {
-    "path": "text",
-    "version": "text",
-    "scanned_ns": "count",
-    "member": "text",
-    "name": "text",
-    "role": "text",
-    "dtype": "text",
-    "shape": "sizes",
-    "numel": "count",
-    "nbytes": "count",
-    "device": "text",
-    "layout": "text",
-}
 
 
 def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:

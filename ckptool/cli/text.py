@@ -14,6 +14,15 @@ import click
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
 
+_HANGING: Final = " " * 15
+"""Below the text of a labelled line."""
+_SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the same)\b")
+"""What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
+_NARROWEST: Final = 40
+"""Text in narrower columns than this is not readable: the terminal may break it."""
+pages: list[list[str]] = []
+"""What waits for the pager, while there is one."""
+
 
 def with_options(text: str) -> str:
     """Return a hint with its options as they are written on the command line: `force=True` as --force."""
@@ -75,17 +84,6 @@ def _shows_colours(*, err: bool) -> bool:
     asked = context.find_root().color if context is not None else None
     stream = sys.stderr if err else sys.stdout
     return asked if asked is not None else stream.isatty() and not _has_no_colours()
-
-
-_HANGING: Final = " " * 15
-"""Below the text of a labelled line."""
-_SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the same)\b")
-"""What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
-_NARROWEST: Final = 40
-"""Text in narrower columns than this is not readable: the terminal may break it."""
-
-pages: list[list[str]] = []
-"""What waits for the pager, while there is one."""
 
 
 def terminal_width(*, err: bool = False) -> int | None:

@@ -35,6 +35,7 @@ _QSCHEMES: Final = {
     "per_channel_symmetric",
     "per_channel_affine_float_qparams",
 }
+_CLASSES: Final = "__torch__.torch.classes."
 
 
 def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None, assembly: Assembly) -> dict[str, Any]:
@@ -182,9 +183,6 @@ def _key(key: Inert) -> str | int | float | bool | bytes | None:
     if raw is not None:
         return raw
     raise UnsupportedFeature(f"a key of type {inert.class_name(key)}", kind="no-plain-value")
-
-
-_CLASSES: Final = "__torch__.torch.classes."
 
 
 def packed_content(node: Inert) -> tuple[str, Inert] | None:

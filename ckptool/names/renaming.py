@@ -24,6 +24,12 @@ Rule = Callable[[Sequence[str]], Sequence[str | None]]
 _ANYWHERE = re.compile("|".join(ANYWHERE))
 # The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
 _EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
+T = TypeVar("T")
+LONGEST: Final = 512
+"""Characters of a name that patterns are tried on. Those of real models have some dozens, seldom two hundred."""
+_SHORT: Final = 64
+SECONDS: Final = 5.0
+"""Of processor, for all trials of one call."""
 
 
 def strip_module(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
@@ -281,15 +287,6 @@ def without_marked(name: str) -> str:
     """Return a name without the components that only wrappers use, wherever they are."""
     parts = [part for part in name.split(".") if part not in ANYWHERE]
     return ".".join(parts)
-
-
-T = TypeVar("T")
-
-LONGEST: Final = 512
-"""Characters of a name that patterns are tried on. Those of real models have some dozens, seldom two hundred."""
-_SHORT: Final = 64
-SECONDS: Final = 5.0
-"""Of processor, for all trials of one call."""
 
 
 class Trials:

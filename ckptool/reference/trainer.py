@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Batches: TypeAlias = "DataLoader[tuple[Tensor, ...]]"
 EMA_DECAY = 0.99
+WRAPS = ("none", "data-parallel", "ddp", "compile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +156,6 @@ def _repeatable(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(numbers), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
         torch.manual_seed(seed)
         yield
-
-
-WRAPS = ("none", "data-parallel", "ddp", "compile")
 
 
 @contextmanager

@@ -47,6 +47,8 @@ Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Bi
 
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Before, a mapping kept a descriptor of its file for itself."""
+_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FileSource:
@@ -413,10 +415,6 @@ def unreadable(error: OSError, offset: int | None = None, path: str | None = Non
     """Return the error for a bad disk, or a network that is gone."""
     where = "" if offset is None else f" at byte {offset:,}"
     return FileUnavailable(f"cannot be read{where}: {reason_of(error)}", kind="io", offset=offset, path=path)
-
-
-_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def unavailable(path: str, error: OSError) -> FileUnavailable:

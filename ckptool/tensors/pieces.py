@@ -37,6 +37,11 @@ _BAND_NBYTES: Final = 1 << 22
 
 Place: TypeAlias = tuple[object, int]
 """Where a storage is."""
+_WIDE: Final = 256
+"""Rows of fewer bytes are copied by columns: one call for each column, instead of one for each row."""
+_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_BLOCK_ROWS: Final = 1 << 10
+"""Rows that are copied at a time by columns: what they are on stays in a core's cache."""
 
 
 class Piece(NamedTuple):
@@ -419,13 +424,6 @@ class PartChecksums:
             found = joined_crc32(found, of_part, part_nbytes)
             end += part_nbytes
         return found if end == nbytes else None
-
-
-_WIDE: Final = 256
-"""Rows of fewer bytes are copied by columns: one call for each column, instead of one for each row."""
-_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_BLOCK_ROWS: Final = 1 << 10
-"""Rows that are copied at a time by columns: what they are on stays in a core's cache."""
 
 
 def is_run(sizes: Sequence[int], steps: Sequence[int]) -> bool:

@@ -46,6 +46,17 @@ Resolve: TypeAlias = Callable[[Inert], TypedStorage | TensorInfo | None]
 
 Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
 """Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
+Args: TypeAlias = tuple[Inert, ...]
+Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
+Tensors: TypeAlias = Callable[[Iterable[tuple[str, Inert]]], Parts]
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+_LONGEST_LAYOUT: Final = 64
 
 
 def _nothing(_: object) -> None:
@@ -362,19 +373,6 @@ _RULES: dict[tuple[str, str], _Rule] = {
 }
 
 
-Args: TypeAlias = tuple[Inert, ...]
-Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
-Tensors: TypeAlias = Callable[[Iterable[tuple[str, Inert]]], Parts]
-
-_SPARSE_PARTS = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
-
-
 def quantized(info: TensorInfo, quantizer: Inert, tensors: Tensors) -> TensorInfo:
     """Return a tensor of integers with its scheme; ``info`` describes the integers."""
     if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
@@ -490,9 +488,6 @@ def _as_float32(value: float) -> bytes:
         return pack("<f", value)
     except OverflowError:
         return pack("<f", copysign(inf, value))
-
-
-_LONGEST_LAYOUT: Final = 64
 
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:

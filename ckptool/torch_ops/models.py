@@ -20,6 +20,9 @@ _HINT: Final = (
     "Name it as package.module:Class, importable from the current folder, or as path/to/file.py:Class, with its "
     "`model_arguments=`."
 )
+_TURN = RLock()  # sys.path and sys.modules are every thread's
+_IMPORTED: dict[str, dict[str, ModuleType]] = {}
+"""The modules that were imported from a folder which is not on Python's path, by that folder."""
 
 
 def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor], path: str) -> None:
@@ -124,11 +127,6 @@ def _shapes(model: Any) -> dict[str, Shape]:
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
-
-
-_TURN = RLock()  # sys.path and sys.modules are every thread's
-_IMPORTED: dict[str, dict[str, ModuleType]] = {}
-"""The modules that were imported from a folder which is not on Python's path, by that folder."""
 
 
 class _Place(NamedTuple):

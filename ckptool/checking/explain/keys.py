@@ -30,6 +30,13 @@ _HOLDERS = (
     "network",
 )
 """Entries under which the weights of a checkpoint are, most usual first."""
+INSPECT = "ckptool inspect FILE"
+CHECK = "ckptool check FILE"
+FIT = "ckptool check FILE --model package.module:Class"
+WEIGHTS = "ckptool migrate FILE --form state_dict"
+TO_CPU = "ckptool migrate FILE --to cpu"
+SAFETENSORS = "ckptool migrate FILE OUT.safetensors"
+DEVICES = "ckptool devices"
 
 
 class Explanation(NamedTuple):
@@ -64,15 +71,6 @@ class Entry(NamedTuple):
         return Explanation(
             self.kind, self.meaning.format(*groups), self.hint and self.hint.format(*groups), self.command
         )
-
-
-INSPECT = "ckptool inspect FILE"
-CHECK = "ckptool check FILE"
-FIT = "ckptool check FILE --model package.module:Class"
-WEIGHTS = "ckptool migrate FILE --form state_dict"
-TO_CPU = "ckptool migrate FILE --to cpu"
-SAFETENSORS = "ckptool migrate FILE OUT.safetensors"
-DEVICES = "ckptool devices"
 
 
 class KeyLists(NamedTuple):

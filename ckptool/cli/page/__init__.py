@@ -40,6 +40,31 @@ from ckptool.tensors.tensor import TensorInfo, identity
 
 LONGEST: Final = 1 << 10
 """Characters of a name or a text from a file that a page shows."""
+_DIGITS: Final = 6
+"""Of a number that people look at."""
+STATUSES: Final = (
+    *("same", "close", "device", "layout", "values", "dtype", "shape"),
+    *("only in A", "only in B", "not compared"),
+)
+"""What is said of each tensor: of several, the one that stands last."""
+_IN_TABLE: Final = ("shape", "dtype", "device", "layout", "values", "close")
+"""What the table says of each tensor: the first few are enough above it."""
+_OF_VALUES: Final = ("differing", "nan", "max_abs", "max_rel", "at", "a", "b")
+_OF_LIKENESS: Final = ("cosine", "relative")
+_MOST: Final = 200
+"""Items of a list that a page shows."""
+ASSETS: Final = Path(__file__).parent / "assets"
+SCRIPTS: Final = (
+    *("dom", "text", "data", "tree", "selection", "colours", "squares", "treemap"),
+    *("histogram", "columns", "entries", "table", "panel", "head", "main"),
+)
+"""The modules of the script, each behind those that it imports."""
+_IMPORT: Final = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^ *(/\*.*?\*/|//.*?)$", re.MULTILINE | re.DOTALL)
+_SPACE: Final = re.compile(r"\s*\n\s*")
+_PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
+_IN_SCRIPT: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def shown(text: str) -> str:
@@ -129,10 +154,6 @@ def _kind(info: TensorInfo) -> tuple[object, ...]:
     return (info.shape, dtype, shown(info.location), info.total_nbytes, numel, info.kind, shown(parts))
 
 
-_DIGITS: Final = 6
-"""Of a number that people look at."""
-
-
 def packed(columns: Mapping[str, object]) -> str:
     """Return columns as JSON, deflated (zlib's format), in base64."""
     text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
@@ -172,18 +193,6 @@ def rounded(value: object) -> object:
     if not isinstance(value, float):
         return value
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else str(value)
-
-
-STATUSES: Final = (
-    *("same", "close", "device", "layout", "values", "dtype", "shape"),
-    *("only in A", "only in B", "not compared"),
-)
-"""What is said of each tensor: of several, the one that stands last."""
-
-_IN_TABLE: Final = ("shape", "dtype", "device", "layout", "values", "close")
-"""What the table says of each tensor: the first few are enough above it."""
-_OF_VALUES: Final = ("differing", "nan", "max_abs", "max_rel", "at", "a", "b")
-_OF_LIKENESS: Final = ("cosine", "relative")
 
 
 def comparison_columns(
@@ -247,10 +256,6 @@ def _measures(report: DiffReport, names: Iterable[str]) -> dict[str, list[object
     return columns
 
 
-_MOST: Final = 200
-"""Items of a list that a page shows."""
-
-
 def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]:
     """Return what a file is, what is notable about it, and what it holds beside tensors."""
     facts = [[fact.label, listing(fact.items)] for fact in head_facts(checkpoint, summarise(checkpoint))]
@@ -296,21 +301,6 @@ def _finding(found: Finding) -> dict[str, object]:
         "hint": found.hint and shown(with_options(found.hint)),
         "command": found.command and shown(found.command),
     }
-
-
-ASSETS: Final = Path(__file__).parent / "assets"
-SCRIPTS: Final = (
-    *("dom", "text", "data", "tree", "selection", "colours", "squares", "treemap"),
-    *("histogram", "columns", "entries", "table", "panel", "head", "main"),
-)
-"""The modules of the script, each behind those that it imports."""
-
-_IMPORT: Final = re.compile(r"^import [^;]*;\n", re.MULTILINE)
-_EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
-_COMMENT: Final = re.compile(r"^ *(/\*.*?\*/|//.*?)$", re.MULTILINE | re.DOTALL)
-_SPACE: Final = re.compile(r"\s*\n\s*")
-_PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
-_IN_SCRIPT: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def document(title: str, content: Mapping[str, object]) -> bytes:

@@ -26,6 +26,10 @@ MEGATRON: Final = "latest_checkpointed_iteration.txt"
 POINTERS: Final = ("latest", "latest_universal", MEGATRON)
 _LONGEST: Final = 255
 _NUMBER: Final = re.compile(r"[0-9]+")
+_COMMIT: Final = re.compile(rb"[0-9a-f]{40}")
+_MAIN: Final = "refs/main"
+_MAIN_NBYTES: Final = 4096
+_SNAPSHOTS: Final = "snapshots"
 
 
 def named_by(folder: FolderSource, pointer: str) -> str | None:
@@ -97,12 +101,6 @@ def leads_nowhere(folder: FolderSource, pointer: str, name: str, others: Collect
         kind="missing",
         hint=f"Name one that is there: {some(list(others))}" if others else "Saving was not finished, or it was moved.",
     )
-
-
-_COMMIT: Final = re.compile(rb"[0-9a-f]{40}")
-_MAIN: Final = "refs/main"
-_MAIN_NBYTES: Final = 4096
-_SNAPSHOTS: Final = "snapshots"
 
 
 def snapshot(folder: FolderSource) -> str | None:

@@ -41,6 +41,10 @@ PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeli
 _MOST: Final = 64
 """How many are opened to see which of them is meant."""
 _SHOWN: Final = 4
+INDEX: Final = "model_index.json"
+_CONFIG: Final = "config.json"
+"""Models have one; what has no weights calls it otherwise."""
+_WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
 
 def read(
@@ -216,12 +220,6 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
         needed=len(candidates),
         actual=_MOST,
     )
-
-
-INDEX: Final = "model_index.json"
-_CONFIG: Final = "config.json"
-"""Models have one; what has no weights calls it otherwise."""
-_WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
 
 def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> dict[str, str]:

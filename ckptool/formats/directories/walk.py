@@ -29,6 +29,8 @@ Found: TypeAlias = tuple[str, bool]
 _SNAPSHOTS: Final = "snapshots"
 _BLOBS: Final = "blobs"
 """In the cache of a hub, what the links in the snapshots lead to."""
+_OF_BUCKET: Final = 3
+"""Slashes in the address of a whole bucket."""
 
 
 def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None = None) -> Iterator[Found]:
@@ -128,10 +130,6 @@ def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
             continue
         if whole is None or name != whole.name:
             yield os.path.join(place, name), is_likely_packed(name) or name in indexes
-
-
-_OF_BUCKET: Final = 3
-"""Slashes in the address of a whole bucket."""
 
 
 def checkpoints_at(address: Remote) -> Iterator[Remote]:

@@ -25,6 +25,24 @@ _MSGPACK_MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf....)[\xa1-\xbf][ -~]", r
 _MINDSPORE_TYPE = re.compile(rb"(?:B?Float|U?Int|Bool|Complex|String)[0-9]*")
 _FLAX_ARRAY = re.compile(rb"(?:\xc7.|\xc8..|\xc9....)\x01\x93[\x90-\x9f]", re.DOTALL)
 """Extension 1 of flax.serialization, which begins with a list of three: shape, dtype, bytes."""
+_NAMES_LOOKED_AT = 10_000
+_TORCH_MEMBER = re.compile(
+    r"(?:[^/]+/)?(?:(?:data|constants|attributes)\.pkl|archive_format|serialized_exported_program\.json"
+    r"|\.data/extern_modules)|[^/]+/model\.json"
+)
+_IN_ZIPS = tuple(
+    (re.compile(pattern, re.DOTALL), kind, what, hint)
+    for pattern, kind, what, hint in (
+        (r"(?:.*/)?Data/com\.apple\.CoreML/.*", "coreml", "a Core ML package", EXPORTED),
+        (r"(?:.*/)?model\.weights\.h5", "keras", "a Keras model", "Read it with Keras."),
+        (r"(?:.*/)?saved_model\.pb", "tensorflow", "a TensorFlow SavedModel", IN_TENSORFLOW),
+        (r"MAR-INF/MANIFEST\.json", "mar", "a TorchServe model archive", UNPACK),
+        (r"(?:word|xl|ppt)/.*\.xml", "office", "a Microsoft Office document", None),
+        (r"content\.xml", "office", "an OpenDocument file", None),
+        (r"[^/]+\.dist-info/WHEEL", "wheel", "a Python wheel", "Install it with pip."),
+        (r"META-INF/MANIFEST\.MF", "jar", "a Java or Android archive", None),
+    )
+)
 
 
 def name_binary(head: Head) -> NotACheckpoint | None:
@@ -216,26 +234,6 @@ _ROWS = (
     _Row("appledouble", "macOS metadata about another file", b"\0\5\x16\7\0\2\0\0", hint=_REAL),
     _Row("appledouble", "a macOS folder's .DS_Store", b"\0\0\0\1Bud1"),
     _Row("encrypted", "a file encrypted by OpenSSL", b"Salted__", hint="Decrypt it first."),
-)
-
-
-_NAMES_LOOKED_AT = 10_000
-_TORCH_MEMBER = re.compile(
-    r"(?:[^/]+/)?(?:(?:data|constants|attributes)\.pkl|archive_format|serialized_exported_program\.json"
-    r"|\.data/extern_modules)|[^/]+/model\.json"
-)
-_IN_ZIPS = tuple(
-    (re.compile(pattern, re.DOTALL), kind, what, hint)
-    for pattern, kind, what, hint in (
-        (r"(?:.*/)?Data/com\.apple\.CoreML/.*", "coreml", "a Core ML package", EXPORTED),
-        (r"(?:.*/)?model\.weights\.h5", "keras", "a Keras model", "Read it with Keras."),
-        (r"(?:.*/)?saved_model\.pb", "tensorflow", "a TensorFlow SavedModel", IN_TENSORFLOW),
-        (r"MAR-INF/MANIFEST\.json", "mar", "a TorchServe model archive", UNPACK),
-        (r"(?:word|xl|ppt)/.*\.xml", "office", "a Microsoft Office document", None),
-        (r"content\.xml", "office", "an OpenDocument file", None),
-        (r"[^/]+\.dist-info/WHEEL", "wheel", "a Python wheel", "Install it with pip."),
-        (r"META-INF/MANIFEST\.MF", "jar", "a Java or Android archive", None),
-    )
 )
 
 

@@ -46,6 +46,9 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 _Kind: TypeAlias = tuple[DType, tuple[int, ...], bool]
 _ITEM_NBYTES: Final = 64 << 20
 """Of a tensor: whoever loads a part of it reads whole items."""
+_DEEPEST: Final = 500
+"""Torch follows them by calls of functions in each other, of which Python allows a thousand."""
+_MOST_REPEATED: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,11 +322,6 @@ def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
             yield from (((start, *offsets), (1, *sizes)) for offsets, sizes in _cut(shape[1:], itemsize))
         else:
             yield (start, *(0,) * (len(shape) - 1)), (count, *shape[1:])
-
-
-_DEEPEST: Final = 500
-"""Torch follows them by calls of functions in each other, of which Python allows a thousand."""
-_MOST_REPEATED: Final = 10_000
 
 
 class Leaf(NamedTuple):

@@ -31,6 +31,16 @@ from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload
 
 _ROOT: Final = "archive"  # torch's name for what has no file name
+NAME: Final = ".metadata"
+_MODULE: Final = "torch.distributed.checkpoint.metadata"
+_VERSION: Final = "1.0.0"
+_BATCH: Final = 1000
+"""How many entries are nodes at a time, as ``pickle`` itself writes them."""
+_K = TypeVar("_K")
+Path = tuple[str | int, ...]
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+_LAYOUT: Final = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+_MEMORY_FORMAT: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 class Item(NamedTuple):
@@ -133,17 +143,6 @@ class ItemsFile(NamedTuple):
             raise OutputFailed("its items were not written as they were read", kind="verification-failed")
 
 
-NAME: Final = ".metadata"
-_MODULE: Final = "torch.distributed.checkpoint.metadata"
-_VERSION: Final = "1.0.0"
-_BATCH: Final = 1000
-"""How many entries are nodes at a time, as ``pickle`` itself writes them."""
-
-_K = TypeVar("_K")
-Path = tuple[str | int, ...]
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-
-
 class Entry(NamedTuple):
     """A tensor or a value of the state dict."""
 
@@ -223,10 +222,6 @@ class _Nodes:
         kept[key] = made
         self.shared.add(id(made))
         return made
-
-
-_LAYOUT: Final = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-_MEMORY_FORMAT: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def _metadata(entry: Entry, nodes: _Nodes) -> Inert:

@@ -61,6 +61,13 @@ from ckptool.sources.source import Source
 from ckptool.tensors.payloads import StoragePayload, check_storages
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
+WORTH_A_CLONE: Final = 1 << 20
+"""Bytes from which on a copy takes longer."""
+_WRITES_ALL: Final = ("max_shard_size", "key", "dtype", "expand_tied", "model")
+"""Changes after which tensors have other bytes, or others are beside them."""
+_LENGTH_NBYTES: Final = 8
+_GUARD_NBYTES: Final = 4
+
 
 def migrate_in_place(
     path: str,
@@ -193,10 +200,6 @@ def _failed(what: str) -> OutputFailed:
     return OutputFailed(what, kind="verification-failed", hint="The file is what it was before.")
 
 
-WORTH_A_CLONE: Final = 1 << 20
-"""Bytes from which on a copy takes longer."""
-
-
 def clone_plan(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> EditPlan | None:
     """Return how a clone becomes what is planned; None where a copy has to be written, or is no slower."""
     source = checkpoint.source
@@ -226,13 +229,6 @@ def write_clone(work: Work, edit: EditPlan, output: Output) -> Done:
     nbytes = output.nbytes
     output.publish()
     return Done(nbytes, ("ckptool",) if limits is not None else (), ())
-
-
-_WRITES_ALL: Final = ("max_shard_size", "key", "dtype", "expand_tied", "model")
-"""Changes after which tensors have other bytes, or others are beside them."""
-
-_LENGTH_NBYTES: Final = 8
-_GUARD_NBYTES: Final = 4
 
 
 class EditPlan(NamedTuple):

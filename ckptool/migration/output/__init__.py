@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WAITING_NBYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+# linux/fs.h; a system that does not know these numbers refuses them
+_FICLONE: Final = 0x40049409
+_FICLONERANGE: Final = 0x4020940D
+_PROBE_NBYTES: Final = 1 << 16
+"""What is cloned to see whether it can be: whole blocks."""
 
 
 class Output(Closing):
@@ -389,13 +394,6 @@ def sync_folder(folder: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-# linux/fs.h; a system that does not know these numbers refuses them
-_FICLONE: Final = 0x40049409
-_FICLONERANGE: Final = 0x4020940D
-_PROBE_NBYTES: Final = 1 << 16
-"""What is cloned to see whether it can be: whole blocks."""
 
 
 def clones_to(fd: int, path: str) -> bool:

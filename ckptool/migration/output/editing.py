@@ -39,6 +39,10 @@ from ckptool.sources.journal import (
     unfinished,
 )
 
+_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_NO_FOLDERS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.ENOTSUP)
+"""The error codes of file systems that cannot put a folder on the disk."""
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -50,9 +54,6 @@ _NEW: Final = ".new"
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-_NO_FOLDERS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.ENOTSUP)
-"""The error codes of file systems that cannot put a folder on the disk."""
 
 
 class Operations:

@@ -28,6 +28,8 @@ from ckptool.migration.output.sink import Place, Sink, SinkFolder
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, Source
 
+_IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
 
 def open_output(target: str, *, force: bool, progress: Callable[[int, int], None] | None, mode: int) -> Sink:
     """
@@ -82,9 +84,6 @@ def mode_of(source: Source) -> int:
         with suppress(OSError, ValueError):  # far away
             mode &= os.stat(path).st_mode
     return mode | stat.S_IRUSR  # to be read back
-
-
-_IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class OutputFolder(Closing):

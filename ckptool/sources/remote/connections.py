@@ -31,6 +31,10 @@ _LEAST_NBYTES: Final = 30 << 10
 """What has to come in that time, of headers or of a body."""
 _STEP_SECONDS: Final = 0.5
 """How long to wait for bytes before asking again whether anybody still wants them."""
+T = TypeVar("T")
+_MOST_TRIES: Final = 6
+_FIRST_SECONDS: Final = 0.1
+_LONGEST_SECONDS: Final = 20.0
 
 
 class Connections:
@@ -244,13 +248,6 @@ def is_answered(address: str, port: int, seconds: float) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-T = TypeVar("T")
-
-_MOST_TRIES: Final = 6
-_FIRST_SECONDS: Final = 0.1
-_LONGEST_SECONDS: Final = 20.0
 
 
 class Passing(Exception):

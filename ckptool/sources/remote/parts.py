@@ -27,6 +27,7 @@ _LAG: Final = 4
 """Parts that are kept behind the newest that was read: threads do not read quite in order."""
 _IDLE_NBYTES: Final = 4 << 20
 """Kept where nothing more is planned."""
+Range: TypeAlias = tuple[int, int]
 
 
 class Part:
@@ -271,9 +272,6 @@ class Parts:
         self._parts.remove(part)
         self._held -= part.stop - part.start
         self._fetchers.hold(part.start - part.stop)
-
-
-Range: TypeAlias = tuple[int, int]
 
 
 def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:

@@ -46,6 +46,18 @@ from ckptool.tensors.tensor import TensorInfo
 
 NAME = "dcp"
 TRAITS = Traits(has_tree=True, loader="torch.distributed.checkpoint.load", is_trusted=True)
+_AGAIN: Final = "Copy the folder again, with all of its files."
+_METADATA: Final = "metadata.json"
+COMMON: Final = "common.pt"
+"""What Megatron-core keeps beside the items: values, in a file of ``torch.save``."""
+META: Final = "meta.pt"
+"""The same of Lightning."""
+_ITEMS_OF_RANK: Final = re.compile(r"__(\d{1,9})_\d+\.distcp")
+_STATE_DICT: Final = "state_dict"
+_OF_LIGHTNING: Final = re.compile(r"optimizer_\d+")
+"""What its trainer calls what it saves."""
+_MOST_FILES: Final = 8
+"""Files that are told of one by one."""
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -192,20 +204,6 @@ def _shards(index: Merged, files: Files) -> Iterator[Shard]:
     for file in sorted(files.sources):
         source = files.sources[file]
         yield Shard(file, index.files[file].items, source.nbytes, source, "item")
-
-
-_AGAIN: Final = "Copy the folder again, with all of its files."
-_METADATA: Final = "metadata.json"
-COMMON: Final = "common.pt"
-"""What Megatron-core keeps beside the items: values, in a file of ``torch.save``."""
-META: Final = "meta.pt"
-"""The same of Lightning."""
-_ITEMS_OF_RANK: Final = re.compile(r"__(\d{1,9})_\d+\.distcp")
-_STATE_DICT: Final = "state_dict"
-_OF_LIGHTNING: Final = re.compile(r"optimizer_\d+")
-"""What its trainer calls what it saves."""
-_MOST_FILES: Final = 8
-"""Files that are told of one by one."""
 
 
 class Files(NamedTuple):

@@ -41,6 +41,11 @@ from ckptool.tensors.tensor import TensorInfo
 
 _SMALL: Final = 1 << 16
 """Values of fewer bytes are read ahead, and compared with others."""
+_ZSTD: Final = "stream.zstd"
+_MOST_KEPT: Final = 4
+"""Items that are kept unpacked: what as many threads read."""
+_HEAD_NBYTES: Final = 64
+_Known = tuple[Parsed, dict[str, object]]
 
 
 class Value(NamedTuple):
@@ -212,11 +217,6 @@ class ItemParts:
         return None
 
 
-_ZSTD: Final = "stream.zstd"
-_MOST_KEPT: Final = 4
-"""Items that are kept unpacked: what as many threads read."""
-
-
 def check_known(transforms: tuple[str, ...]) -> None:
     """Raise UnsupportedFeature unless all of these can be undone here. A name may end in a version."""
     for one in transforms:
@@ -280,10 +280,6 @@ class _UndoneSource:
 
     def close(self) -> None:
         """Its file belongs to the folder, which closes it."""
-
-
-_HEAD_NBYTES: Final = 64
-_Known = tuple[Parsed, dict[str, object]]
 
 
 class SafetensorsItems:

@@ -42,6 +42,12 @@ ITEMS: Final = ".distcp"
 _MARK: Final = b"torch.distributed.checkpoint"
 _HEAD_NBYTES: Final = 4096
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
+_MOST_TRANSFORMS: Final = 8
+_MOST_FIELDS: Final = 64
+_OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
+_AGAIN: Final = "Get the folder again, from one save."
+_Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
+"""The items of each name, with their offsets; None for those of values."""
 
 
 class Copy(NamedTuple):
@@ -184,12 +190,6 @@ def gaps(ranks: Sequence[int]) -> Iterator[int]:
     yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
 
 
-_MOST_TRANSFORMS: Final = 8
-_MOST_FIELDS: Final = 64
-_OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
-_AGAIN: Final = "Get the folder again, from one save."
-
-
 class Index(NamedTuple):
     """What one index file says."""
 
@@ -205,10 +205,6 @@ class Index(NamedTuple):
     """Of tensors that were flattened before they were cut."""
     is_megatrons: bool
     """Whether it has what Megatron-core adds to an index."""
-
-
-_Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
-"""The items of each name, with their offsets; None for those of values."""
 
 
 def read_index(source: FileSource, name: str, limits: Limits) -> Index:

@@ -33,6 +33,7 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _SCALAR = "step"
+NARROW: Final = ("float16", "bfloat16")
 
 
 class Engine(NamedTuple):
@@ -192,9 +193,6 @@ def beside(pairs: Iterator[tuple[str, Inert]], taken: Sequence[str]) -> Pairs:
         used.add(name)
         found.append((name, value))
     return found
-
-
-NARROW: Final = ("float16", "bfloat16")
 
 
 def widened(info: TensorInfo) -> TensorInfo:

@@ -32,6 +32,10 @@ from ckptool.pickles.nodes import Call, Dict, Global, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import is_size
 
+_AUTOEP: Final = "ds_autoep_layers"
+_OF_EXPERT: Final = re.compile(r".*\.deepspeed_experts\.(\d{1,6})\..*")
+_MOST: Final = 1 << 20
+
 
 def read_tag(folder: FolderSource, probe: Probe, inside: str) -> Parsed:
     """Return what the states in a folder are, below the one that was opened; see the package."""
@@ -96,11 +100,6 @@ def _apart(reader: Reader, files: Files) -> Parsed:
             "tensor are joined is not in the files"
         )
     return side_by_side.of_files(reader.folder, reader.probe, NAME, TRAITS, found, why)
-
-
-_AUTOEP: Final = "ds_autoep_layers"
-_OF_EXPERT: Final = re.compile(r".*\.deepspeed_experts\.(\d{1,6})\..*")
-_MOST: Final = 1 << 20
 
 
 def read(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:

@@ -43,6 +43,9 @@ Path: TypeAlias = tuple[str | int, ...]
 _FROM_TYPE: Final = ("_rebuild_from_type", "_rebuild_from_type_v2")
 _PARAMETER: Final = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 _FLAT: Final = ("_flat_param", "flat_param")
+_MOST_RANKS: Final = 1 << 20
+_MOST_AXES: Final = 64
+_INTEGERS: Final = {"int32": "i", "int64": "q"}
 
 
 class Found(NamedTuple):
@@ -179,10 +182,6 @@ def _checked(info: TensorInfo | None) -> TensorInfo:
     if info is None:
         raise malformed("with a shard that is no tensor")
     return info
-
-
-_MOST_RANKS: Final = 1 << 20
-_MOST_AXES: Final = 64
 
 
 class Part(NamedTuple):
@@ -358,9 +357,6 @@ def _number_of(rank: int | None, ranks: TensorInfo | None) -> int | None:
     data = LazyTensor("mesh", ranks).read()
     listed = unpack(f"<{ranks.numel}{_INTEGERS[ranks.dtype.name]}", data)
     return listed.index(rank) if rank in listed else None
-
-
-_INTEGERS: Final = {"int32": "i", "int64": "q"}
 
 
 def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
