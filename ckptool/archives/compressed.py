@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from io import BytesIO
+from typing import Any, Final, NamedTuple, Protocol
 
 from ckptool.archives.archive import too_large
-from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, UnsupportedFeature
+from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, MissingPackage, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
 
@@ -25,6 +26,9 @@ _ZIP_LZMA: Final = 9
 """Bytes before the data of LZMA in a zip."""
 _LZMA_DICTIONARY: Final = 1 << 26
 """What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
+_WINDOW: Final = 1 << 27
+"""What unpacking may take for its window: that of the highest level of the usual ones."""
+_COMMAND: Final = "pip install 'ckptool[zstd]'"
 
 
 class _Unpacker(Protocol):
@@ -232,3 +236,42 @@ def _decompress(
             kind=f"truncated-{kind.name}",
             hint="Download the file again.",
         )
+
+
+def unpack(data: bytes, limits: Limits) -> bytes:
+    """
+    Return what frames of Zstandard hold.
+
+    Raises:
+        LimitExceeded: It grows larger than ``limits`` allow for its size.
+        MalformedFile: It is damaged or ends too early.
+        MissingPackage: Nothing that unpacks it is installed.
+    """
+    zstandard = _package()
+    allowed = limits.inflated(len(data))
+    try:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        with unpacker.stream_reader(BytesIO(data), read_across_frames=True) as reader:
+            found: bytes = reader.read(allowed + 1)
+        frame = zstandard.get_frame_parameters(data)
+    except zstandard.ZstdError as error:
+        raise MalformedFile(f"cannot be unpacked: {error}", kind="damaged-zstd") from error
+    if len(found) > allowed:
+        raise too_large("of Zstandard", len(found), allowed)
+    announced = frame.content_size
+    if announced < 1 << 63 and len(found) < announced:
+        raise MalformedFile(
+            f"the Zstandard frame ends after {len(found):,} of {announced:,} unpacked bytes",
+            kind="truncated-zstd",
+            needed=announced,
+            actual=len(found),
+        )
+    return found
+
+
+def _package() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingPackage.named("zstandard", _COMMAND, kind="no-unpacker") from error
+    return zstandard

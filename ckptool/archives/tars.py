@@ -11,6 +11,7 @@ See POSIX.1-2017, pax, "ustar Interchange Format".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record
@@ -23,8 +24,7 @@ from ckptool.errors import (
     UnsupportedFeature,
 )
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import SliceSource, Source
+from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
 _LONGEST_NAME: Final = 1 << 16
@@ -60,7 +60,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     records: dict[str, Record] = {}
     notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
     for member in _members(source):
-        if member is None:
+        if isinstance(member, int):
             notes = ()
             break
         if member.payload + member.nbytes > source.nbytes:
@@ -81,9 +81,14 @@ def others(source: Source, archive: Archive | None) -> Iterator[tuple[str, Sourc
     """
     Yield what other readers of tars could take for a file that ``archive`` has not: of a kind of its own, say.
 
-    Without an archive, for the tar is refused, all files: copies under one name, sparse and cut ones among them.
+    Without an archive, for the tar is refused, all files: copies under one name, sparse and cut ones among them. Behind
+    the end, another tar, at which readers go on that pass over zeros.
     """
     for member in _as_far(_members(source)):
+        if isinstance(member, int):
+            if (behind := _behind(source, member)) is not None:
+                yield f"tar at byte {behind:,}", SliceSource(source, behind, source.nbytes - behind)
+            return
         begin, left = member.payload, source.nbytes - member.payload
         if (archive is not None and member.kind in _FILES) or member.kind in _NO_FILES or left <= 0:
             continue
@@ -93,19 +98,20 @@ def others(source: Source, archive: Archive | None) -> Iterator[tuple[str, Sourc
             yield member.name, SliceSource(source, begin + BLOCK, nbytes - BLOCK)
 
 
-def _as_far(members: Iterator[_Member | None]) -> Iterator[_Member]:
+def _behind(source: Source, end: int) -> int | None:
+    """Return where a header stands behind the end of a tar, at a whole number of blocks; None where there is none."""
+    ahead = ReadAhead(source)
+    return next((at for at in range(end, source.nbytes, BLOCK) if is_tar(ahead.read(at, BLOCK))), None)
+
+
+def _as_far(members: Iterator[_Member | int]) -> Iterator[_Member | int]:
     """Yield those that can be read; others have no more of them, either."""
-    try:
-        for member in members:
-            if member is None:
-                return
-            yield member
-    except Failure:
-        return
+    with suppress(Failure):
+        yield from members
 
 
-def _members(source: Source) -> Iterator[_Member | None]:
-    """Yield all members with a payload of their own, and None where the tar says that it ends."""
+def _members(source: Source) -> Iterator[_Member | int]:
+    """Yield all members with a payload of their own, and the position at which the tar says that it ends."""
     ahead = ReadAhead(source)
     position = 0
     override: dict[str, str] = {}
@@ -114,7 +120,7 @@ def _members(source: Source) -> Iterator[_Member | None]:
             raise _truncated(position, position + BLOCK, source.nbytes)
         header = ahead.read(position, BLOCK)
         if not any(header):
-            yield None
+            yield position
             return
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)

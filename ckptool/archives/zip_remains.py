@@ -99,7 +99,7 @@ def _unpacked(content: Source, method: int, limits: Limits) -> bytes | bytearray
         return decompress_as_far(content, RAW[method], limits)[0]
     if method != _ZSTANDARD or content.nbytes > limits.inflated_nbytes:
         return None
-    from ckptool.archives.zstandard import unpack
+    from ckptool.archives.compressed import unpack
 
     try:
         return unpack(content.read(0, content.nbytes), limits)

@@ -16,15 +16,20 @@ Rules, because readers of zips differ in which of these records they trust:
 4. Bytes that belong to no member, or follow the end, are noted; they are refused only if they look like members.
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
+
+``placed`` says where payloads lie, as far as the directory alone tells, for files that are slow to read: it has the
+offset of each local header, and not how long that is. Two ways lead to the payload, and where they agree nothing is
+left to know: back from the next header over the descriptor and the payload, and forward over the header as torch and
+zipfile write it. torch pads the name with extra fields to the next multiple of 64 (``getPadding``); zipfile adds none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record, make_record
 from ckptool.archives.zip_directory import (
@@ -43,6 +48,7 @@ from ckptool.archives.zip_layout import (
     DESCRIPTOR64,
     DESCRIPTOR_MAGIC,
     END_MAGIC,
+    FIELD,
     FLAG_DESCRIPTOR,
     FLAG_UTF8,
     FULL32,
@@ -52,11 +58,7 @@ from ckptool.archives.zip_layout import (
 )
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import SliceSource, Source, far_under, prefetch
-
-if TYPE_CHECKING:
-    from ckptool.archives.zip_placing import Place
+from ckptool.sources.source import ReadAhead, SliceSource, Source, far_under, prefetch
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68
@@ -69,6 +71,12 @@ _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
 _USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
 _WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
+_ALIGNMENT: Final = 64
+_SIGNATURE: Final = 4
+_BARE: Final = (0,)
+_DESCRIPTOR_SIZES: Final = (_SIGNATURE + DESCRIPTOR.size, _SIGNATURE + DESCRIPTOR64.size)
+_HEADER_NBYTES: Final = 160
+"""What is fetched of a local header beyond its name."""
 
 
 def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -130,8 +138,6 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
     under = far_under(source)
     if under is None:
         return repeat(None, len(entries))
-    from ckptool.archives.zip_placing import header_ranges, placed  # most files are near
-
     far, shift = under
     places = list(placed(entries, limit))
     prefetch(source, header_ranges(entries, places, limit))
@@ -295,3 +301,38 @@ def _name(entry: Entry) -> str:
     if not re.fullmatch(_NAME, name) or (".." in name and re.fullmatch(_WAY_UP, name)):
         raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
+
+
+class Place(NamedTuple):
+    """Offset of a payload, and of what follows the member."""
+
+    offset: int
+    end: int
+
+
+def placed(entries: Sequence[Entry], limit: int) -> Iterator[Place | None]:
+    """Yield for each entry, in the order of the headers, where its payload lies; None where that is not certain."""
+    following = [*(entry.header for entry in entries[1:]), limit]
+    for entry, end in zip(entries, following, strict=True):
+        descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else _BARE
+        backward = {end - nbytes - entry.stored_nbytes for nbytes in descriptors}
+        agreed = backward & _forward(entry)
+        yield Place(agreed.pop(), end) if len(agreed) == 1 else None
+
+
+def _forward(entry: Entry) -> set[int]:
+    bare = entry.header + LOCAL.size + len(entry.name)
+    padded = bare + FIELD.size
+    if entry.stored_nbytes >= FULL32 or entry.header >= FULL32:
+        padded += FIELD.size + (16 if entry.stored_nbytes >= FULL32 else 0) + (8 if entry.header >= FULL32 else 0)
+    return {bare, padded + -padded % _ALIGNMENT}
+
+
+def header_ranges(entries: Sequence[Entry], places: Sequence[Place | None], limit: int) -> Iterator[tuple[int, int]]:
+    """Yield what has to be read of the members that have no place: their headers, and the descriptors behind them."""
+    following = [*(entry.header for entry in entries[1:]), limit]
+    for entry, place, end in zip(entries, places, following, strict=True):
+        if place is None:
+            yield entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)
+            if entry.flags & FLAG_DESCRIPTOR:
+                yield max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end

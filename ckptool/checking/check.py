@@ -7,14 +7,15 @@ Quick by default: the structure alone, in time that does not grow with the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Finding, finding_lines
+from ckptool.checking.codes import CODES
+from ckptool.checking.finding import Finding, Severity, finding_lines
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -36,8 +37,16 @@ from ckptool.tensors.tensor import identity
 if TYPE_CHECKING:
     from ckptool.checking.folder_files import Neighbours
 
+
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+_RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
+QUESTIONS: Final = ("whole", "safe", "loads", "fits")
+"""CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
+_OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
+_GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
+CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
+_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 class CheckReport(NamedTuple):
@@ -242,7 +251,7 @@ def _examine(
 ) -> CheckReport:
     whole = None
     if depth != "structure":
-        from ckptool.checking import integrity, sparse_indices
+        from ckptool.checking import integrity, value_survey
         from ckptool.sources.meter import Meter
 
         meter = Meter(progress, _to_read(checkpoint, depth))
@@ -270,7 +279,7 @@ def _examine(
         found += model_fit.examine(checkpoint, shapes, name, key)
     if whole is not None:
         found += whole.findings
-        found += sparse_indices.examine(checkpoint, limits)
+        found += value_survey.examine(checkpoint, limits)
         if depth == "values":
             from ckptool.checking import value_survey
 
@@ -388,3 +397,41 @@ def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[
     from ckptool.checking import salvage
 
     return salvage.examine(origin, limits)
+
+
+def is_condition(text: str) -> bool:
+    """Say whether a text is a code, a grade (``code``, ``system``) or a severity."""
+    return text in CONDITIONS
+
+
+def question_of(code: str) -> str:
+    """Return the question that findings with this code answer."""
+    return "safe" if code == "CK115" else _OF_HUNDRED[code[2]]
+
+
+def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:
+    """Return a report with the findings that answer these questions; with none of them, all."""
+    if not questions:
+        return report
+    kept = (one for one in report.findings if question_of(one.code) in questions or one.code == "CK115")
+    return report._replace(findings=tuple(kept), only=tuple(questions))
+
+
+def fails(report: CheckReport, conditions: Iterable[str]) -> bool:
+    """
+    Say whether a report meets one of the conditions: a code; a severity, or a worse one; a grade, or a worse one.
+
+    A file that cannot be opened fails under all of them, for nothing is known of it.
+    """
+    if report.error is not None:
+        return True
+    return any(_is_met(one, report) for one in conditions)
+
+
+def _is_met(condition: str, report: CheckReport) -> bool:
+    findings = report.findings
+    if condition in _GRADES:  # what was not looked at may be of any; what only makes data fails nothing
+        return bool(report.unseen) or (report.grade != "data" and condition in _GRADES[: _RANK[report.grade]])
+    if condition in _RANKED:
+        return any(one.severity in _RANKED[_RANKED.index(condition) :] for one in findings)
+    return any(one.code == condition for one in findings)

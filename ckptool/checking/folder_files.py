@@ -14,7 +14,7 @@ from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding,
 from ckptool.checking.safety import merged
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
-from ckptool.formats import open_checkpoint, other_programs
+from ckptool.formats import holders, open_checkpoint, other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.settings import of_settings
@@ -26,6 +26,7 @@ from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import UNTOLD, is_below, is_likely
 from ckptool.sources.siblings import LINK
+from ckptool.sources.source import BytesSource, Source
 
 _DEEPEST = 64
 """Folders inside each other: no more than a path of the system has."""
@@ -35,6 +36,7 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
+_HEAD = 512
 _LONGEST_SETTINGS = 4 << 20
 _LINK_OUT = "a link that leads out of the folder, which is not followed"
 
@@ -143,6 +145,8 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
                     deque(map(search.keep, of_settings(text, "")), maxlen=0)
                 search.ending(source)
                 search.anything(source, "", None, 0)
+                if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
+                    _look_into_text(search, source)
     except FileUnavailable as error:
         if error.kind != LINK and error.kind != "missing":
             unread = (error.message.removeprefix(f"{name!r}: "),)
@@ -155,6 +159,15 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
+
+
+def _look_into_text(search: Search, source: Source) -> None:
+    """Look into the pickles that a table, a log or another text has as base64."""
+    for at, data in holders.base64_texts(source, is_json=False):
+        try:
+            search.anything(BytesSource(data), "", at, 1)
+        except (MalformedFile, TruncatedFile):
+            continue  # what only begins like an archive
 
 
 def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:

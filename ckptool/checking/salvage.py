@@ -21,8 +21,7 @@ from ckptool.messages import some
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.files import Origin, open_source
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import Source
+from ckptool.sources.source import ReadAhead, Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef, TensorInfo

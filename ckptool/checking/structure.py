@@ -8,27 +8,32 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
-from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
 from ckptool.checkpoints.weights import EMPTY, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
+from ckptool.formats.directories.bare import ENGINE
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import counted, some
 from ckptool.names.matching import Rename, wrappers_off
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.sources.journal import journal_path, told
+from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, far_under
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.tensor import ARRAY
+from ckptool.tensors.tensor import ARRAY, identity
+
+_OTHERS: Final = ("checkpoint", "folder", "variant")
+"""What lies beside a checkpoint, and is one by itself."""
+_DISTRIBUTED = ".DTensor"
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: bool = True) -> tuple[Finding, ...]:
@@ -51,24 +56,6 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
     checks = [check for check, needs in CHECKS if not needs or not there.isdisjoint(needs)]
     found = [one for check in checks for one in check(checkpoint, known)]
     return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
-
-
-def index_of_files(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
-    """What the index of a checkpoint that is several files says."""
-    if checkpoint.remarks or checkpoint.absent or checkpoint.unmerged is not None:
-        from ckptool.checking import folders  # most are one file, that lies alone
-
-        for check in folders.OF_THE_INDEX:
-            yield from check(checkpoint, summary)
-
-
-def other_files(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
-    """What is in the other files of a set, an archive or a folder."""
-    if checkpoint.unopened or checkpoint.announced_nbytes is not None or checkpoint.part_of or checkpoint.beside:
-        from ckptool.checking import folders
-
-        for check in folders.AROUND_IT:
-            yield from check(checkpoint, summary)
 
 
 def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -345,6 +332,193 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding 
         yield Advisable(Finding("CK501", "warning", fact), lambda: _migration(checkpoint, to="cpu"))
 
 
+def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK109: two tensors have one dotted name."""
+    if checkpoint.clashes:
+        head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
+        in_weights = any(name.removeprefix(head) in (weights or ()) for name in checkpoint.clashes)
+        yield Finding(
+            "CK109",
+            "warning" if in_weights else "info",
+            f"{counted(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without "
+            f"it: {some(list(checkpoint.clashes))}",
+        )
+
+
+def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK407: tensors are distributed, and the file holds a part of each."""
+    subclassed = [tensor for tensor in checkpoint.tensors.values() if tensor.info.subclass]
+    shown = [one for one in subclassed if one.info.parts and (one.info.subclass or "").endswith(_DISTRIBUTED)]
+    here = {tensor.name: sum(part.numel for _, part in tensor.info.parts) for tensor in shown}
+    cut = [tensor for tensor in shown if here[tensor.name] < tensor.numel]
+    if cut:
+        yield Finding(
+            "CK407",
+            "warning",
+            f"distributed tensors of which the file holds the part of one rank, {sum(here[one.name] for one in cut):,} "
+            f"of {sum(one.numel for one in cut):,} elements: {some([one.name for one in cut])}",
+            "Gather them before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict.",
+        )
+
+
+def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK502: some tensors are no plain strided memory."""
+    layouts: dict[str, int] = {}
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    for info in [one for one in infos if one.layout != "strided" or one.subclass]:
+        what = info.subclass or info.layout
+        if not info.is_array:
+            layouts[what] = layouts.get(what, 0) + 1
+    if layouts:
+        listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
+        yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
+
+
+def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK401: a whole model holds tensors that its state_dict() would not give."""
+    if checkpoint.attributes:
+        names = list(checkpoint.attributes)
+        yield Finding(
+            "CK401",
+            "info",
+            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
+            *run(checkpoint, "inspect", all=True),
+        )
+
+
+def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """What the reader of the format saw; it knows the codes."""
+    from ckptool.checking.codes import CODES
+
+    for code, what, hint in checkpoint.remarks:
+        yield Finding(code, CODES[code].severity or "warning", what, hint)
+
+
+def absent_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK152: names of the model have no values."""
+    # Components of a pipeline are told of as such.
+    if checkpoint.absent and not checkpoint.unopened and all(code != "CK164" for code, _, _ in checkpoint.remarks):
+        what = f"{counted(len(checkpoint.absent), 'name')} of the model without a value in any file"
+        yield Finding("CK152", "warning", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
+
+
+def parts_apart(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK155: the state dicts are parts of one model that cannot be put together."""
+    if checkpoint.unmerged is not None:
+        yield Finding("CK155", "warning", checkpoint.unmerged, "Load it where it was written, and save it whole.")
+
+
+def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """CK107: an index of shards announces another size than its tensors have."""
+    said = checkpoint.announced_nbytes
+    if said is None or said == summary.nbytes:
+        return
+    # Writers count what is tied under each name, or once; or the memory that is saved with it.
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    named = sum(info.total_nbytes for info in infos)
+    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
+    if said not in (named, distinct, summary.nbytes):
+        yield Finding(
+            "CK107",
+            "warning",
+            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
+            "Compare the index and the shards with those that were published: one of them may belong to another model.",
+        )
+
+
+def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK160: the file is one of several that are one checkpoint."""
+    part = checkpoint.part_of
+    if part is not None:
+        yield Finding(
+            "CK160",
+            "warning",
+            f"{part.what}: what is in the others is not here",
+            "Give what they are together:",
+            command_line(part.path, "inspect"),
+        )
+
+
+def once_more(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK161: the folder holds the same weights once more."""
+    names = [f"{one.name} ({one.about})" for one in checkpoint.beside if one.role == "duplicate"]
+    if names:
+        yield Finding("CK161", "info", f"the same weights are there once more, and were not opened: {some(names)}")
+
+
+def leftovers(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK162: shards that no index names."""
+    names = [one.name for one in checkpoint.beside if one.role == "leftover"]
+    if names:
+        yield Finding(
+            "CK162",
+            "warning",
+            f"{counted(len(names), 'shard')} that the index does not name: {some(names)}",
+            "They may be left from another save into the same folder: remove them, or get the index again.",
+        )
+
+
+def not_opened(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK171: other checkpoints are beside the one that was opened, going by their names."""
+    if any(code == "CK167" for code, _, _ in checkpoint.remarks):
+        return  # they were looked into, and that counts them
+    others = [one for one in checkpoint.beside if one.role in _OTHERS and not _is_with(checkpoint, one.path)]
+    if not others:
+        return
+    what = f"{counted(len(others), 'other checkpoint')} beside, which {_were(others)} not opened"
+    if is_far(others[0].path):
+        yield Finding("CK171", "info", f"{what}: {some([one.name for one in others])}")
+        return
+    folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir
+    names = [os.path.relpath(one.path, folder) for one in others]
+    look = command_line(folder, "inspect", brief=True, recursive=True)
+    yield Finding("CK171", "info", f"{what}: {some(names)}", None, look)
+
+
+def _is_with(checkpoint: Checkpoint, path: str) -> bool:
+    """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
+    folder, name = os.path.split(path)
+    is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
+    return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)
+
+
+def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK163: downloads that were not finished."""
+    names = [one.name for one in checkpoint.beside if one.role == "incomplete"]
+    if names:
+        what = f"{counted(len(names), 'download')} that {_were(names)} not finished: {some(names)}"
+        whole = not any(name.endswith(".aria2") for name in names)  # which fills files in any order
+        hint = f"Download again what is missing{'; what was opened is whole without it' * whole}."
+        yield Finding("CK163", "warning", what, hint)
+
+
+def _were(names: Sequence[object]) -> str:
+    return "was" if len(names) == 1 else "were"
+
+
+def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
+    hint = "Nothing is known of what it holds."
+    for name, why in checkpoint.unopened:
+        if checkpoint.path and _is_beside(checkpoint, name):
+            path = os.path.join(os.path.dirname(checkpoint.path), name)
+            yield Finding(
+                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check"), path
+            )
+        else:
+            look = run(checkpoint, "check", member=name, why=hint)
+            yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
+
+
+def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
+    """Say whether what cannot be opened is another file of the folder that one was chosen from."""
+    from ckptool.sources.folders import is_folder  # most files are opened whole
+
+    first = name.partition("::")[0]
+    return not is_folder(checkpoint.path or "") and not any(first in archive for archive in checkpoint.archives)
+
+
 def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """CK205: unpickling would call what reaches the system, or a program does."""
     if checkpoint.traits.is_plain and not checkpoint.inside:
@@ -380,17 +554,38 @@ _FAMILIAR = (
 
 _CANDIDATES = 6
 
+
+def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:
+    from ckptool.checking import advice  # most files need none, and it needs the planner of migrations
+
+    return advice.migration(checkpoint, why, **options)
+
+
+def _state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
+    from ckptool.checking import advice
+
+    return advice.state_dict(checkpoint, why)
+
+
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding | Advisable]]
 
 CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (damaged_index, ("damage",)),
-    (index_of_files, ("remarks", "absent", "unmerged")),
+    (remarks, ("remarks",)),
+    (absent_names, ("absent",)),
+    (parts_apart, ("unmerged",)),
     (container_notes, ("notes",)),
     (left_unread, ()),
     (journals, ()),
     (other_members, ("members",)),
     (embedded_files, ("extras",)),
-    (other_files, ("unopened", "is announced", "part_of", "beside")),
+    (unopened_members, ("unopened",)),
+    (announced_size, ("is announced",)),
+    (one_of_a_set, ("part_of",)),
+    (not_opened, ("beside",)),
+    (once_more, ("beside",)),
+    (leftovers, ("beside",)),
+    (unfinished, ("beside",)),
     (clashing_names, ("clashes",)),
     (empty_stubs, ("unplain",)),
     (without_values, ()),
@@ -415,15 +610,3 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 
 
 _NEEDED = frozenset(one for _, needs in CHECKS for one in needs)
-
-
-def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:
-    from ckptool.checking import advice  # most files need none, and it needs the planner of migrations
-
-    return advice.migration(checkpoint, why, **options)
-
-
-def _state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
-    from ckptool.checking import advice
-
-    return advice.state_dict(checkpoint, why)

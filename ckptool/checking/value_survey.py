@@ -1,25 +1,53 @@
-"""Look through every value of every tensor for NaN, infinities and zeros."""
+"""
+Look through the values of tensors: for NaN, infinities and zeros, for indices out of range, and for statistics.
+
+Indices of sparse tensors have to stay inside their shapes:
+
+    sparse_coo     indices (dims, n): row d holds places below shape[d]
+    sparse_csr     crow_indices (rows + 1): rising from 0 to n; col_indices (n): places below the columns
+    sparse_bsr     the same in blocks; csc and bsc the other way round
+
+Files are read as they are: an index out of range harms a program that makes a tensor of it unchecked. Indices
+are read piece by piece, so memory does not grow with them. Layouts: torch.sparse_coo_tensor,
+torch.sparse_compressed_tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Final
+import sys
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
+from ckptool.cancellation import check_cancelled
 from ckptool.checking.finding import Finding
-from ckptool.checking.value_statistics import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
-from ckptool.limits import Limits
+from ckptool.errors import (
+    Failure,
+    FileUnavailable,
+    LimitExceeded,
+    MissingPackage,
+    SourceChanged,
+    UnreadableFile,
+    UnsupportedFeature,
+)
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
-from ckptool.sources.meter import Meter
-from ckptool.sources.under import file_under
+from ckptool.sources.files import file_under
+from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.torch_ops.statistics import Statistics, Tally
 from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
+_PIECE_NBYTES: Final = 1 << 20
+_CODES: Final = {"int64": "q", "int32": "i"}
+_ROWWISE: Final = ("sparse_csr", "sparse_bsr")
+SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
+_COUNTED_AT_ONCE: Final = 1 << 20
 
 
 def survey(
@@ -162,3 +190,173 @@ _BLOCK: Final = 4096
 _DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
 _COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
 _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
+
+
+def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+    """CK108: sparse tensors whose indices point beside their values. Imports nothing, and reads the indices alone."""
+    faults: list[str] = []
+    unread: list[str] = []
+    seen: set[tuple[object, ...]] = set()
+    left = limits.expanded(checkpoint.file_nbytes)
+    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
+        info = tensor.info
+        indices = [part for _, part in info.parts[:-1]] if info.layout in SPARSE else []
+        key = (info.layout, str(info.shape), *map(identity, indices))
+        if not indices or key in seen:
+            continue
+        seen.add(key)
+        left -= sum(part.nbytes for part in indices)
+        if left < 0:  # a small file may have any number of views of the same indices
+            unread.append(tensor.name)
+            continue
+        try:
+            fault = _fault(info, limits)
+        except (LimitExceeded, UnsupportedFeature) as error:
+            fault = error.message
+        if fault is not None:
+            faults.append(f"{tensor.name}: {fault}")
+    if faults:
+        what = f"{counted(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
+        yield Finding("CK108", "error", what, "Leave them out when you migrate it: `exclude='NAME'`.")
+    if unread:
+        yield Finding("CK108", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")
+
+
+def _fault(info: TensorInfo, limits: Limits) -> str | None:
+    """Return what is wrong with the indices of a sparse tensor, or None."""
+    if info.layout == "sparse_coo":
+        _, indices = info.parts[0]
+        dims = indices.shape[0] if len(indices.shape) == 2 else -1
+        if not 0 <= dims <= len(info.shape):
+            return f"indices of shape {indices.shape} for a tensor of shape {info.shape}"
+        return _outside("indices", indices, info.shape[:dims], limits)
+    (of_rows, rows), (of_columns, columns), (_, values) = info.parts[:3]
+    dim = -1 if info.layout in _ROWWISE else -2
+    if len(info.shape) < 2 or len(rows.shape) != len(columns.shape) or not rows.shape or not columns.shape:
+        return f"{of_rows} of shape {rows.shape} for a tensor of shape {info.shape}"
+    block = values.shape[dim] if info.layout in ("sparse_bsr", "sparse_bsc") and len(values.shape) >= 3 else 1
+    places = info.shape[dim] // max(1, block)
+    wrong = _not_rising(of_rows, rows, columns.shape[-1], places, limits)
+    return wrong or _outside(of_columns, columns, (places,), limits)
+
+
+def _outside(name: str, indices: TensorInfo, bounds: tuple[int, ...], limits: Limits) -> str | None:
+    """Look for the first index that is not below the bound of its row; all rows have one where ``bounds`` has one."""
+    row_numel = indices.numel // len(bounds) if bounds else 0
+    for start, numbers in _numbers(indices, limits):
+        position = 0
+        while position < len(numbers):
+            row = (start + position) // row_numel
+            part = numbers[position : (row + 1) * row_numel - start]
+            least, most = min(part), max(part)
+            if least < 0 or most >= bounds[row]:
+                return f"{name} has {least if least < 0 else most:,} where 0 to {bounds[row] - 1:,} are allowed"
+            position += len(part)
+    return None
+
+
+def _not_rising(name: str, pointers: TensorInfo, most: int, places: int, limits: Limits) -> str | None:
+    """Look for the first pointer of a row that does not rise from 0 to ``most``, by at most ``places`` a step."""
+    width, last = pointers.shape[-1], 0
+    for start, numbers in _numbers(pointers, limits):
+        for position, number in enumerate(numbers, start):
+            column = position % width
+            low, high = (last, min(most, last + places)) if column else (0, 0)
+            if not (most if column == width - 1 else low) <= number <= high:
+                return f"{name} has {number:,} at {position:,}, where it rises from 0 to {most:,}"
+            last = number
+    return None
+
+
+def _numbers(indices: TensorInfo, limits: Limits) -> Iterator[tuple[int, array[int]]]:
+    """Yield integers in row-major order, with the position of the first."""
+    code, start = _CODES.get(indices.dtype.name), 0
+    if code is None or indices.storage is None:
+        return  # torch takes no others
+    for chunk in LazyTensor("", indices).chunks(_PIECE_NBYTES, limits=limits):
+        numbers = array(code, chunk)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        yield start, numbers
+        start += len(numbers)
+
+
+class ValueRow(NamedTuple):
+    """What the values of a tensor, or of the tensors of a module, are like."""
+
+    name: str
+    tensors: int
+    """How many it is about; tied ones count once."""
+    dtypes: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    """None for a module."""
+    values: Statistics | None
+    """None where there are none to compute with; ``why`` says the reason."""
+    why: str | None = None
+
+
+def statistics_of(
+    checkpoint: Checkpoint,
+    tensors: Sequence[LazyTensor],
+    *,
+    depth: int | None,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[ValueRow]:
+    """
+    Yield what the values of each of these tensors are like; with ``depth``, those of each module together, by so many
+    components of the names.
+
+    Tensors are read one after the other, in pieces; ``progress`` is called with the bytes that were read so far, and
+    those to be read in all. Needs numpy, and no torch.
+
+    Raises:
+        MissingPackage: numpy is not installed.
+        SourceChanged: The file is no longer what was opened.
+    """
+    checkpoint.announce(tensors)
+    left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
+    meter = Meter(progress, sum(tensor.info.nbytes for tensor in tensors))
+    for name, group in _groups(tensors, depth):
+        check_cancelled(checkpoint.source.cancellation)
+        whole = Tally()
+        reasons: dict[str, None] = {}
+        seen: set[tuple[object, ...]] = set()
+        for tensor in group:
+            if identity(tensor.info) in seen:
+                continue
+            seen.add(identity(tensor.info))
+            left -= tensor.info.nbytes
+            try:
+                if left < 0:
+                    raise LimitExceeded("its tensors repeat the bytes of the file many times over")
+                tally = whole if len(group) == 1 else Tally()
+                tally.add(_counted(tensor.chunks(_COUNTED_AT_ONCE, limits=limits), meter), tensor.dtype)
+                if tally is not whole:
+                    whole.join(tally)
+            except (SourceChanged, MissingPackage):
+                raise
+            except Failure as error:
+                reasons.setdefault(error.message)
+        values = whole.result() if len(seen) > len(reasons) or not reasons else None
+        shape = group[0].shape if depth is None else None
+        dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in group))
+        yield ValueRow(name, len(seen), dtypes, shape, values, next(iter(reasons), None))
+
+
+def _counted(pieces: Iterable[bytes], meter: Meter) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        meter.read(len(piece))
+
+
+def _groups(tensors: Iterable[LazyTensor], depth: int | None) -> Iterator[tuple[str, list[LazyTensor]]]:
+    """Yield tensors, those of a module together, in the order in which the modules are first met."""
+    if depth is None:
+        yield from ((tensor.name, [tensor]) for tensor in tensors)
+        return
+    found: dict[str, list[LazyTensor]] = {}
+    for tensor in tensors:
+        module = ".".join(tensor.name.split(".")[:-1][:depth])
+        found.setdefault(module, []).append(tensor)
+    yield from found.items()

@@ -3,11 +3,22 @@ Weights that are arrays of numpy: found where a tree has no weights that are ten
 
 Arrays beside the weights of torch are data: curves, random states, means. Where there are no such weights, arrays are
 what people call the weights, under the names and in the groups that tensors would have.
+
+What else stands at the root of a tree: states of an optimizer under flat names, and values of a training.
+
+    decoder.final_norm.weight                        weights, which have no name of their own
+    optimizer.state.exp_avg.decoder.final_norm.weight    Megatron-core; of several optimizers, chained_0.optimizer…
+    state.norm.weight.exp_avg, param_groups.norm.weight.lr    torch, with flatten_optimizer_state_dict
+    iteration, rng_state/shard_0_1                    what Megatron-core keeps in common.pt, and objects
+
+See megatron/core/dist_checkpointing/optimizer.py, and torch/distributed/checkpoint/state_dict.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.contents import Contents, Group, ModelGraph, collect
@@ -16,6 +27,14 @@ from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.rebuild import Rebuilder
+
+_OF_OPTIMIZER: Final = re.compile(
+    r"((?:[^.]+\.){0,2}?(?:optim|optimizer)s?(?:_\d+)?)\.(?:state|param_state|param_groups|distributed)\."
+)
+_STATES: Final = "state."
+_SETTINGS: Final = "param_groups."
+_EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
+"""What modules put beside their tensors; Megatron-core says which part of how many an object is."""
 
 
 def collect_weights(
@@ -33,8 +52,6 @@ def collect_weights(
     """
     contents = _with_arrays(root, rebuilder, limits, graph)
     if beside is not None or len(contents.groups) > 1 or len(contents.extras) > 1:  # else it is a state dict
-        from ckptool.checkpoints.flat_states import tell_apart
-
         tell_apart(contents, beside)
     return contents
 
@@ -89,3 +106,47 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
 def _is_little(node: Inert) -> bool:
     """Say whether a container holds so little that no array is in it."""
     return nodes.is_small(node) or nodes.is_bare(node)
+
+
+def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None:
+    """
+    Leave the weights alone in the state dict at the root, if there are states of an optimizer, or values, among them.
+
+    ``beside`` are the keys at the root that came from files of their own, where a folder is read; else None.
+    """
+    root = next((one for one in contents.groups if not one.key and one.kind in ("mapping", "loose")), None)
+    keys = [key for key, _ in nodes.mapping_pairs(root.node) or []] if root is not None else []
+    texts = [key for key in keys if isinstance(key, str)]
+    if root is None or len(texts) < len(keys):
+        return
+    optimizers = _optimizers(texts)
+    nested = beside is not None and any(one.key and role_of(one, contents) == "optimizer" for one in contents.groups)
+    if not optimizers and not beside and not nested:
+        return
+    taken = {*(beside or ()), *(key for own in optimizers.values() for key in own)}
+    for head, own in optimizers.items():
+        group = Group(head, "optimizer", [name for name in root.names if name in own], node=root.node)
+        group.own_keys = frozenset(own)
+        contents.groups.append(group)
+    root.names = [name for name in root.names if name not in taken]
+    root.own_keys = frozenset(root.names).union(filter(_EXTRA_STATE.fullmatch, texts))
+    if optimizers or (nested and any("." in name for name in root.names)):  # others were counted with them
+        root.kind = "mapping"
+
+
+def _optimizers(keys: Sequence[str]) -> dict[str, dict[str, None]]:
+    """Return the flat keys of each optimizer, by how they begin."""
+    found: dict[str, dict[str, None]] = {}
+    trained = {_parameter(key, _SETTINGS) for key in keys if key.startswith(_SETTINGS)}
+    for key in keys:
+        match = _OF_OPTIMIZER.match(key)
+        if match is not None:
+            found.setdefault(match[1], {})[key] = None
+        elif key.startswith(_SETTINGS) or (key.startswith(_STATES) and _parameter(key, _STATES) in trained):
+            found.setdefault("state", {})[key] = None
+    return found
+
+
+def _parameter(key: str, head: str) -> str:
+    """Return the parameter whose setting, or state, is under a key."""
+    return key[len(head) :].rpartition(".")[0]

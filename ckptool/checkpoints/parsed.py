@@ -15,7 +15,7 @@ from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:  # most checkpoints are alone, and each of these classes takes a while to make
     from ckptool.checkpoints.companions import Beside, ClassSource, Member, PartOf, Remark, Shard
-    from ckptool.checkpoints.module_facts import ModuleFacts
+    from ckptool.checkpoints.modules import ModuleFacts
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 

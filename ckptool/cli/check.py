@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
 
 import click
 
-from ckptool.checking.check import CheckReport
+from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed
 from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
-from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_condition
-from ckptool.cli import terminal
-from ckptool.cli.check_output import output_for
+from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.completion import choices
 from ckptool.cli.options import brief_option, many_files, pager_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import say
-from ckptool.cli.totals import left_out
+from ckptool.cli.text import error_text, pager, say, terminal_width, with_options, wrapped
 from ckptool.errors import CkptoolError
 
 CODES_SCHEMA = "ckptool.codes/1"
@@ -98,13 +96,13 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)
     code = passed = 0
-    with terminal.pager(asked=options["pager"]):
+    with pager(asked=options["pager"]):
         output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
         for target in found:
             line.next(target.path)
             try:
-                report = about(check_file(target.path, progress=line, **arguments), options["only"])
+                report = narrowed(check_file(target.path, progress=line, **arguments), options["only"])
             except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
                 line.clear()
                 output.failed(error, target.shown)
@@ -167,3 +165,111 @@ def _list_codes(*, as_json: bool) -> None:
         return
     for code, entry in CODES.items():
         say(f"{code}  {entry.severity or '':<9}{entry.says}")
+
+
+class Output(Protocol):
+    """One way to say what was found in files."""
+
+    def checked(self, report: CheckReport, path: str) -> None: ...
+
+    def failed(self, error: CkptoolError, path: str) -> None:
+        """Say that a file could not be looked at, for what is not of the file; or raise that."""
+
+    def passed_over(self, path: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def output_for(options: dict[str, Any], paths: Sequence[str], *, is_list: bool) -> Output:
+    if options["as_sarif"]:
+        return Sarif()
+    if options["as_json"] or options["as_lines"]:
+        from ckptool.cli.check_objects import Objects  # few are asked for
+
+        return Objects(as_lines=options["as_lines"], is_list=is_list)
+    return Brief(paths) if options["brief"] else Reports(show_globals=options["show_globals"])
+
+
+class _Totalled:
+    """What ends with a total."""
+
+    def __init__(self) -> None:
+        self._totals = Totals("fine", whole=terminal_width() is None)
+        self._width = terminal_width()
+
+    def checked(self, report: CheckReport, _: str) -> None:
+        is_known = report.grade != "data" or (report.error is None and not report.unseen)
+        self._totals.graded(report.grade if is_known else "unknown")
+        if report.error is not None:
+            self._totals.not_opened()
+        else:
+            self._totals.opened(report.worst, report.format, report.file_nbytes)
+
+    def failed(self, error: CkptoolError, _: str) -> NoReturn:
+        raise error
+
+    def passed_over(self, path: str) -> None:
+        self._totals.passed_over(path)
+
+
+class Reports(_Totalled):
+    """For people: all about each file."""
+
+    def __init__(self, *, show_globals: bool) -> None:
+        super().__init__()
+        self._show_globals = show_globals
+        self._begun = False
+
+    def checked(self, report: CheckReport, path: str) -> None:
+        super().checked(report, path)
+        if self._begun:
+            say("")
+        self._begun = True
+        if report.error is not None:
+            say(error_text(report.error), err=True)
+        if report.error is None or report.findings:
+            lines = map(with_options, report.lines(show_globals=self._show_globals))
+            say("\n".join(wrapped(lines, self._width)))
+
+    def end(self) -> None:
+        if lines := list(self._totals.lines()):
+            say("\n".join(wrapped(lines, self._width)))
+
+
+class Brief(_Totalled):
+    """A line for each file."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        from ckptool.cli.brief import BriefCheck
+
+        super().__init__()
+        self._lines = BriefCheck(paths)
+
+    def checked(self, report: CheckReport, path: str) -> None:
+        super().checked(report, path)
+        self._lines.checked(report, path)
+
+    def end(self) -> None:
+        say("\n".join(wrapped(self._totals.lines(always=True), self._width)))
+
+
+class Sarif:
+    """One document for all files."""
+
+    def __init__(self) -> None:
+        self._reports: list[tuple[str, CheckReport]] = []
+
+    def checked(self, report: CheckReport, path: str) -> None:
+        self._reports.append((path, report))
+
+    def failed(self, error: CkptoolError, _: str) -> NoReturn:
+        raise error
+
+    def passed_over(self, _: str) -> None:
+        pass
+
+    def end(self) -> None:
+        from ckptool.cli.check_objects import sarif
+        from ckptool.cli.json_output import print_json
+
+        print_json(sarif(self._reports))

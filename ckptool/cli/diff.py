@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import click
 
-from ckptool.cli import terminal
 from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.options import pager_option, refuse_idle
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
-from ckptool.cli.text import error_text, say, with_options
+from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
+from ckptool.cli.text import pager as paged
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
@@ -122,14 +122,14 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
 
 
 def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:
-    with terminal.pager(asked=pager):
-        width = terminal.width()
+    with paged(asked=pager):
+        width = terminal_width()
         if quiet:
             say(with_options(report.verdict))
             return
         text = str(report._replace(likeness=()))
         lines = (with_options(line) for line in text.split("\n"))
-        say("\n".join((*terminal.wrapped(lines, width), *report.likeness_lines(width))))
+        say("\n".join((*wrapped(lines, width), *report.likeness_lines(width))))
 
 
 def _object(report: DiffReport) -> dict[str, object]:

@@ -24,8 +24,8 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     from ckptool.torch_ops.needed import needed
 
     needed(requirement="'ckptool[train]'")
-    from ckptool.reference.devices import choose
     from ckptool.reference.fixtures import write_fixtures
+    from ckptool.reference.trainer import choose
     from ckptool.torch_ops import devices as torch_devices
 
     choice = choose(device, torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))

@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from ckptool.cli import tables, terminal
+from ckptool.cli import tables
+from ckptool.cli.brief import left_out
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import allow_unmatched_option, brief_option, many_files, refuse_idle, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import say
-from ckptool.cli.totals import left_out
+from ckptool.cli.text import pager, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 
@@ -76,7 +76,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)
     failed, passed = False, 0
-    with terminal.pager(asked=options["pager"]):
+    with pager(asked=options["pager"]):
         output = output_for(options, selection, [one.shown for one in found], is_list=is_many(files, found))
         for target in found:
             try:

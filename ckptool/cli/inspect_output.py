@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool import messages
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import Summary, summarise
-from ckptool.cli import inspect_report, tables, terminal
-from ckptool.cli.listing import Listing
-from ckptool.cli.options import limit_of
+from ckptool.checkpoints.summary import Summary, sharing, summarise
+from ckptool.checkpoints.tables import Table, fitted, plain_table
+from ckptool.cli import inspect_report, tables
+from ckptool.cli.options import left_out, limit_of, no_room
 from ckptool.cli.selection import Selection
-from ckptool.cli.text import error_text, say
+from ckptool.cli.text import error_text, say, terminal_width, wrapped
 from ckptool.errors import CkptoolError
+from ckptool.messages import counted, show, show_nbytes
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
-    from ckptool.cli.totals import Totals
+    from ckptool.cli.brief import Totals
+
 
 _LINES_AT_ONCE = 1000
+_SPARE: Final = ("device", "dtype", "elements")
+"""Columns that a narrow terminal does without; the head has counts of all three."""
+_DEEPEST_INDENT: Final = 40
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def output_for(
@@ -34,7 +44,7 @@ def output_for(
         return Globals()
     if options["show_source"]:
         return Sources()
-    width = None if options["wide"] else terminal.width()
+    width = None if options["wide"] else terminal_width()
     if options["brief"]:
         return Brief(paths, width, _totals(options))
     listing = Listing(
@@ -83,7 +93,7 @@ class Reports:
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         lines = [
             *([""] if self._begun else []),
-            *terminal.wrapped((*head, *filter(None, [nothing])), self._listing.width),
+            *wrapped((*head, *filter(None, [nothing])), self._listing.width),
         ]
         self._begun = True
         if self._has_body and tensors:
@@ -107,7 +117,7 @@ class Reports:
 
     def end(self) -> None:
         if self._totals is not None:
-            _print(terminal.wrapped(self._totals.lines(), self._listing.width))
+            _print(wrapped(self._totals.lines(), self._listing.width))
 
 
 class Brief:
@@ -134,7 +144,7 @@ class Brief:
 
     def end(self) -> None:
         lines = self._totals.lines(always=True)
-        _print(terminal.wrapped((*lines, *self._lines.left_out()), self._width))
+        _print(wrapped((*lines, *self._lines.left_out()), self._width))
 
 
 class Plain:
@@ -225,9 +235,9 @@ class Objects:
 
 
 def _totals(options: dict[str, Any]) -> Totals:
-    from ckptool.cli.totals import Totals  # most calls are about one file
+    from ckptool.cli.brief import Totals  # most calls are about one file
 
-    return Totals("opened", whole=options["wide"] or terminal.width() is None)
+    return Totals("opened", whole=options["wide"] or terminal_width() is None)
 
 
 def _digest(checkpoint: Checkpoint, *, is_asked: bool) -> Known | None:
@@ -261,3 +271,164 @@ def _print(lines: Iterable[str]) -> None:
             batch.clear()
     if batch:
         say("\n".join(batch))
+
+
+class Listing(NamedTuple):
+    """What to show of tensors, and how."""
+
+    columns: Sequence[str] = tables.DEFAULT_COLUMNS
+    is_tree: bool = False
+    depth: int | None = None
+    fold: bool = True
+    limit: int | None = None
+    """Rows to show; None for all."""
+    width: int | None = None
+    """Columns of the terminal; None where lines may be as long as they are."""
+
+    def lines(self, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> Iterator[str]:
+        """Yield the lines for people."""
+        if self.is_tree:
+            lines = tree_lines(tensors, depth=self.depth, fold=self.fold)
+            yield from islice(lines, self.limit)
+            if left := sum(1 for _ in lines):
+                yield left_out(left)
+            return
+        yield from self.table(checkpoint, tensors[: self.limit])
+        if self.limit is not None and (rest := tensors[self.limit :]):
+            numel = sum(tensor.info.numel for tensor in rest)
+            nbytes = sum(tensor.info.total_nbytes for tensor in rest)
+            yield left_out(len(rest), f", of {counted(numel, 'element')}, {show_nbytes(nbytes)}")
+
+    def table(self, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> Iterator[str]:
+        """Yield all of these tensors as a table."""
+        chosen = [tables.COLUMNS[name] for name in self.columns]
+        rows = list(tables.tensor_rows(tensors, self.columns, self._related(checkpoint)))
+        table = Table([column.header for column in chosen], rows, [column.is_number for column in chosen])
+        spared: list[str] = []
+        if self.width is not None and self.columns == tables.DEFAULT_COLUMNS:
+            table, spared = fitted(table, self.width, _SPARE)
+        yield from plain_table(table, self.width)
+        if spared:
+            yield from wrapped([no_room(spared)], self.width)
+
+    def paste(self, table: tables.Pasted, path: str, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> None:
+        """Add tensors to a table to be pasted or parsed."""
+        tensors, related = tensors[: self.limit], self._related(checkpoint)
+        chosen = [tables.COLUMNS[name] for name in self.columns]
+        headers = self.columns if table.is_raw else [column.header for column in chosen]
+        rows = (tables.raw_rows if table.is_raw else tables.tensor_rows)(tensors, self.columns, related)
+        table.add(path, headers, rows, [column.is_number for column in chosen])
+
+    def _related(self, checkpoint: Checkpoint) -> tables.Related:
+        groups = sharing(checkpoint.tensors.values()) if "shared_with" in self.columns else []
+        shared = {name: group for group in groups for name in group}
+        parameters: dict[str, str] = {}
+        if "of_parameter" in self.columns:
+            from ckptool.checkpoints.training import parameter_names  # seldom asked for
+
+            parameters = parameter_names(checkpoint)
+        return tables.Related(shared, parameters)
+
+
+class _Branch:
+    """A component of names. ``kind`` is equal for branches that hold the same, whatever they are called."""
+
+    __slots__ = ("below", "dtypes", "kind", "leaf", "nbytes", "numel", "tensors")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Branch] = {}
+        self.leaf: LazyTensor | None = None
+        self.tensors = self.numel = self.nbytes = self.kind = 0
+        self.dtypes: dict[str, None] = {}
+
+    @property
+    def total(self) -> str:
+        dtypes = f", {', '.join(self.dtypes)}" if self.dtypes else ""
+        sizes = f"{counted(self.numel, 'element')}, {show_nbytes(self.nbytes)}{dtypes}"
+        return f"{counted(self.tensors, 'tensor')}, {sizes}"
+
+
+def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold: bool = True) -> Iterator[str]:
+    """
+    Yield the names as a tree, each component once, with count, elements, size and types of what is below it.
+
+    What is tied has several names, and its elements and its size count once in a total.
+
+    ``depth`` is how many levels are shown. With ``fold``, neighbours with consecutive numbers that hold the same names,
+    shapes, types and devices are one line, with how many there are. Numbers come in their own order, whatever the
+    file's is: many writers sort names as text.
+    """
+    root = _grown(tensors)
+    todo = [(name, branch, count, 0) for name, branch, count in reversed(_folded(root, fold=fold))]
+    while todo:
+        name, branch, count, level = todo.pop()
+        # A chain of single components (module.encoder.) is one line.
+        while branch.leaf is None and len(branch.below) == 1:
+            ((component, only),) = branch.below.items()
+            name, branch = f"{name}.{component}", only
+        start = f"{'  ' * min(level, _DEEPEST_INDENT)}{show(name)}  {f'{count:,} × ' if count > 1 else ''}"
+        if branch.leaf is not None:
+            info = branch.leaf.info
+            yield f"{start}{list(info.shape)} {info.dtype} {show(info.location)}"
+        if branch.below:
+            yield start + branch.total
+            if depth is None or level + 1 < depth:
+                below = _folded(branch, fold=fold)
+                todo.extend((inner, one, number, level + 1) for inner, one, number in reversed(below))
+
+
+def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
+    root = _Branch()
+    branches = [root]  # those inside others after them
+    everything = list(tensors)
+    many = Counter(identity(tensor.info) for tensor in everything)
+    counted_in: set[tuple[int, object]] = set()
+    for tensor in everything:
+        branch = root
+        memory = identity(tensor.info)
+        is_tied = many[memory] > 1
+        for component in tensor.name.split("."):
+            branch.tensors += 1
+            place = (id(branch), memory)
+            if not is_tied or place not in counted_in:
+                branch.numel += tensor.info.numel
+                branch.nbytes += tensor.info.total_nbytes
+            if is_tied:
+                counted_in.add(place)
+            branch.dtypes.setdefault(tensor.dtype)
+            below = branch.below.get(component)
+            if below is None:
+                below = branch.below[component] = _Branch()
+                branches.append(below)
+            branch = below
+        branch.leaf = tensor
+    kinds: dict[object, int] = {}
+    for branch in reversed(branches):
+        info = branch.leaf.info if branch.leaf is not None else None
+        leaf = None if info is None else (info.dtype.name, info.location, str(info.shape))
+        branch.below = _in_order(branch.below)
+        inside = tuple(sorted((component, one.kind) for component, one in branch.below.items()))
+        branch.kind = kinds.setdefault((leaf, inside, branch.numel), len(kinds))
+    return root
+
+
+def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
+    """Return components with the numbers among them in the order of numbers, in the places that numbers have."""
+    numbers = sorted((component for component in below if _NUMBER.fullmatch(component)), key=int)
+    ordered = iter(numbers)
+    names = [next(ordered) if _NUMBER.fullmatch(component) else component for component in below]
+    return {name: below[name] for name in names}
+
+
+def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:
+    """Return what is below a branch: names, one branch of those that are alike, and how many are."""
+    found: list[tuple[str, _Branch, int]] = []
+    first = 0
+    for component, one in branch.below.items():
+        name, last, count = found[-1] if found else ("", one, 0)
+        if fold and count and one.kind == last.kind and component == str(first + count):
+            found[-1] = f"{name.partition('–')[0]}–{component}", last, count + 1
+            continue
+        first = int(component) if _NUMBER.fullmatch(component) else -1
+        found.append((component, one, 1 if first >= 0 else 0))
+    return found

@@ -25,7 +25,7 @@ from ckptool.formats import member_in
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
-from ckptool.tensors.cuts import Cut, cut_of
+from ckptool.tensors.pieces import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:

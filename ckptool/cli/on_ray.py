@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from ckptool import __version__
 from ckptool.checking.asked import ENDED
-from ckptool.cli.ray_option import LOCAL
+from ckptool.cli.options import LOCAL
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, MissingPackage
 from ckptool.sources.checksums import processors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -82,6 +83,9 @@ _limit = click.option(
 )
 _wide = click.option("--wide", is_flag=True, help="Do not cut lines to the width of the terminal.")
 pager_option = click.option("--pager", is_flag=True, help="Show everything in a pager.")
+LOCAL: Final = "local"
+_ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
+"""What may follow the option: anything else is the next argument."""
 
 
 def many_files(command: F) -> F:
@@ -145,3 +149,21 @@ def refuse_idle() -> None:
             raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
     if "no_fold" in given and given.keys().isdisjoint(("tree", "depth")):
         raise click.UsageError("--no-fold is about the tree: give --tree, too.")
+
+
+class RayCommand(click.Command):
+    """A command with ``--ray``, behind which an address may stand, or the next argument."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        for index in range(end):
+            if args[index] == "--ray" and not (index + 1 < end and _ADDRESS.fullmatch(args[index + 1])):
+                args[index] = f"--ray={LOCAL}"
+        return super().parse_args(ctx, args)
+
+
+def ray_option(what: str) -> Callable[[F], F]:
+    """Return what adds ``--ray`` to a ``RayCommand``."""
+    return click.option(
+        "--ray", metavar="[ADDRESS]", help=f"{what} on Ray: the one at ADDRESS, or one that is started here."
+    )

@@ -13,14 +13,19 @@ import click
 from ckptool import __version__
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.value_statistics import ValueRow, statistics_of
-from ckptool.checking.value_survey import facts_of, survey
+from ckptool.checking.value_survey import ValueRow, facts_of, statistics_of, survey
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.cli.page.comparison import comparison_columns, comparison_facts
-from ckptool.cli.page.document import document
-from ckptool.cli.page.facts import file_facts, report_facts
-from ckptool.cli.page.packing import packed
-from ckptool.cli.page.tensors import parts_of, statistics_columns, tensor_columns
+from ckptool.cli.page import (
+    comparison_columns,
+    comparison_facts,
+    document,
+    file_facts,
+    packed,
+    parts_of,
+    report_facts,
+    statistics_columns,
+    tensor_columns,
+)
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
+from ckptool.cli.brief import Totals, left_out
+from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
-from ckptool.cli.ray_option import RayCommand, ray_option
-from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
-from ckptool.cli.totals import Totals, left_out
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
-from ckptool.migration.output.parquet import need_parquet
+from ckptool.migration.output.parquet import EACH, Kind, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
@@ -31,7 +30,8 @@ from ckptool.sources.stamps import stamp_of
 
 if TYPE_CHECKING:
     from ckptool.cli.on_ray import OnRay
-    from ckptool.cli.scan_ray import Fleet
+    from ckptool.cli.scan_workers import Fleet
+
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
@@ -41,6 +41,55 @@ _ROW: Final = json.JSONDecoder().raw_decode
 """Reads a row that a worker has just written."""
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
+_ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
+CHECKPOINTS: Final[dict[str, Kind]] = {
+    "path": "text",
+    "nbytes": "count",
+    "mtime_ns": "count",
+    "version": "text",
+    "etag": "text",
+    "asked": "texts",
+    "scanned_ns": "count",
+    "member": "text",
+    "format": "text",
+    "form": "text",
+    "writer": {"name": "text", "version": "text"},
+    "tensors": "count",
+    "tied": "count",
+    "parameters": "count",
+    "numel": "count",
+    "tensors_nbytes": "count",
+    "weights_nbytes": "count",
+    "rest_nbytes": "count",
+    "dtypes": "counts",
+    "quantized": "text",
+    "devices": "counts",
+    "prefixes": "texts",
+    "roles": {EACH: _ROLE},
+    "shards": "count",
+    "members": "count",
+    "beside": "texts",
+    "digest": "text",
+    "digest_error": "text",
+    "grade": "text",
+    "findings": "counts",
+    "worst": "text",
+    "error": {"kind": "text", "type": "text", "message": "text"},
+}
+TENSORS: Final[dict[str, Kind]] = {
+    "path": "text",
+    "version": "text",
+    "scanned_ns": "count",
+    "member": "text",
+    "name": "text",
+    "role": "text",
+    "dtype": "text",
+    "shape": "sizes",
+    "numel": "count",
+    "nbytes": "count",
+    "device": "text",
+    "layout": "text",
+}
 
 
 @click.command(cls=RayCommand)
@@ -113,7 +162,7 @@ def _ray(address: str, jobs: int | None) -> OnRay:
 
 
 def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
-    from ckptool.cli.scan_ray import Fleet  # all that looks into files, which workers do elsewhere
+    from ckptool.cli.scan_workers import Fleet  # all that looks into files, which workers do elsewhere
 
     return Fleet(asked, ray, connections)
 
@@ -269,3 +318,29 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
+
+
+def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:
+    """
+    Write the latest rows of each path in a file of lines to a table beside it: ``rows.parquet`` for ``rows.jsonl``.
+
+    Raises:
+        OutputFailed: It cannot be written, or lines are no rows.
+    """
+    latest: dict[int, int] = {}
+    for row in _rows(lines, path):
+        key = hash(row["path"])
+        latest[key] = max(row["scanned_ns"], latest.get(key, 0))
+    rows = (row for row in _rows(lines, path) if row["scanned_ns"] == latest[hash(row["path"])])
+    write_parquet(f"{path.removesuffix('.jsonl')}.parquet", rows, columns)
+
+
+def _rows(lines: Lines, path: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            row["path"], row["scanned_ns"] + 0
+        except (ValueError, KeyError, TypeError) as error:
+            fact = f"line {number:,} is no row of scan"
+            raise OutputFailed(fact, kind="foreign-lines", path=path, hint="Choose another file.") from error
+        yield row

@@ -104,7 +104,7 @@ class Selection(NamedTuple):
 
 def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
     """Return the tensors whose name matches; that names are too long to be tried is said."""
-    from ckptool.names.patterns import LONGEST, Trials
+    from ckptool.names.renaming import LONGEST, Trials
 
     tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
     if len(tried) < len(tensors):

@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import click
 
-from ckptool.checking.value_statistics import ValueRow, statistics_of
+from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.checkpoints.tables import Table, fitted, plain_table
-from ckptool.cli import tables, terminal
+from ckptool.cli import tables
 from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, no_room, refuse_idle, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import error_text, say
+from ckptool.cli.text import error_text, pager, say, terminal_width, wrapped
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
@@ -61,7 +61,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     selection = selection_of(options)
     found = targets(files, recursive=options["recursive"])
     failed, passed = False, 0
-    with terminal.pager(asked=options["pager"]):
+    with pager(asked=options["pager"]):
         output = _output(options, is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not isinstance(output, _Objects))
         for target in found:
@@ -94,7 +94,7 @@ def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Pasted | _
         return _Objects(JsonOutput(as_lines=options["as_lines"], is_list=is_list))
     if options["table_format"] is not None:
         return _Pasted(options["table_format"], limit_of(options), has_paths=is_list)
-    return _Tables(limit_of(options), None if options["wide"] else terminal.width())
+    return _Tables(limit_of(options), None if options["wide"] else terminal_width())
 
 
 class _Objects:
@@ -167,7 +167,7 @@ class _Tables:
             table, spared = fitted(table, self._width, _SPARE, _SPARE_IF_SAME)
         yield from plain_table(table, self._width)
         if spared:
-            yield from terminal.wrapped([no_room(spared)], self._width)
+            yield from wrapped([no_room(spared)], self._width)
         if len(rows) > len(shown):
             yield left_out(len(rows) - len(shown))
 

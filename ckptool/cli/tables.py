@@ -70,7 +70,7 @@ def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
 
 
 def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
-    from ckptool.tensors.cuts import cut_of  # a column that few ask for
+    from ckptool.tensors.pieces import cut_of  # a column that few ask for
 
     found = cut_of(info)
     return "-" if found is None else f"{found}: {some([show(cut_middle(file, _LONGEST)) for file in found.files])}"

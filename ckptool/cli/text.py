@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import click
 
-from ckptool.cli import terminal
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
+
+_HANGING: Final = " " * 15
+"""Below the text of a labelled line."""
+_SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the same)\b")
+"""What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
+_NARROWEST: Final = 40
+"""Text in narrower columns than this is not readable: the terminal may break it."""
+pages: list[list[str]] = []
+"""What waits for the pager, while there is one."""
 
 
 def with_options(text: str) -> str:
@@ -40,11 +50,11 @@ _MARKED: Final = r"(?m)^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))
 
 def say(text: str, *, err: bool = False) -> None:
     """Print text; on a terminal, in colours by severity, and with commands that stand out."""
-    if err and not terminal.pages and (room := terminal.width(err=True)) is not None:
-        text = "\n".join(terminal.wrapped(text.split("\n"), room))
+    if err and not pages and (room := terminal_width(err=True)) is not None:
+        text = "\n".join(wrapped(text.split("\n"), room))
     shown = re.sub(_MARKED, _painted, text) if _shows_colours(err=err) else text
-    if terminal.pages:
-        terminal.pages[-1].append(f"{shown}\n")
+    if pages:
+        pages[-1].append(f"{shown}\n")
     else:
         click.echo(shown, err=err)
 
@@ -74,3 +84,49 @@ def _shows_colours(*, err: bool) -> bool:
     asked = context.find_root().color if context is not None else None
     stream = sys.stderr if err else sys.stdout
     return asked if asked is not None else stream.isatty() and not _has_no_colours()
+
+
+def terminal_width(*, err: bool = False) -> int | None:
+    """Return how many columns the terminal has that standard output, or error, goes to; None if it goes elsewhere."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
+        return None
+    return os.get_terminal_size(stream.fileno()).columns or None
+
+
+def wrapped(lines: Iterable[str], room: int | None) -> Iterator[str]:
+    """Yield the lines of a report so that they fit, broken between words. Commands stay whole: they are copied."""
+    for line in lines:
+        fits = room is None or room < _NARROWEST or len(line) <= room
+        if fits or line.lstrip().startswith("Run: "):
+            yield line
+        elif line.startswith((" ", "…")):
+            yield from _broken(line, line[: len(_HANGING)] if line.startswith(" ") else "", _HANGING, room or 0)
+        elif start := _SENTENCE.match(line):
+            label = start[0] if start[0].endswith(" ") else ""
+            yield from _broken(line, label, " " * (len(label) or 2), room or 0)
+        else:
+            yield line
+
+
+def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:
+    """Yield a line in several. A word that is too long for any line of its column, a path say, is broken nowhere."""
+    from textwrap import TextWrapper  # most lines fit
+
+    wrapper = TextWrapper(room, label, hanging, break_long_words=False, break_on_hyphens=False)
+    yield from wrapper.wrap(line[len(label) :])
+
+
+@contextmanager
+def pager(*, asked: bool) -> Iterator[None]:
+    """Show what is said meanwhile in the user's pager, if that was asked for and there is a terminal."""
+    if not asked or not sys.stdout.isatty():
+        yield
+        return
+    import click
+
+    pages.append([])
+    try:
+        yield
+    finally:
+        click.echo_via_pager("".join(pages.pop()))

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.module_facts import ModuleFacts
+from ckptool.checkpoints.modules import ModuleFacts
 from ckptool.checkpoints.weights import NameChanges, prepare, with_candidates
 from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.names import renaming

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.files import filler_under
 from ckptool.sources.meter import SILENT, Meter
-from ckptool.sources.under import filler_under
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory

@@ -1,8 +1,9 @@
 """
-What lies in files that are neither archives nor pickles: arrays of numpy, and bytes that a JSON text has as base64.
+What lies in files that are neither archives nor pickles: arrays of numpy, and bytes that a text has as base64.
 
     \\x93NUMPY, version, length, {'descr': '<f4', …}, elements, \\x93NUMPY, …      numpy.save, several times
     {"policy": {":serialized:": "gASV…"}}                                         stable-baselines3
+    id,model⏎1,gASV…                                                               a table of any program
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ _OF_CHARACTER: Final = 4
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
 _BASE64: Final = re.compile(rb'"((?:[\w+/=-]|\\[nr/]){20,})"').finditer
+_RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").finditer
+"""In any other text; long lines of it go on in the next."""
 _MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s{0,99}:\s{0,99}"((?:[^"\\]|\\.)+)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 _OTHERS: Final = re.compile(rb"\\[nr]|[^A-Za-z0-9+/]")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
@@ -75,9 +79,14 @@ def is_json(head: bytes) -> bool:
     return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
 
 
-def base64_texts(source: Source) -> Iterator[tuple[int, bytes]]:
+def is_text(head: bytes) -> bool:
+    """Say whether a file that begins so may be text, of one byte for each plain character."""
+    return _CONTROL.search(head) is None
+
+
+def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int, bytes]]:
     """
-    Yield what the texts in JSON are that are base64 and may be pickles, each with its place.
+    Yield what the texts in JSON, or in any text, are that are base64 and may be pickles, each with its place.
 
     Raises:
         LimitExceeded: One is longer than is decoded.
@@ -86,12 +95,14 @@ def base64_texts(source: Source) -> Iterator[tuple[int, bytes]]:
     while at < source.nbytes:
         block = source.read(at, min(_BLOCK, source.nbytes - at))
         found = block if b"\\u00" not in block else _ESCAPE.sub(lambda one: bytes([int(one[1], 16)]), block)
-        for text in (*_BASE64(found), *(_MARKED(found) if b"serialized" in found else ())):
+        marked = _MARKED(found) if is_json and b"serialized" in found else ()
+        for text in (*(_BASE64 if is_json else _RUN)(found), *marked):
             plain = text[1].replace(b"\\/", b"/")
             for data in {_OTHERS.sub(b"", plain), _OTHERS.sub(b"", plain.translate(_URL_SAFE))}:
                 if may_hold_pickles(decoded := a2b_base64(data[: len(data) - (len(data) % 4 == 1)] + b"==")):
                     yield at + text.start(1), decoded
-        last = block.rfind(b'"') if at + len(block) < source.nbytes else -1
+        ends = b'"' if is_json else b'"\n,'
+        last = max(block.rfind(bytes([end])) for end in ends) if at + len(block) < source.nbytes else -1
         if last == 0:
-            raise LimitExceeded(f"a text in JSON of more than {_BLOCK:,} bytes, which may be base64")
+            raise LimitExceeded(f"a text in it of more than {_BLOCK:,} bytes, which may be base64")
         at += last if last > 0 else len(block)

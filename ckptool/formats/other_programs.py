@@ -36,6 +36,14 @@ _TAG: Final = re.compile(
     rb"|!!?python/(?!(?:none|bool|str|unicode|bytes|int|long|float|complex|list|tuple|dict)(?![\w/:.]))",
     re.MULTILINE,
 )
+_TARGETS: Final = "settings that name what a loader calls (_target_)"
+_TARGET: Final = re.compile(rb"(?<!\w)_target_[\"']?\s*:")
+_NUMBERED: Final = re.compile(rb"\\(?:x|u00)([0-7][0-9A-Fa-f])")
+"""A character of a string in YAML or JSON by its number."""
+_SETTINGS: Final = (".yaml", ".yml", ".json")
+_NEMO: Final = "model_config.yaml"
+"""What is looked into."""
+_SQLITE: Final = b"SQLite format 3\0"
 _COMMENT: Final = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
 _PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _LOADER: Final = re.compile(rb"loader_module[\"']?\s*:\s*[\"']?(?!mlflow\.)\w|model_code_path[\"']?\s*:\s*(?!null)\S")
@@ -55,6 +63,10 @@ def in_content(name: str, source: Source) -> str | None:
     last = re.split(r"/|::", name)[-1].lower()
     if last in ("saved_model.pb", "saved_model.pbtxt"):
         return "a TensorFlow SavedModel, whose graph is a program"
+    if source.read(0, min(len(_SQLITE), source.nbytes)) == _SQLITE:
+        return "a database of SQLite, whose values may be pickles"
+    if last.endswith(_SETTINGS) and not last.endswith(_NEMO) and _names_targets(source):
+        return _TARGETS
     if last == "mlmodel" or last.endswith((".yaml", ".yml")):
         text = source.read(0, min(source.nbytes, _MOST_READ)).replace(b"\0", b"")  # of UTF-16
         text = _PERCENT.sub(lambda one: bytes([int(one[1], 16)]), _COMMENT.sub(b"", text))
@@ -70,6 +82,16 @@ def in_content(name: str, source: Source) -> str | None:
         if _OF_KERAS in source.read(at, min(_BLOCK + len(_OF_KERAS), source.nbytes - at)):
             return _KERAS
     return f"HDF5 after {_MOST_SEARCHED:,} bytes, which may be {_KERAS}" if source.nbytes > _MOST_SEARCHED else None
+
+
+def _names_targets(source: Source) -> bool:
+    """Say whether settings have a key ``_target_``, by which Hydra calls things, as far as they are searched."""
+    for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
+        text = source.read(at, min(_BLOCK + _LONGEST, source.nbytes - at)).replace(b"\0", b"")  # of UTF-16
+        text = _NUMBERED.sub(lambda one: bytes([int(one[1], 16)]), text) if b"\\" in text else text
+        if b"_target_" in text and _TARGET.search(_COMMENT.sub(b"", text)):
+            return True
+    return False
 
 
 def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[Known]:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.module_facts import facts_by_module
+from ckptool.checkpoints.modules import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Recorded, Traits
 from ckptool.errors import (
     AmbiguousFile,

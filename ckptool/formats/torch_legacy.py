@@ -28,8 +28,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.asked_ids import is_sourced_object
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
+from ckptool.sources.source import BytesSource, FarSource, ReadAhead, SliceSource, Source, far_under
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef

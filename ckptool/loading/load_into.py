@@ -34,8 +34,7 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
-from ckptool.sources.files import Origin
-from ckptool.sources.under import filler_under
+from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20

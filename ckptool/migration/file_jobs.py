@@ -21,10 +21,10 @@ from ckptool.errors import FileUnavailable, OutputFailed, SourceChanged, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
-from ckptool.migration.folders.folder_plan import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.output.opening import mode_of, open_place
 from ckptool.migration.output.sink import Place, SinkFolder
 from ckptool.migration.plan import make_plan
+from ckptool.migration.planned import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.writing import Work, syncs, write_planned
 from ckptool.pickles.gc_pause import gc_paused
@@ -159,7 +159,7 @@ class Opened(Closing):
 
 def _read_for(file: PlannedFile, whole: FolderPlan) -> list[TensorInfo]:
     """Return the tensors that are read for one file of a plan, as far as is known."""
-    return list(file.infos) if isinstance(file, SafetensorsPlan) else [info for _, info in whole.expected]
+    return [info for _, info in (file if isinstance(file, SafetensorsPlan) else whole).expected]
 
 
 class HandedOut:

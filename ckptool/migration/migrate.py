@@ -21,8 +21,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.device_tags import device_tag
-from ckptool.migration.in_place.cloned import clone_plan, write_clone
-from ckptool.migration.in_place.run import migrate_in_place, report_of
+from ckptool.migration.in_place.run import clone_plan, migrate_in_place, report_of, write_clone
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
 from ckptool.migration.output.editing import open_for_editing

@@ -18,20 +18,18 @@ from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, label
+from ckptool.migration.planned import FolderPlan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.migration.weights_only import without_refused
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
-from ckptool.names.patterns import Trials
+from ckptool.names.renaming import Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
-    from ckptool.migration.folders.dcp import DcpPlan
-    from ckptool.migration.folders.folder_plan import FolderPlan
-    from ckptool.migration.folders.shards import ShardsPlan
     from ckptool.migration.safetensors_plan import SafetensorsPlan
 
 
@@ -40,7 +38,7 @@ class Plan(NamedTuple):
 
     form: TargetForm
     target: str
-    file: TorchPlan | SafetensorsPlan | ShardsPlan | DcpPlan
+    file: TorchPlan | SafetensorsPlan | FolderPlan
     """What the new file holds, or the new folder."""
     location: DeviceTags | None
     """The device tags that what is in it gets; None leaves them as they are."""
@@ -54,9 +52,7 @@ class Plan(NamedTuple):
     @property
     def folder(self) -> FolderPlan | None:
         """What the new folder holds; None where one file is written."""
-        from ckptool.migration.safetensors_plan import SafetensorsPlan
-
-        return None if isinstance(self.file, TorchPlan | SafetensorsPlan) else self.file
+        return self.file if isinstance(self.file, FolderPlan) else None
 
     @property
     def builds_model(self) -> bool:
@@ -169,7 +165,7 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
 
 def _safetensors(
     checkpoint: Checkpoint, weights: Weights, changes: Changes, kept: Kept | None
-) -> SafetensorsPlan | ShardsPlan:
+) -> SafetensorsPlan | FolderPlan:
     """Return the plan of a safetensors file, or of a folder of them."""
     from ckptool.migration import safetensors_plan
 

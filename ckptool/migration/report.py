@@ -294,13 +294,13 @@ def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
     if plan.folder is None:
         return
     from ckptool.migration.folders.dcp import DcpPlan
-    from ckptool.migration.folders.shards import ShardsPlan, size_in_bytes
+    from ckptool.migration.folders.shards import size_in_bytes
 
     if isinstance(plan.file, DcpPlan):
         yield from plan.file.notes
-    if isinstance(plan.file, ShardsPlan) and changes.max_shard_size is not None:
+    elif changes.max_shard_size is not None:
         most = size_in_bytes(changes.max_shard_size)
-        larger = [name for name, info in plan.file.expected if info.nbytes > most]
+        larger = [name for name, info in plan.file.expected if name is not None and info.nbytes > most]
         if larger:
             many = (
                 f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"

@@ -11,6 +11,7 @@ https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -20,6 +21,7 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.limits import Limits
 from ckptool.migration.output.sink import Sink
+from ckptool.migration.planned import Planned
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.meter import Meter
@@ -27,7 +29,7 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.tensors.tensor import identity
 
 # fmt: off
 _DTYPE_ORDER: Final = (
@@ -39,42 +41,17 @@ _NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F
 """Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
 
 
-class SafetensorsPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SafetensorsPlan(Planned):
     """A file that is ready to be written: its header, and the tensors in their order."""
 
     header: bytes
     tensors: tuple[tuple[str, Payload], ...]
-    infos: tuple[TensorInfo, ...]
-    """The facts of the tensors, in the same order."""
-    tied: dict[str, str]
-    """Names that were left out, and the name under which each tensor is stored."""
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
-
-    @property
-    def tensor_count(self) -> int:
-        """Tensors in the file."""
-        return len(self.tensors)
-
-    @property
-    def pickles(self) -> tuple[bytes, ...]:
-        """Nothing: it has no pickles."""
-        return ()
-
-    @property
-    def retagged(self) -> dict[str, int]:
-        """Nothing: the format has no device tags."""
-        return {}
 
     @property
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
-
-    @property
-    def expected(self) -> list[tuple[str, TensorInfo]]:
-        """The tensors in the file."""
-        return [(name, info) for (name, _), info in zip(self.tensors, self.infos, strict=True)]
 
     @property
     def copied(self) -> list[Payload]:
@@ -100,7 +77,7 @@ class SafetensorsPlan(NamedTuple):
             OutputFailed: The file does not hold what was to be written.
         """
         self._compare(path, checksums, limits, meter)
-        dtypes = {info.dtype.safetensors for info in self.infos}
+        dtypes = {info.dtype.safetensors for _, info in self.expected}
         return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors], dtypes)
 
     def _compare(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> None:
@@ -172,7 +149,7 @@ def plan(
     if has_order and start is not None and not recorded.order:
         longer = pack(kept, encode(recorded._replace(order=tuple(chosen.tensors))), cancellation, start)
         packed = longer if len(longer.header.rstrip(b" ")) <= start - 8 else packed
-    return packed._replace(tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
+    return replace(packed, tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
 
 
 def select(
@@ -214,7 +191,7 @@ def pack(
     names = packing_order(tensors) if start is None else list(tensors)
     payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
     header = _header(metadata, each(payloads, cancellation), tensors, start)
-    return SafetensorsPlan(header, payloads, tuple(tensors[name].info for name in names), {}, (), ())
+    return SafetensorsPlan(header=header, tensors=payloads, expected=[(name, tensors[name].info) for name in names])
 
 
 def _header(

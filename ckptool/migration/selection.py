@@ -18,7 +18,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.device_tags import not_there
 from ckptool.names import renaming
 from ckptool.names.filter import matched
-from ckptool.names.patterns import Trials
+from ckptool.names.renaming import Trials
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ needed, and nothing runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.cancellation import each
@@ -16,6 +17,7 @@ from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.limits import Limits
 from ckptool.migration.device_tags import DeviceTags
+from ckptool.migration.planned import Planned
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip_nbytes, write_torch_zip
@@ -52,32 +54,17 @@ class Kept(NamedTuple):
 _NOTHING: Final = Kept()
 
 
-class TorchPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class TorchPlan(Planned):
     """A file that is ready to be written: its pickle, and the storages that the pickle refers to."""
 
     root: str
-    pickled: bytes
     storages: tuple[StoragePayload, ...]
-    expected: tuple[tuple[str | None, TensorInfo], ...]
-    """The tensors that must be found in the file, in order; None for one that lies deeper in an entry."""
-    retagged: dict[str, int]
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
 
     @property
-    def tensor_count(self) -> int:
-        """Tensors in the file; tied ones count under each name."""
-        return len(self.expected)
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Nothing: tied names keep their ties."""
-        return {}
-
-    @property
-    def pickles(self) -> tuple[bytes, ...]:
-        """What is unpickled when the file is loaded."""
-        return (self.pickled,)
+    def pickled(self) -> bytes:
+        """The one pickle in it."""
+        return self.pickles[0]
 
     @property
     def nbytes(self) -> int:
@@ -130,13 +117,13 @@ def plan_weights(
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter, cancellation)
     return TorchPlan(
-        root,
-        pickled,
-        tuple(rewriter.storages),
-        tuple(_expected(checkpoint, weights)),
-        rewriter.retagged,
-        weights.renamed,
-        (*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts)),
+        root=root,
+        pickles=(pickled,),
+        storages=tuple(rewriter.storages),
+        expected=tuple(_expected(checkpoint, weights)),
+        retagged=rewriter.retagged,
+        renamed=weights.renamed,
+        dropped=(*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts)),
     )
 
 
@@ -252,8 +239,15 @@ def plan_same(
     pickled = b"" if is_sketched else _written(checkpoint, edited, kept.pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    storages = tuple(rewriter.storages)
-    return TorchPlan(root, pickled, storages, edited.expected, rewriter.retagged, edited.renamed, edited.dropped)
+    return TorchPlan(
+        root=root,
+        pickles=(pickled,),
+        storages=tuple(rewriter.storages),
+        expected=edited.expected,
+        retagged=rewriter.retagged,
+        renamed=edited.renamed,
+        dropped=edited.dropped,
+    )
 
 
 def _written(checkpoint: Checkpoint, edited: EditedTree, nbytes: int) -> bytes:

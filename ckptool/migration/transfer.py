@@ -19,7 +19,7 @@ from ckptool.closing import Closing
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
-from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import ReadAhead
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.pieces import Extent, PiecesSource
 

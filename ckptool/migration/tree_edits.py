@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
-from ckptool.checkpoints.module_facts import ModuleFacts
-from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
+from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, names_without, unwrapped
 from ckptool.checkpoints.weights import NameChanges, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter

@@ -12,11 +12,9 @@ from ckptool.errors import Failure, OutputFailed
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.folders.folder_plan import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.output.sink import Sink, SinkFolder
 from ckptool.migration.plan import Plan
-from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.torch_plan import TorchPlan
+from ckptool.migration.planned import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.verify import verify_model
 from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload, check_storages
@@ -62,13 +60,11 @@ def write_file(work: Work, output: Sink) -> Done:
 
         save_model(work.changes.model, work.changes.model_arguments, plan.weights.tensors, path)
         check = partial(verify_model, path, plan.weights)
-    elif isinstance(plan.file, TorchPlan):
-        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
-        copied = plan.file.copied
     else:
-        assert isinstance(plan.file, SafetensorsPlan)  # a folder is written below
-        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
-        copied = plan.file.copied
+        assert not isinstance(plan.file, FolderPlan)  # that is written below
+        file: PlannedFile = plan.file
+        check = partial(file.verify, path, file.write(output, checksums=verifies))
+        copied = file.copied
     if verifies:
         check_storages(_not_copied(plan), copied)
     work.checkpoint.check_unchanged()

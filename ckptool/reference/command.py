@@ -19,11 +19,20 @@ import click
 
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.reference import data
-from ckptool.reference.devices import Choice, choose
 from ckptool.reference.nets import NETS
 from ckptool.reference.saving import HABITS, parts_of, save
-from ckptool.reference.trainer import Batches, Epoch, Recipe, Trained, Watch, train
-from ckptool.reference.wraps import WRAPS, process_group
+from ckptool.reference.trainer import (
+    WRAPS,
+    Batches,
+    Choice,
+    Epoch,
+    Recipe,
+    Trained,
+    Watch,
+    choose,
+    process_group,
+    train,
+)
 from ckptool.torch_ops import devices as torch_devices
 from ckptool.torch_ops.needed import needed
 

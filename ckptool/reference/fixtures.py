@@ -10,8 +10,7 @@ from ckptool.errors import FileUnavailable
 from ckptool.reference import data
 from ckptool.reference.nets import TiedReader
 from ckptool.reference.saving import HABITS, parts_of, save
-from ckptool.reference.trainer import Recipe, train
-from ckptool.reference.wraps import WRAPS, process_group
+from ckptool.reference.trainer import WRAPS, Recipe, process_group, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable

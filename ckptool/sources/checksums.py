@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.meter import SILENT, Meter
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import Source
-from ckptool.sources.under import file_under
+from ckptool.sources.source import ReadAhead, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -9,30 +9,46 @@ callers that hand memory out.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from shlex import join, quote
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
-from ckptool.errors import SourceChanged
-from ckptool.sources.paths import identity_of, is_network
-from ckptool.sources.regular import open_regular, status_of, unreadable
-from ckptool.sources.source import CLOSED, BytesSource, Source, StreamSource, changed, read_in_steps
+from ckptool.errors import FileUnavailable, SourceChanged, reason_of
+from ckptool.sources.journal import refuse_edited
+from ckptool.sources.paths import identity_of, is_likely, is_network
+from ckptool.sources.source import (
+    CLOSED,
+    BytesSource,
+    FillsBuffers,
+    SliceSource,
+    Source,
+    StreamSource,
+    changed,
+    read_in_steps,
+)
 
 if TYPE_CHECKING:
     import mmap
 
     from ckptool.sources.pool import Pool
 
+
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Before, a mapping kept a descriptor of its file for itself."""
+_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FileSource:
@@ -341,3 +357,150 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     if origin.seekable():
         return StreamSource(origin, cancellation), shown
     return BytesSource(origin.read(), cancellation, is_file=True), shown
+
+
+def open_regular(path: str) -> int:
+    """
+    Return a descriptor of a regular file. A pipe never blocks.
+
+    Raises:
+        FileUnavailable: It is missing, not permitted, or something else.
+        UnfinishedEdit: An edit in place left it neither old nor new, so far.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if os.name == "nt" and os.path.isdir(path):
+            raise folder_instead() from error  # it is not permitted to open one there
+        raise unavailable(path, error) from error
+    except ValueError as error:  # a NUL in the path
+        raise FileUnavailable("not a path", kind="missing") from error
+    try:
+        mode = status_of(fd).st_mode
+    except BaseException:
+        os.close(fd)
+        raise
+    if stat.S_ISREG(mode):
+        try:
+            refuse_edited(path, "torn", fd=fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise folder_instead()
+    kinds = (
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    )
+    what = next((name for test, name in kinds if test(mode)), "not a regular file")
+    raise not_a_file(what)
+
+
+def folder_instead() -> FileUnavailable:
+    """Return the error for a directory where a file was asked for."""
+    return FileUnavailable("a directory, not a file", kind="directory")
+
+
+def status_of(fd: int) -> os.stat_result:
+    """Return the status of an open file; raise FileUnavailable if there is none."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise unreadable(error) from error
+
+
+def unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
+    """Return the error for a bad disk, or a network that is gone."""
+    where = "" if offset is None else f" at byte {offset:,}"
+    return FileUnavailable(f"cannot be read{where}: {reason_of(error)}", kind="io", offset=offset, path=path)
+
+
+def unavailable(path: str, error: OSError) -> FileUnavailable:
+    """Return the error for a path that the system does not open."""
+    if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
+        return _missing(path)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        if os.path.isdir(path):
+            return folder_instead()
+        return not_permitted(path)
+    return FileUnavailable(f"cannot be opened: {reason_of(error)}", kind="unavailable")
+
+
+def not_permitted(path: str) -> FileUnavailable:
+    """Return the error for a path that may not be read: a file, a folder, or what is in one that may not be entered."""
+    closed = next((one for one in _folders(path) if not os.access(one, os.X_OK)), None)
+    if closed is not None and closed != path:
+        fact, what = f"permission denied: you may not enter the folder {closed!r}", "that folder"
+    elif os.path.isdir(path):
+        closed, fact, what = path, "a folder that you may not list: permission denied", "the folder"
+    else:
+        command = join(("chmod", "u+r", "--", path))
+        return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
+    command = join(("chmod", "u+rx", "--", closed))
+    return FileUnavailable(
+        fact, kind="permission", hint=f"Make {what} one that you may list and enter.", command=command
+    )
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Yield the folders on the way to a path, and itself if it is one, as far as the system says of them."""
+    folders = [path]
+    while os.path.dirname(folders[-1]) not in ("", folders[-1]):
+        folders.append(os.path.dirname(folders[-1]))
+    yield from filter(os.path.isdir, reversed(folders))
+
+
+def _missing(path: str) -> FileUnavailable:
+    if path == "-":
+        return not_a_file("standard input is a pipe")
+    address = _ADDRESS.fullmatch(path)
+    if address is not None:
+        local = address[1].lower() == "file"
+        hint = f"Give the path alone: {quote(address[2])}" if local else "Download the file first, and give its path."
+        return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
+    hint = "Check the path."
+    if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):
+        hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"
+    return FileUnavailable("no such file", kind="missing", hint=hint)
+
+
+def not_a_file(what: str) -> FileUnavailable:
+    """Return the error for a pipe or a device."""
+    return FileUnavailable(f"{what}, not a file", kind="not-a-file", hint="Save the stream to a file first.")
+
+
+def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
+    """Return the file that ``source`` is a slice of, and where in it ``offset`` lies; None for anything else."""
+    position = source.file_offset(offset)
+    while isinstance(source, SliceSource):
+        source = source.whole
+    return (source, position) if isinstance(source, FileSource) and position is not None else None
+
+
+class _Copying:
+    """Fills buffers from a source that only returns bytes, a little at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        for start in range(0, buffer.nbytes, STEP_NBYTES):
+            count = min(STEP_NBYTES, buffer.nbytes - start)
+            buffer[start : start + count] = self._source.read(offset + start, count)
+
+
+def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
+    """
+    Return what fills buffers with the bytes of a source, a file where it is one, and where in it ``offset`` lies.
+
+    None for what inflates its whole content at each read.
+    """
+    under = file_under(source, offset) if hasattr(os, "preadv") else None
+    if under is not None or source.is_compressed:
+        return under
+    own = hasattr(source, "read_into") and not isinstance(source, FileSource)
+    return cast("FillsBuffers", source) if own else _Copying(source), offset

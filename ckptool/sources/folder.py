@@ -15,11 +15,10 @@ from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, Failure, LimitExceeded
-from ckptool.sources.files import FileSource, PooledFile, check_names
+from ckptool.sources.files import FileSource, PooledFile, check_names, not_permitted
 from ckptool.sources.pool import POOL, PooledFolder
 from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
 from ckptool.sources.source import CLOSED, HasVersions, Source
-from ckptool.sources.unavailable import not_permitted
 
 _MOST_NAMES = 1_000_000
 

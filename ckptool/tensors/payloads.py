@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from zlib import crc32
 
 from ckptool.errors import DamagedFile
-from ckptool.sources.under import file_under
+from ckptool.sources.files import file_under
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
 from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef

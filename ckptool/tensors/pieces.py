@@ -10,33 +10,38 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
+from ckptool.errors import CkptoolError, DamagedFile, Failure, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range
+from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import Source
-from ckptool.sources.under import file_under
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.part_checksums import PartChecksums
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.scatter import is_run, scatter
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, cut_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
 
 Place: TypeAlias = tuple[object, int]
 """Where a storage is."""
+_WIDE: Final = 256
+"""Rows of fewer bytes are copied by columns: one call for each column, instead of one for each row."""
+_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_BLOCK_ROWS: Final = 1 << 10
+"""Rows that are copied at a time by columns: what they are on stays in a core's cache."""
 
 
 class Piece(NamedTuple):
@@ -386,3 +391,134 @@ def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSou
     storage = StorageRef(name, location, source.nbytes, source, 0)
     stride = source.steps if shape == source.shape else row_major(shape)
     return TensorInfo(dtype, shape, stride, 0, storage, location)
+
+
+class PartChecksums:
+    """CRC-32 checksums of the parts of pieces, in whatever order threads read them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, index: int, start: int, data: memoryview) -> None:
+        """Note the bytes of a piece from ``start`` on."""
+        with self._lock:
+            parts = self._parts.setdefault(index, [])
+            goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
+            begin, nbytes, found = parts.pop() if goes_on else (start, 0, 0)
+        found = crc32(data, found)
+        with self._lock:
+            parts.append((begin, nbytes + data.nbytes, found))
+
+    def noted(self) -> list[int]:
+        """Return the numbers of the pieces of which something was noted."""
+        with self._lock:
+            return sorted(self._parts)
+
+    def of(self, index: int, nbytes: int) -> int | None:
+        """Return the checksum of a piece; None if not each of its bytes was noted once."""
+        found = end = 0
+        for start, part_nbytes, of_part in sorted(self._parts.get(index, ())):
+            if start != end:
+                return None
+            found = joined_crc32(found, of_part, part_nbytes)
+            end += part_nbytes
+        return found if end == nbytes else None
+
+
+def is_run(sizes: Sequence[int], steps: Sequence[int]) -> bool:
+    """Say whether a packed box is consecutive in a buffer, too, whose dimensions have these steps."""
+    return not _run(sizes, steps)[1]
+
+
+def scatter(
+    data: memoryview, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, itemsize: int
+) -> None:
+    """Copy a packed box of elements to its place in a buffer."""
+    run, inner = _run(sizes, steps)
+    width = run * itemsize
+    nbytes = [step * itemsize for step in steps[:inner]]
+    if width < _WIDE and run < max(sizes[:inner], default=0):
+        _by_columns(data, sizes[:inner], buffer, nbytes, begin * itemsize, width)
+        return
+    source = 0
+    for target in _places(sizes[:inner], nbytes, begin * itemsize):
+        buffer[target : target + width] = data[source : source + width]
+        source += width
+
+
+def _run(sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+    """Return how many elements of a box are consecutive in the buffer, and how many dimensions are left outside."""
+    run, inner = 1, len(sizes)
+    while inner and (sizes[inner - 1] == 1 or steps[inner - 1] == run):
+        run *= sizes[inner - 1]
+        inner -= 1
+    return run, inner
+
+
+def _places(sizes: Sequence[int], steps: Sequence[int], begin: int) -> Iterable[int]:
+    """Return the place of each position of some dimensions, in row-major order."""
+    if not sizes:
+        return (begin,)
+    *outer, last = (range(0, size * step, step) for size, step in zip(sizes, steps, strict=True))
+    starts = (begin + sum(places) for places in product(*outer))
+    return chain.from_iterable(range(start, start + last.stop, last.step) for start in starts)
+
+
+def _by_columns(
+    data: memoryview, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, width: int
+) -> None:
+    """Copy a box of short rows: of all rows along the longest dimension, a column at once. Steps are in bytes."""
+    unit = next(unit for unit in (8, 4, 2, 1) if not any(at % unit for at in (width, begin, buffer.nbytes, *steps)))
+    target, source = buffer.cast(_CODES[unit]), data.cast(_CODES[unit])  # type: ignore[call-overload]
+    own_steps = [step * width for step in row_major(sizes)]
+    longest = max(range(len(sizes)), key=lambda axis: sizes[axis])
+    rows, step, own_step = sizes[longest], steps[longest] // unit, own_steps[longest] // unit
+    others = [axis for axis in range(len(sizes)) if axis != longest]
+    places, own_places = (
+        _places([sizes[axis] for axis in others], [some[axis] for axis in others], at)
+        for some, at in ((steps, begin), (own_steps, 0))
+    )
+    for place, at in zip(places, own_places, strict=True):
+        for first in range(0, rows, _BLOCK_ROWS):
+            last = min(rows, first + _BLOCK_ROWS) - 1
+            to, source_at = place // unit, at // unit
+            for column in range(width // unit):
+                target[to + column + first * step : to + column + last * step + 1 : step] = source[
+                    source_at + column + first * own_step : source_at + column + last * own_step + 1 : own_step
+                ]
+
+
+class Cut(NamedTuple):
+    """The pieces of a tensor that have elements, and where they are."""
+
+    pieces: Sequence[Piece]
+    along: int | None
+    """The dimension that they are cut along, if it is one alone; None for one piece, and for boxes."""
+    is_flat: bool
+    """Whether it was flattened before it was cut: offsets and sizes are of its elements in a row."""
+    files: tuple[str, ...]
+    """Names of the files that hold them, in their order."""
+
+    def __str__(self) -> str:
+        count = len(self.pieces)
+        if count < 2:
+            return str(count)
+        if self.along is None:
+            return f"{count:,} {'runs' if self.is_flat else 'boxes'}"
+        return f"{count:,} along {self.along}"
+
+
+def cut_of(info: TensorInfo) -> Cut | None:
+    """Return how a tensor is cut; None where its file has it as a whole, or does not say all of it."""
+    source = info.storage.source if info.storage is not None else None
+    if not isinstance(source, PiecesSource):
+        return None
+    try:
+        pieces = source.pieces
+    except Failure:  # reading it tells what is wrong
+        return None
+    is_flat = len(source.shape) == 1 < len(info.shape)
+    axes = [axis for axis, whole in enumerate(source.shape) if any(piece.sizes[axis] != whole for piece in pieces)]
+    along = axes[0] if len(axes) == 1 and not is_flat else None
+    return Cut(pieces, along, is_flat, tuple(dict.fromkeys(piece.file for piece in pieces)))

@@ -12,27 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from math import copysign, inf
+from struct import pack
+from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.limits import refuse_long
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.tensors import rebuild_composites as composites
+from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
+from ckptool.sources.source import BytesSource, Source
+from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.rebuild_arguments import (
-    as_device,
-    as_dtype,
-    as_flag,
-    as_sequence,
-    is_tensor_class,
-    malformed_tensor,
-)
-from ckptool.tensors.rebuild_composites import Args, Parts
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import ARRAY, TensorInfo, check_extent, make_tensor_info
-
-if TYPE_CHECKING:
-    from ckptool.tensors.array_tensors import ArrayTensors
+from ckptool.tensors.tensor import (
+    ARRAY,
+    MAX_RANK,
+    StorageRef,
+    TensorInfo,
+    check_extent,
+    is_countable,
+    is_size,
+    make_tensor_info,
+    row_major,
+)
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
@@ -43,6 +46,17 @@ Resolve: TypeAlias = Callable[[Inert], TypedStorage | TensorInfo | None]
 
 Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
 """Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
+Args: TypeAlias = tuple[Inert, ...]
+Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
+Tensors: TypeAlias = Callable[[Iterable[tuple[str, Inert]]], Parts]
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+_LONGEST_LAYOUT: Final = 64
 
 
 def _nothing(_: object) -> None:
@@ -72,8 +86,6 @@ class Rebuilder:
 
     @cached_property
     def _arrays(self) -> ArrayTensors:
-        from ckptool.tensors.array_tensors import ArrayTensors  # many files have none
-
         return ArrayTensors()
 
     def tensor(self, node: Inert) -> TensorInfo | None:
@@ -255,12 +267,12 @@ class Rebuilder:
     def _quantized(self, _: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, quantizer, requires_grad, *_rest = args
         info = self._strided(storage, offset, size, stride, requires_grad)
-        return composites.quantized(info, quantizer, self._tensors)
+        return quantized(info, quantizer, self._tensors)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
         pairs = nodes.state_pairs(args[0])
         self._spend(len(pairs))
-        return composites.jagged(pairs, self._tensors)
+        return jagged(pairs, self._tensors)
 
     def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
         func, cls, arguments, state, *_rest = args
@@ -277,7 +289,7 @@ class Rebuilder:
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
-        return composites.on_manifold(node, self._recognise, self._tensors)
+        return on_manifold(node, self._recognise, self._tensors)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
@@ -339,11 +351,11 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._utils", "_rebuild_parameter"): Rebuilder._parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): Rebuilder._parameter_with_state,
     ("torch._utils", "_rebuild_qtensor"): Rebuilder._quantized,
-    ("torch._utils", "_rebuild_sparse_tensor"): lambda self, _, args: composites.sparse(args, self._tensors),
-    ("torch._utils", "_rebuild_sparse_csr_tensor"): lambda self, _, args: composites.sparse(args, self._tensors),
-    ("torch._utils", "_rebuild_nested_tensor"): lambda self, _, args: composites.nested(args, self._tensors),
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"): lambda _, _call, args: composites.meta(args),
-    ("torch._utils", "_rebuild_wrapper_subclass"): lambda _, _call, args: composites.wrapper(args),
+    ("torch._utils", "_rebuild_sparse_tensor"): lambda self, _, args: sparse(args, self._tensors),
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): lambda self, _, args: sparse(args, self._tensors),
+    ("torch._utils", "_rebuild_nested_tensor"): lambda self, _, args: nested(args, self._tensors),
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): lambda _, _call, args: meta(args),
+    ("torch._utils", "_rebuild_wrapper_subclass"): lambda _, _call, args: wrapper(args),
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): Rebuilder._from_cpu,
     ("torch._utils", "_rebuild_device_tensor_from_numpy"): Rebuilder._from_cpu,
     ("torch._utils", "_rebuild_xla_tensor"): Rebuilder._from_cpu,
@@ -351,13 +363,228 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
-    ("torch", "tensor"): lambda _, _call, args: composites.scalar(
-        args[0]
-    ),  # of modules that keep numbers, and save tensors
+    ("torch", "tensor"): lambda _, _call, args: scalar(args[0]),  # of modules that keep numbers, and save tensors
     ("geoopt.tensor", "_rebuild_manifold_tensor"): Rebuilder._on_manifold,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
-    ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
-    ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),
+    ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: uninitialized(args),
+    ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: uninitialized(args),
     ("torch.autograd", "Variable"): Rebuilder._variable,
     ("torch.autograd.variable", "Variable"): Rebuilder._variable,
 }
+
+
+def quantized(info: TensorInfo, quantizer: Inert, tensors: Tensors) -> TensorInfo:
+    """Return a tensor of integers with its scheme; ``info`` describes the integers."""
+    if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
+        raise malformed_tensor("a quantised tensor without a quantiser")
+    scheme = quantizer[0].name
+    names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
+    values = list(zip(names, quantizer[1:], strict=False))
+    details = tuple((name, value) for name, value in values if isinstance(value, int | float))
+    return info._replace(layout=scheme, parts=tensors(values), details=details)
+
+
+def sparse(args: Args, tensors: Tensors) -> TensorInfo:
+    """Return a COO tensor, or a compressed one of rows, columns or blocks."""
+    layout, data = as_layout(args[0]), args[1]
+    fields = _SPARSE_PARTS.get(layout)
+    if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
+        raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
+    parts = tensors(zip(fields, data, strict=False))
+    if len(parts) != len(fields):
+        raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
+    info = _composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
+    coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
+    return info._replace(details=(("is_coalesced", True),)) if coalesced else info
+
+
+def nested(args: Args, tensors: Tensors) -> TensorInfo:
+    """Return a nested tensor of the strided layout."""
+    parts = tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
+    if not parts or parts[0][0] != "buffer":
+        raise malformed_tensor("a nested tensor without a buffer")
+    return _composite("nested", parts, parts[0][1], parts[0][1].shape)
+
+
+def jagged(pairs: nodes.Pairs, tensors: Tensors) -> TensorInfo:
+    """Return a nested tensor of the jagged layout, from the pairs of its state."""
+    parts = tensors((field, nodes.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
+    if not parts or parts[0][0] != "values":
+        raise malformed_tensor("a jagged tensor without values")
+    return _composite("jagged", parts, parts[0][1], parts[0][1].shape)
+
+
+def _composite(layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
+    """Return a tensor that has no bytes but its parts'; ``main`` holds its values."""
+    return TensorInfo(main.dtype, shape, (), 0, None, main.location, main.requires_grad, layout=layout, parts=parts)
+
+
+def meta(args: Args) -> TensorInfo:
+    """Return a tensor on the meta device, which has no bytes."""
+    dtype, size, stride, requires_grad, *_rest = args
+    info = TensorInfo(as_dtype(dtype), as_sequence(size), as_sequence(stride), 0, None, "meta", requires_grad is True)
+    check_extent(info)
+    return info
+
+
+def wrapper(args: Args) -> TensorInfo:
+    """Return a wrapper subclass; the tensors that it wraps are in its state."""
+    cls, dtype, size, stride, offset, layout, device, requires_grad = args
+    info = TensorInfo(
+        as_dtype(dtype),
+        as_sequence(size),
+        as_sequence(stride),
+        offset,
+        None,
+        as_device(device),
+        requires_grad is True,
+        layout=as_layout(layout),
+        subclass=nodes.class_name(cls),
+    )
+    check_extent(info)
+    return info
+
+
+def on_manifold(node: Call, recognise: Callable[[Call], TensorInfo | None], tensors: Tensors) -> TensorInfo | None:
+    """
+    Return a tensor of geoopt, a plain one with a manifold: ``functools.partial(…, build_fn=f)(*arguments of f, state,
+    class, manifold, requires_grad)``.
+    """
+    made = node.func.state if isinstance(node.func, Call) else None
+    build = (
+        nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) and made[2:] else None
+    )
+    if not isinstance(node.args, tuple) or len(node.args) < 4:
+        return None
+    *arguments, _state, cls, manifold, requires_grad = node.args
+    info = recognise(Call(build, tuple(arguments)))
+    if info is None:
+        return None
+    name, parts = nodes.class_name(cls), (*info.parts, *tensors([("manifold", manifold)]))
+    kind = "parameter" if name.endswith("Parameter") else info.kind
+    return info._replace(subclass=name, requires_grad=as_flag(requires_grad), kind=kind, parts=parts)
+
+
+def uninitialized(args: Args) -> TensorInfo:
+    """Return a lazy parameter or buffer that has no shape yet."""
+    float32 = dtypes.BY_NAME["float32"]
+    return TensorInfo(float32, (), (), 0, None, "cpu", args[0] is True, "parameter", "uninitialized")
+
+
+def scalar(value: Inert) -> TensorInfo | None:
+    """Return the tensor that ``torch.tensor`` makes of a number; None if it makes none of it."""
+    if type(value) is float:
+        name, data = "float32", _as_float32(value)
+    elif type(value) is int and -(1 << 63) <= value < 1 << 63:
+        name, data = "int64", value.to_bytes(8, "little", signed=True)
+    else:
+        return None
+    ref = StorageRef("number", "cpu", len(data), BytesSource(data), 0)
+    return TensorInfo(dtypes.BY_NAME[name], (), (), 0, ref, "cpu", requires_grad=False)
+
+
+def _as_float32(value: float) -> bytes:
+    try:
+        return pack("<f", value)
+    except OverflowError:
+        return pack("<f", copysign(inf, value))
+
+
+def as_sequence(node: Inert) -> tuple[Inert, ...]:
+    """Return a shape or strides as a tuple; ``check_extent`` checks the numbers."""
+    if type(node) is tuple:
+        return node
+    if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
+        node = node.args[0]
+    if not isinstance(node, list | tuple):
+        raise malformed_tensor("a tensor whose shape or strides are no sequence")
+    return tuple(node)
+
+
+def as_sizes(node: Inert) -> tuple[int, ...]:
+    """Return a shape that nothing else bounds: no strides, no storage."""
+    sizes = as_sequence(node)
+    if len(sizes) > MAX_RANK or not all(map(is_size, sizes)) or not is_countable(sizes):
+        raise malformed_tensor("a tensor whose shape is no sequence of sizes")
+    return sizes
+
+
+def as_flag(node: Inert) -> bool | None:
+    """Return True or False, or None where the file says neither."""
+    return node if isinstance(node, bool) else None
+
+
+def as_dtype(node: Inert) -> DType:
+    """Return the element type that ``torch.float32`` and its like name."""
+    if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
+        return dtypes.BY_NAME[node.name]
+    raise malformed_tensor(f"{nodes.class_name(node)} is no element type")
+
+
+def as_layout(node: Inert) -> str:
+    """Return a layout's name without ``torch.``."""
+    if isinstance(node, Call) and isinstance(node.args, tuple) and node.args:  # torch.serialization._get_layout
+        node = node.args[0]
+    name = node.name if isinstance(node, Global) else node
+    return name.removeprefix("torch.") if isinstance(name, str) and len(name) <= _LONGEST_LAYOUT else "unknown"
+
+
+def as_device(node: Inert) -> str:
+    """Return the tag of a ``torch.device``, or of a text in its place."""
+    args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
+    texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
+    refuse_long("a device tag", "", *texts)
+    return ":".join(texts) or "unknown"
+
+
+def malformed_tensor(what: str) -> MalformedFile:
+    """Return the error for a tensor that contradicts itself."""
+    return MalformedFile(what, kind="malformed-tensor")
+
+
+def is_tensor_class(func: Global) -> bool:
+    """Say whether a name is that of a class of tensors in torch, of its first years: ``torch.FloatTensor``."""
+    return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")
+
+
+class ArrayTensors:
+    """The arrays of one pickle. What they share, their strings and the bytes in these, is decoded once."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, BytesSource] = {}
+        """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
+        self._decoded: dict[int, bytes | None] = {}
+
+    def tensor(self, node: Inert) -> TensorInfo | None:
+        """
+        Return an array as a tensor; None if it is none, or of a type that torch does not have.
+
+        Raises:
+            MalformedFile: It contradicts itself.
+        """
+        array = numpy_array(node, self.raw)
+        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
+            return None
+        source, offset, nbytes = self._elements(array.data)
+        sizes = row_major([array.shape[axis] for axis in array.axes])
+        stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
+        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
+        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
+        check_extent(info)
+        return info
+
+    def raw(self, node: Inert) -> bytes | None:
+        """Return the bytes that a text or a call of the codec stands for: once for each, however many share it."""
+        text = encoded_bytes(node)
+        if id(text) not in self._decoded:
+            self._decoded[id(text)] = raw_bytes(text)
+        return self._decoded[id(text)]
+
+    def _elements(self, data: bytes | Block) -> tuple[Source, int, int]:
+        """Return where an array's bytes are: a source, their offset in it, and how many they are."""
+        if isinstance(data, Block):
+            return data.source, data.offset, data.nbytes
+        source = self._sources.get(id(data))
+        if source is None:  # arrays may share their bytes
+            source = self._sources[id(data)] = BytesSource(data)
+        return source, 0, source.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptool.archives.zstandard import unpack
+from ckptool.archives.compressed import unpack
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from tests.each import each

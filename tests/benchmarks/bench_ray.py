@@ -31,8 +31,7 @@ from ckptool.checking.asked import NOTHING
 from ckptool.checking.row import row
 from ckptool.cli.on_ray import OnRay
 from ckptool.cli.scan import CONNECTIONS
-from ckptool.cli.scan_ray import Fleet
-from ckptool.cli.scan_workers import Crew, Task
+from ckptool.cli.scan_workers import Crew, Fleet, Task
 from ckptool.cli.targets import Listing
 
 WORKERS = 2

@@ -13,8 +13,7 @@ from ckptool.pickles.numpy_values import dtype_of, encoded_bytes, numpy_array, n
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import rebuild
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.rebuild_arguments import as_device, as_layout, as_sequence, as_sizes
+from ckptool.tensors.rebuild import Rebuilder, as_device, as_layout, as_sequence, as_sizes
 from ckptool.tensors.storage_ids import TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef
 

@@ -13,8 +13,7 @@ from ckptool.sources import files, siblings
 from ckptool.sources import source as source_module
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import system_text
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import StreamSource
+from ckptool.sources.source import ReadAhead, StreamSource
 from tests import build
 from tests.bounds.sources import Asked
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckptool import LimitExceeded, MalformedFile
-from ckptool.tensors.scatter import is_run, scatter
+from ckptool.tensors.pieces import is_run, scatter
 from ckptool.tensors.tensor import MAX_RANK, row_major
 from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up, intersection
 from tests.each import each

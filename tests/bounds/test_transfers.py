@@ -13,8 +13,7 @@ from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file, threads
 from ckptool.sources.files import FileSource
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, ReadAhead
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.payloads import BytesPayload, Payload, StoragePayload
 from ckptool.tensors.pieces import Piece, PiecesSource

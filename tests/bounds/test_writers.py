@@ -19,7 +19,7 @@ from ckptool.migration.transfer import Transfer
 from ckptool.migration.zip_writer import _Archive, torch_zip_nbytes
 from ckptool.sources.checksums import WORTH_A_THREAD, checksums_of_file, threads
 from ckptool.sources.files import FileSource
-from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import ReadAhead
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.tensor import StorageRef
 from tests.bounds.sources import Asked

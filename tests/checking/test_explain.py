@@ -14,6 +14,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
@@ -313,6 +314,14 @@ def test_the_command_explains_and_says_by_its_exit_code_whether_it_could() -> No
 
 def test_a_heading_without_end_is_no_trouble() -> None:
     assert [one.kind for one in explain('Missing key(s) in state_dict: "' * 10_000)] == ["some-keys"]
+
+
+@each("filler", ("a", "a.", "a_", "a ", "a,", "1", ".", "/", "'", '"', '"a', "(", "[", "\\n"))
+def test_a_long_text_takes_little_time_whatever_is_in_it(filler: str) -> None:
+    text = f"Missing key(s) in state_dict: : {filler * (1 << 20)}"[: 1 << 20]
+    started = process_time()
+    CliRunner().invoke(cli, ["explain", "-"], input=text)
+    assert process_time() - started < 1
 
 
 def in_file(content: object, message: str, folder: Path) -> Explanation:

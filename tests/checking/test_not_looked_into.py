@@ -88,6 +88,39 @@ def test_a_pickle_that_a_text_of_json_has_as_base64_is_looked_into(name: str, tm
         assert exit_code(path, "--fail-on", "system") == 1
 
 
+IN_TABLES = {
+    "a table": b"id,name,model\n1,first,abc\n2,second," + b64encode(EVIL) + b"\n",
+    "lines of a log": b"a word\n" * 9 + encodebytes(pickled(tuple(range(99)))[:-1] + b"0" + EVIL[2:]),
+    "fields with quotes": b'x;y\r\n"' + urlsafe_b64encode(EVIL) + b'";"9"\r\n',
+}
+
+
+@pytest.mark.parametrize("name", IN_TABLES)
+def test_a_pickle_that_another_text_has_as_base64_is_looked_into(name: str, tmp_path: Path) -> None:
+    place = written(tmp_path / "x", {"results.csv": IN_TABLES[name]})
+    assert "CK205" in codes(place)
+    assert exit_code(place, "--fail-on", "system") == 1
+
+
+def two_tars(between: bytes = b"") -> bytes:
+    return tar_file({"weights.pth": WEIGHTS}) + between + tar_file({"evil.pkl": EVIL})
+
+
+TARS = {
+    "one behind the other": two_tars(),
+    "with zeros between": two_tars(bytes(512 * 99)),
+    "packed": gzip.compress(two_tars(b"A" * 512)),
+}
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_a_tar_behind_a_tar_is_looked_into(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.tar").write_bytes(TARS[name])
+    for path in (tmp_path / "model.tar", written(tmp_path / "x", {"more.tar": TARS[name]})):
+        assert "CK205" in codes(path)
+        assert exit_code(path, "--fail-on", "system") == 1
+
+
 def test_what_an_honest_text_has_is_said_and_others_are_no_finding(tmp_path: Path) -> None:
     code = pickled(call(named("cloudpickle.cloudpickle", "_make_function"), 1))
     (tmp_path / "a.zip").write_bytes(zip_file({"data": serialized(code), "policy.pth": WEIGHTS}))
@@ -210,6 +243,12 @@ OTHER_PROGRAMS = {
     "PyYAML with escapes": {"args.yml": b'!!pyth%6fn/object/apply:os.system ["true"]\n'},
     "PyYAML of 16 bits": {"args.yaml": 'a: !!python/object/apply:os.system ["true"]\n'.encode("utf-16")},
     "PyYAML with a prefix": {"a/b/args.yml": b'%TAG ! tag:x\n---\n!apply:os.system ["true"]\n'},
+    "Hydra": {"conf/config.yaml": b"model:\n  _target_: os.system\n  command: 'true'\n"},
+    "Hydra in JSON": {"config.json": b'{"model": {"_target_": "os.system", "command": "true"}}'},
+    "Hydra with escapes": {"args.json": rb'{"a": {"_t\u0061rget_": "os.system"}}'},
+    "SQLite": {"cache.db": b"SQLite format 3\0" + bytes(84) + b64encode(EVIL)},
+    "SQLite of a framework": {"optuna.sqlite3": b"SQLite format 3\0" + EVIL},
+    "SQLite under any name": {"a/b": b"SQLite format 3\0" + bytes(99)},
     "TorchServe": {"t.mar": zip_file({"MAR-INF/MANIFEST.json": b"{}", "handler.py": b"import os"})},
     "MLflow": {"MLmodel": b"flavors:\n  python_function:\n    loader_module: evilmod\n", "code/evilmod.py": b"1"},
     "MLflow from code": {"MLmodel": b"flavors:\n  python_function:\n    model_code_path: m.py\n", "m.py": b"1"},
@@ -265,6 +304,8 @@ def test_honest_files_beside_a_model_are_no_finding(tmp_path: Path) -> None:
         "modules.json": b'[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]',
         "hparams.yaml": b"# made with !new: tags once\nlr: 0.1\nshape: !!python/tuple [1, 2]\nsay: what!\n",
         "tf_model.h5": HDF5 + bytes(5000) + b"weight_names",
+        "words.txt": b"an_honest_word_of_some_length\n" * 999 + b"gASVabcdefghijklmnopqrstuvw\n" + b"gA" * 40,
+        "config/train.yaml": b"# _target_: os.system\nmy_target_: a\n_target_dir: b\nsay: the _target_ of it\n",
         "README.md": b"Use `!apply:` or `!!python/object` in YAML.",
         "x^2": b"x^2 + y^2 is a text",
         "MLmodel": b"flavors:\n  python_function:\n    loader_module: mlflow.pytorch\n    model_code_path: null\n",

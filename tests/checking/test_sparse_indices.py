@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool.checking import sparse_indices
+from ckptool.checking import value_survey
 from ckptool.checking.check import check
 from ckptool.torch_ops import values as torch_values
 from tests.scale import step
@@ -96,7 +96,7 @@ def test_indices_that_many_tensors_share_are_not_read_for_each(monkeypatch: pyte
     state = {str(number): torch.sparse_coo_tensor(indices, values, (2_000_000 + number,)) for number in range(24)}
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    monkeypatch.setattr(sparse_indices, "_numbers", lambda *_: iter(()))
+    monkeypatch.setattr(value_survey, "_numbers", lambda *_: iter(()))
     report = check(buffer.getvalue(), deep=True)
 
     (found,) = [finding for finding in report.findings if finding.code == "CK108"]

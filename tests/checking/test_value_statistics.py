@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from ckptool import open_checkpoint
-from ckptool.checking.value_statistics import ValueRow, statistics_of
+from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.cli import cli
 from ckptool.errors import MissingPackage
 from ckptool.torch_ops.statistics import Statistics, Tally

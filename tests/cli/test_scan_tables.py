@@ -11,7 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.cli import cli, scan_tables
+from ckptool.cli import cli
+from ckptool.cli.scan import CHECKPOINTS, TENSORS
 from ckptool.migration.output import parquet
 from tests.cli.test_scan import FINE, SCHEMA, TENSOR_SCHEMA, scan
 
@@ -29,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_columns_are_those_of_the_lines() -> None:
-    assert ["schema", *scan_tables.CHECKPOINTS] == list(SCHEMA.schema["properties"])
-    assert ["schema", *scan_tables.TENSORS] == list(TENSOR_SCHEMA.schema["properties"])
+    assert ["schema", *CHECKPOINTS] == list(SCHEMA.schema["properties"])
+    assert ["schema", *TENSORS] == list(TENSOR_SCHEMA.schema["properties"])
 
 
 def test_tables_hold_what_the_latest_lines_say(folder: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool.checking.value_statistics import ValueRow, statistics_of
-from ckptool.cli import terminal
+from ckptool.checking.value_survey import ValueRow, statistics_of
+from ckptool.cli import text
 from ckptool.cli.progress import ProgressLine
 from ckptool.messages import labelled
 from tests.each import each
@@ -58,7 +58,7 @@ def test_a_word_longer_than_the_terminal_stays_behind_its_label_and_in_its_colum
     path = "folder/" * 8 + "model.pth"
     lines = labelled("source", path), labelled("renamed", f"{path} -> {path}"), labelled("", f"a {path}")
 
-    assert list(terminal.wrapped(lines, 60)) == [
+    assert list(text.wrapped(lines, 60)) == [
         labelled("source", path),
         labelled("renamed", path),
         labelled("", "->"),
@@ -245,7 +245,7 @@ def test_commands_are_never_broken(room: int) -> None:
     command = f"               Run: ckptool migrate {'x' * 100} --form state_dict"
     fact = f"  warning      {'a fact about the file ' * 10}"
 
-    lines = list(terminal.wrapped([command, fact], room))
+    lines = list(text.wrapped([command, fact], room))
 
     assert lines[0] == command
     assert all(len(line) <= room for line in lines[1:])

@@ -89,7 +89,7 @@ def no_room() -> object:
 
 @case("it is listed, and can be trained on")
 def listed() -> object:
-    from ckptool.reference.devices import choose
+    from ckptool.reference.trainer import choose
     from ckptool.torch_ops.devices import devices
 
     report = devices()

@@ -17,8 +17,7 @@ from torch.utils.data import TensorDataset
 
 from ckptool.reference import data
 from ckptool.reference.nets import TiedReader
-from ckptool.reference.trainer import Recipe, Trained, train
-from ckptool.reference.wraps import process_group, wrap
+from ckptool.reference.trainer import Recipe, Trained, process_group, train, wrap
 from tests.device.register import KIND, register
 from tests.device.tags import WRAPPERS
 from tests.fixture_set import everyday

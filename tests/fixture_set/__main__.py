@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ckptool.reference.devices import choose
+from ckptool.reference.trainer import choose
 from ckptool.torch_ops import devices
 from tests.fixture_set.writing import write_fixtures
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from ckptool.reference.saving import HABITS, Parts, parts_of
-from ckptool.reference.trainer import Trained, ema_average
-from ckptool.reference.wraps import wrap
+from ckptool.reference.trainer import Trained, ema_average, wrap
 from tests.fixture_set.cases import CONTAINERS, Case, Place, torch_cases
 from tests.fixture_set.expected import named_tensors
 from tests.fixture_set.forging import pretend, tagged

@@ -13,8 +13,7 @@ from torch import nn
 from ckptool.errors import FileUnavailable
 from ckptool.reference import data
 from ckptool.reference.nets import CLASSES, MLP, LeNet, TiedReader
-from ckptool.reference.trainer import Recipe, Trained, train
-from ckptool.reference.wraps import process_group
+from ckptool.reference.trainer import Recipe, Trained, process_group, train
 from tests.fixture_set import everyday, exports, oddities
 from tests.fixture_set.places import relative_places
 

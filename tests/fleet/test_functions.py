@@ -21,7 +21,7 @@ from ckptool.checking.asked import Asked
 from ckptool.checking.row_worker import answer_all
 from ckptool.cli import cli, on_ray
 from ckptool.cli.migrate_ray import _Item, _second
-from ckptool.cli.ray_option import RayCommand, ray_option
+from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.scan_workers import Task, message_of
 from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError, OutputExists

@@ -10,9 +10,8 @@ import pytest
 
 from ckptool import Limits, MalformedFile, open_checkpoint
 from ckptool.formats import torch_legacy
-from ckptool.formats.directories.rank_files import dtensor as dtensors
-from ckptool.formats.directories.rank_files.dtensor import Mesh, Placement, local_box
-from ckptool.formats.directories.rank_files.parts import Found, distributed_in
+from ckptool.formats.directories.rank_files import parts as dtensors
+from ckptool.formats.directories.rank_files.parts import Found, Mesh, Placement, distributed_in, local_box
 from ckptool.tensors.rebuild import Rebuilder
 from tests.build import call, inline_tensor, legacy, named, ops, pickled, raw, storage, tensor
 from tests.each import each

@@ -22,7 +22,7 @@ from torch import nn
 import ckptool
 from ckptool.loading.memory import assembly
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
-from ckptool.reference.wraps import process_group
+from ckptool.reference.trainer import process_group
 from tests import build, where
 from tests.against_torch import oracle
 from tests.against_torch import test_byte_order as big

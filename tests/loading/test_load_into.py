@@ -15,7 +15,7 @@ from torch import nn
 import ckptool
 from ckptool.loading import load_into
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
-from ckptool.reference.wraps import wrap
+from ckptool.reference.trainer import wrap
 from ckptool.sources.files import FileSource
 from tests import where
 from tests.loading.loadable import QUICK

@@ -17,7 +17,7 @@ from torch import nn
 
 import ckptool
 from ckptool.reference.nets import LeNet, TiedReader
-from ckptool.reference.wraps import process_group, wrap
+from ckptool.reference.trainer import process_group, wrap
 from tests.fixture_set.forging import forged, pretend, tagged
 from tests.loading.same import assert_same, saved
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.run import migrate_in_place
-from ckptool.migration.output.operations import OPERATIONS, Operations
+from ckptool.migration.output.editing import OPERATIONS, Operations
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.journal import journal_path
 

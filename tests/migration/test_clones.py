@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 
 from ckptool import MigrationReport, migrate, open_checkpoint
 from ckptool.checking.check import check
-from ckptool.migration.in_place import cloned
-from ckptool.migration.output import cloning
+from ckptool.migration import output
+from ckptool.migration.in_place import run
 from tests.migration.in_place import readings
 from tests.scale import exhaustive
 
 MAKERS = {"xfs": ("mkfs.xfs", 320 << 20), "btrfs": ("mkfs.btrfs", 256 << 20)}
 
 
-def run(*command: str) -> None:
+def call(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -39,14 +39,14 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with image.open("wb") as stream:
         stream.truncate(nbytes)  # it takes no space
     try:
-        run(maker, "-q", str(image))
-        run("mount", "-o", "loop", str(image), str(mounted))
+        call(maker, "-q", str(image))
+        call("mount", "-o", "loop", str(image), str(mounted))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no loop device may be mounted here: {error.stderr!r}")
     try:
         yield mounted
     finally:
-        run("umount", "-l", str(mounted))  # torch may have a file of it mapped
+        call("umount", "-l", str(mounted))  # torch may have a file of it mapped
 
 
 def write(folder: Path, suffix: str) -> Path:
@@ -133,11 +133,11 @@ def test_a_clone_replaces_its_source_in_one_step(disk: Path) -> None:
 
 
 def test_a_file_system_that_does_not_clone_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloned, "WORTH_A_CLONE", 0)
+    monkeypatch.setattr(run, "WORTH_A_CLONE", 0)
     path = tmp_path / "model.pth"
     torch.save({"module.a": torch.ones(3)}, path)
     with path.open("rb") as stream:
-        can = cloning.clones_to(stream.fileno(), str(path))
+        can = output.clones_to(stream.fileno(), str(path))
     done = migrate(path, tmp_path / "new.pth", strip_module=True)
 
     assert (done.how == "clone") == can

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from ckptool import CkptoolError, MigrationRefused, open_checkpoint
 from ckptool.errors import DamagedFile, OutputFailed
-from ckptool.migration.folders import dcp, dcp_index, dcp_items, dcp_tree
+from ckptool.migration.folders import dcp, dcp_items
 from ckptool.migration.migrate import migrate
 from tests import build
 from tests.scale import exhaustive, some
@@ -426,7 +426,7 @@ def circle() -> Any:
 def test_what_torch_could_not_flatten_is_refused(
     make: Callable[[], Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dcp_tree, "_DEEPEST", 50)
+    monkeypatch.setattr(dcp, "_DEEPEST", 50)
     torch.save(make(), tmp_path / "source.pth")
     with pytest.raises(CkptoolError) as caught:
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")
@@ -477,7 +477,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"w": torch.ones(3, 4), "v": torch.ones(2)}, tmp_path / "source.pth")
-    index = dcp_index.index
+    index = dcp_items.index
 
     def wrongly(entries: Any, files: Any) -> bytes:
         ((file, items),) = files
@@ -494,7 +494,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
             items = [items[1]._replace(nbytes=items[1].nbytes + 64), items[0]]
         return index(entries, [(file, items)])
 
-    monkeypatch.setattr(dcp_index, "index", wrongly)
+    monkeypatch.setattr(dcp_items, "index", wrongly)
     with pytest.raises(OutputFailed) as caught:
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")
 

@@ -18,8 +18,8 @@ import pytest
 from ckptool import MigrationRefused
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.migrate import migrate
-from ckptool.migration.output import folder as folders
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output import opening as folders
+from ckptool.migration.output.opening import OutputFolder
 from tests import build
 from tests.migration import test_faults
 from tests.migration.test_faults import BIG, Processes, job

@@ -18,7 +18,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import END_SEARCH
 from ckptool.archives.zip_layout import END_MAGIC
 from ckptool.migration.in_place import zip_edit
-from ckptool.migration.in_place.file_plan import tree_room
+from ckptool.migration.in_place.run import tree_room
 from ckptool.migration.in_place.zip_edit import _refuse_other_ends, plan_zip
 from ckptool.migration.output.editing import FileEdit
 from ckptool.sources.journal import Run

@@ -22,8 +22,7 @@ import pytest
 
 from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
-from ckptool.migration.output.editing import open_for_editing, undo
-from ckptool.migration.output.operations import Operations
+from ckptool.migration.output.editing import Operations, open_for_editing, undo
 from ckptool.sources.journal import journal_path
 from tests import scale
 from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, Stepped, done, edit, put, readings, write

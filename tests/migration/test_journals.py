@@ -23,7 +23,7 @@ from ckptool import load, migrate, open_checkpoint, recover
 from ckptool.cli import cli
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, UnfinishedEdit
 from ckptool.migration.changes import Changes
-from ckptool.migration.output.operations import Operations
+from ckptool.migration.output.editing import Operations
 from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptool.errors import OutputFailed
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output.opening import OutputFolder
 from ckptool.sources.journal import journal_name
 from tests.each import each
 

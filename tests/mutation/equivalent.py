@@ -125,7 +125,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(key) + len(location) > _SHORT",
         "len(key) + len(location) >= _SHORT",
     ): ONLY_FASTER,
-    ("tensors/rebuild_composites", "sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
+    ("tensors/rebuild", "sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
     ("archives/tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
@@ -298,15 +298,15 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) >= 1"): ONLY_FASTER,
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 2"): ONLY_FASTER,
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 0"): ONLY_FASTER,
-    ("tensors/scatter", "scatter", "width < _WIDE", "width <= _WIDE"): ONLY_FASTER,
-    ("tensors/scatter", "scatter", "width < _WIDE", "width >= _WIDE"): ONLY_FASTER,
+    ("tensors/pieces", "scatter", "width < _WIDE", "width <= _WIDE"): ONLY_FASTER,
+    ("tensors/pieces", "scatter", "width < _WIDE", "width >= _WIDE"): ONLY_FASTER,
     (
-        "tensors/scatter",
+        "tensors/pieces",
         "scatter",
         "run < max(sizes[:inner], default=0)",
         "run <= max(sizes[:inner], default=0)",
     ): ONLY_FASTER,
-    ("tensors/scatter", "_by_columns", "min(rows, first + _BLOCK_ROWS)", "min(rows, rows)"): ONLY_FASTER,
+    ("tensors/pieces", "_by_columns", "min(rows, first + _BLOCK_ROWS)", "min(rows, rows)"): ONLY_FASTER,
     ("tensors/pieces", "band_nbytes", "nbytes <= _BAND_NBYTES", "nbytes < _BAND_NBYTES"): (
         "a row of just that size is so many of the next dimension's"
     ),
@@ -363,29 +363,27 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "max(1, source.nbytes - END_SEARCH)",
     ): "the end record of a zip with a member does not stand at its first byte",
     ("migration/in_place/zip_edit", "_end_of", "max(0, source.nbytes - END_SEARCH)", "max(0, 0)"): ONLY_FASTER,
-    ("migration/in_place/file_plan", "_refuse_gaps", "begin == position", "begin <= position"): (
+    ("migration/in_place/run", "_refuse_gaps", "begin == position", "begin <= position"): (
         "no tensor of a file that was read begins inside another"
     ),
-    ("migration/in_place/file_plan", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
-    ("migration/in_place/file_plan", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
-        NEVER_BEYOND
-    ),
-    ("formats/directories/rank_files/dtensor", "_layout", "len(said) != 2", "len(said) < 2"): NEVER_LONGER,
+    ("migration/in_place/run", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
+    ("migration/in_place/run", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (NEVER_BEYOND),
+    ("formats/directories/rank_files/parts", "_layout", "len(said) != 2", "len(said) < 2"): NEVER_LONGER,
     (
-        "formats/directories/rank_files/dtensor",
+        "formats/directories/rank_files/parts",
         "_layout",
         "len(known) == len(sizes)",
         "len(known) >= len(sizes)",
     ): NEVER_BEYOND,
     ("sources/pool", "_make_room", "len(self._open) > most", "len(self._open) >= most"): EMPTY_ANYWAY,
-    ("formats/directories/dcp/index", "_places", "begin < use[1]", "begin <= use[1]"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size < 0"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size > 0"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= 1"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= -1"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
-    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_places", "begin < use[1]", "begin <= use[1]"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size <= 0", "size < 0"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size <= 0", "size > 0"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size <= 0", "size <= 1"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size <= 0", "size <= -1"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
+    ("formats/directories/dcp/ranks", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
     ("sources/journal", "journal_name", "len(found) <= _LONGEST // 4", "len(found) < _LONGEST // 4"): ONLY_FASTER,
     ("sources/journal", "journal_name", "len(found) <= _LONGEST // 4", "len(found) <= _LONGEST // 5"): ONLY_FASTER,
     (

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 import ckptool
 from ckptool.cli import cli
-from ckptool.names import patterns
-from ckptool.names.patterns import LONGEST, Trials
-from ckptool.names.renaming import Substitution
+from ckptool.names import renaming
+from ckptool.names.renaming import LONGEST, Substitution, Trials
 
 CUBIC = r"(.*)\.(.*)\.weight"
 ONE = torch.ones(1)
@@ -31,7 +30,7 @@ def test_names_that_are_too_long_are_left_and_that_is_said(tmp_path: Path) -> No
     started = time.thread_time()
     result = CliRunner().invoke(cli, ["inspect", "--grep", CUBIC, path])
 
-    assert time.thread_time() - started < patterns.SECONDS
+    assert time.thread_time() - started < renaming.SECONDS
     assert "x.y.weight" in result.stdout
     assert result.stderr == f"Note: 2 names of more than {LONGEST} characters not tried with --grep.\n"
 
@@ -49,7 +48,7 @@ def test_a_migration_by_patterns_refuses_such_names(changes: dict[str, object], 
 
 
 def test_all_trials_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    monkeypatch.setattr(renaming, "SECONDS", 0.1)
     trials = Trials()
     pattern = re.compile(CUBIC)
 
@@ -59,7 +58,7 @@ def test_all_trials_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_short_names_count_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    monkeypatch.setattr(renaming, "SECONDS", 0.1)
     trials = Trials()
     pattern = re.compile(r"(\w+\.?)*weight=x")
 

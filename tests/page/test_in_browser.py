@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool.checking.value_statistics import ValueRow
-from ckptool.cli.page.document import document
-from ckptool.cli.page.packing import packed
-from ckptool.cli.page.tensors import statistics_columns
+from ckptool.checking.value_survey import ValueRow
+from ckptool.cli.page import document, packed, statistics_columns
 from ckptool.torch_ops.statistics import Statistics
 from tests.page.browser import MISSING, Browser
 from tests.page.pages import HOSTILE, columns_of, content_of, mixture, report, write_safetensors

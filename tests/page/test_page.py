@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.cli import cli
-from ckptool.cli.page.document import ASSETS, SCRIPTS, joined_script
+from ckptool.cli.page import ASSETS, SCRIPTS, joined_script
 from ckptool.messages import show_nbytes
 from tests.page.pages import HOSTILE, columns_of, content_of, mixture, names_in, report, write_safetensors
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from ckptool.cli.fixtures import fixtures
 from ckptool.errors import CkptoolError, UnsupportedFeature
-from ckptool.reference.devices import Choice, choose
+from ckptool.reference.trainer import Choice, choose
 from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
 
 NO_CUDA = CudaMissing("no-driver", "no NVIDIA driver", "Install it.")
@@ -96,7 +96,7 @@ def test_fixtures_of_a_device_that_cannot_train_say_why(tmp_path: Path, monkeypa
     # torch's own device without memory: it has no kernel that gives a number to Python, as training asks for.
     number = torch.empty(1, device="meta")
     monkeypatch.setattr("ckptool.reference.fixtures.write_fixtures", lambda *_: number.item())
-    monkeypatch.setattr("ckptool.reference.devices.choose", lambda *_: Choice(torch.device("meta"), "asked for"))
+    monkeypatch.setattr("ckptool.reference.trainer.choose", lambda *_: Choice(torch.device("meta"), "asked for"))
 
     done = CliRunner().invoke(fixtures, [str(tmp_path / "set")])
 

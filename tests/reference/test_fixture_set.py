@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from ckptool.errors import CkptoolError, FileUnavailable
-from ckptool.reference.wraps import process_group
+from ckptool.reference.trainer import process_group
 from tests.fixture_set.expected import digest, entries
 from tests.fixture_set.forging import forged, tagged, true_tag
 from tests.fixture_set.writing import write_fixtures

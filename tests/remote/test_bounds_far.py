@@ -32,7 +32,7 @@ from ckptool import (
 )
 from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
-from ckptool.sources.remote import connections, retries, web
+from ckptool.sources.remote import connections, web
 from ckptool.sources.remote.places import check_peer, follow, place_of
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0.0001)
+    monkeypatch.setattr(connections, "_FIRST_SECONDS", 0.0001)
 
 
 @contextmanager

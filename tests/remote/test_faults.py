@@ -20,7 +20,7 @@ from ckptool import (
     migrate,
     open_checkpoint,
 )
-from ckptool.sources.remote import retries
+from ckptool.sources.remote import connections
 from ckptool.sources.remote.opening import open_remote
 from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
 from ckptool.sources.remote.transport import memory_of
@@ -33,7 +33,7 @@ NBYTES = 9 << 20
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0.0001)
+    monkeypatch.setattr(connections, "_FIRST_SECONDS", 0.0001)
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:

@@ -16,8 +16,7 @@ from safetensors.torch import save as save_safetensors
 
 from ckptool import FileUnavailable, LiveModel, MalformedFile, load, load_into, migrate, open_checkpoint
 from ckptool.archives.zip_directory import find_directory, read_entries
-from ckptool.archives.zip_placing import placed
-from ckptool.archives.zips import read_zip
+from ckptool.archives.zips import placed, read_zip
 from ckptool.cli import cli
 from ckptool.errors import CkptoolError
 from ckptool.sources.remote import opening, source

@@ -27,8 +27,7 @@ import ckptool
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import BytesSource, SliceSource, Source, StreamSource
+from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, StreamSource
 from ckptool.tensors.reading import LazyTensor
 from tests import build
 from tests.scale import times

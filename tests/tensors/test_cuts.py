@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.tensors.cuts import Cut, cut_of
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.pieces import Cut, Piece, PiecesSource, cut_of, in_pieces
 from ckptool.tensors.tiling import Box
 from tests.tensors.folders import columns, rows, save
 

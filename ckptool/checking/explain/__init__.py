@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from os import PathLike
 
-from ckptool.checking.explain.entry import Entry, Explanation
-from ckptool.checking.explain.keys import explain_keys
+from ckptool.checking.explain.keys import Entry, Explanation, explain_keys
 from ckptool.checking.explain.reading import READING
 from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
 from ckptool.limits import DEFAULT_LIMITS, Limits

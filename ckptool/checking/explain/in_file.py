@@ -9,8 +9,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from ckptool.checking import advice, torch_load
-from ckptool.checking.explain.entry import Explanation
-from ckptool.checking.explain.keys import form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.keys import Explanation, form_of, key_lists, names_meet, why_renamed
 from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise

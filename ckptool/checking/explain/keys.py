@@ -1,4 +1,6 @@
-"""Lists of missing and unexpected keys in a message, and what turns the one into the other."""
+"""
+One message and its explanation; and lists of missing and unexpected keys in it, and what turns the one into the other.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ckptool.checking.explain.entry import FIT, INSPECT, WEIGHTS, Explanation
 from ckptool.checking.finding import command_line
 from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
 from ckptool.names.suggestions import guess_renames
@@ -29,6 +30,47 @@ _HOLDERS = (
     "network",
 )
 """Entries under which the weights of a checkpoint are, most usual first."""
+INSPECT = "ckptool inspect FILE"
+CHECK = "ckptool check FILE"
+FIT = "ckptool check FILE --model package.module:Class"
+WEIGHTS = "ckptool migrate FILE --form state_dict"
+TO_CPU = "ckptool migrate FILE --to cpu"
+SAFETENSORS = "ckptool migrate FILE OUT.safetensors"
+DEVICES = "ckptool devices"
+
+
+class Explanation(NamedTuple):
+    """What a message means. ``kind`` is stable, for programs."""
+
+    kind: str
+    meaning: str
+    hint: str | None = None
+    command: str | None = None
+    """The command line that does it. Where no file was given to look into, it has FILE in place of the path."""
+    in_file: str | None = None
+    """What in the file that was given causes the message; or that nothing in it does."""
+
+
+class Entry(NamedTuple):
+    """A message: how to recognise it, and its explanation, in which {0}, {1}… are the groups of the pattern."""
+
+    kind: str
+    pattern: str
+    meaning: str
+    hint: str | None = None
+    command: str | None = None
+    beside: str = ""
+    """What the text must hold, too: another pattern."""
+
+    def apply(self, text: str) -> Explanation | None:
+        """Return the explanation, if the text holds this message."""
+        found = re.search(self.pattern, text)
+        if found is None or not re.search(self.beside, text):
+            return None
+        groups = [(group or "")[:200] for group in found.groups()]
+        return Explanation(
+            self.kind, self.meaning.format(*groups), self.hint and self.hint.format(*groups), self.command
+        )
 
 
 class KeyLists(NamedTuple):

@@ -6,7 +6,7 @@ The texts are those of torch, safetensors and Python; tests provoke the ones tha
 
 from __future__ import annotations
 
-from ckptool.checking.explain.entry import CHECK, INSPECT, SAFETENSORS, TO_CPU, WEIGHTS, Entry
+from ckptool.checking.explain.keys import CHECK, INSPECT, SAFETENSORS, TO_CPU, WEIGHTS, Entry
 
 _AGAIN = "Download or copy it again; 'check' says how many bytes are missing, and what is still whole."
 _MAP = "Pass map_location='cpu', or rewrite the device tags in the file."

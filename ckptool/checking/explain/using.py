@@ -6,7 +6,7 @@ The texts are those of torch and Python; tests provoke the ones that the install
 
 from __future__ import annotations
 
-from ckptool.checking.explain.entry import CHECK, DEVICES, FIT, INSPECT, TO_CPU, WEIGHTS, Entry
+from ckptool.checking.explain.keys import CHECK, DEVICES, FIT, INSPECT, TO_CPU, WEIGHTS, Entry
 from ckptool.checkpoints.completeness import MERGE_PARTITIONS
 
 _TRAINING = r"\.backward\(|\.step\(|autograd|criterion|loss"

@@ -23,7 +23,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import bare, choosing, pipelines, pointers, slices
+from ckptool.formats.directories import bare, choosing, pointers, several, slices
 from ckptool.formats.directories.beside import beside, json_object
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
@@ -156,11 +156,9 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
-        from ckptool.formats.directories import several  # most folders offer one
-
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    missing = pipelines.missing_components(folder, folders)
-    remarks = [*parsed.remarks, *pipelines.remarks(missing)]
+    missing = several.missing_components(folder, folders)
+    remarks = [*parsed.remarks, *several.remarks(missing)]
     remarks += bare.without_weights(folder, choice, parsed)
     remarks += bare.missing_parts(folder)
     remarks += bare.missing_of_trainer(folder)
@@ -171,15 +169,15 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
 
 def _unread_components(folder: FolderSource, parsed: Parsed) -> list[str]:
     """Return the components of a pipeline that have weights, which cannot be read."""
-    return [name for name, _ in parsed.unopened] if pipelines.INDEX in folder.files else []
+    return [name for name, _ in parsed.unopened] if several.INDEX in folder.files else []
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
     """Return what could be the checkpoint of a folder, and which folders in it could be some."""
-    from ckptool.formats.directories import hub
+    from ckptool.formats.directories import pointers
 
     choice = choosing.choose(folder.files)
-    snapshot = hub.snapshot(folder)
+    snapshot = pointers.snapshot(folder)
     if snapshot is not None:
         return Choice((Candidate(snapshot, "folder"),)), [snapshot]
     folders = checkpoint_folders(folder)

@@ -3,6 +3,13 @@ Files of one line that name the folder of the last save: ``latest`` of DeepSpeed
 
 Anything may be called so. So a pointer counts only where it leads to a checkpoint, or where it names a folder that is
 called like those that are there: then one is gone, or was not finished.
+
+In the cache of Hugging Face's hub, a file names the snapshot that the main branch of a repository is at:
+
+    models--org--name/refs/main                    text: the commit
+    models--org--name/snapshots/<commit>/…         links to ../../blobs/<digest>
+
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 """
 
 from __future__ import annotations
@@ -19,6 +26,10 @@ MEGATRON: Final = "latest_checkpointed_iteration.txt"
 POINTERS: Final = ("latest", "latest_universal", MEGATRON)
 _LONGEST: Final = 255
 _NUMBER: Final = re.compile(r"[0-9]+")
+_COMMIT: Final = re.compile(rb"[0-9a-f]{40}")
+_MAIN: Final = "refs/main"
+_MAIN_NBYTES: Final = 4096
+_SNAPSHOTS: Final = "snapshots"
 
 
 def named_by(folder: FolderSource, pointer: str) -> str | None:
@@ -90,3 +101,16 @@ def leads_nowhere(folder: FolderSource, pointer: str, name: str, others: Collect
         kind="missing",
         hint=f"Name one that is there: {some(list(others))}" if others else "Saving was not finished, or it was moved.",
     )
+
+
+def snapshot(folder: FolderSource) -> str | None:
+    """Return the folder below a repository that is the snapshot of its main branch; None if it is no such thing."""
+    if _SNAPSHOTS not in folder.folders or not folder.has(_MAIN):
+        return None
+    try:
+        commit = folder.content(_MAIN, _MAIN_NBYTES).strip()
+    except Failure:
+        return None
+    name = commit.decode("ascii", "replace")
+    known = _COMMIT.fullmatch(commit) and name in folder.names(_SNAPSHOTS)[1]
+    return f"{_SNAPSHOTS}/{name}" if known else None

@@ -3,11 +3,16 @@ Several checkpoints in one folder: they are listed, as those of an archive are, 
 
 Of files that trainers named as they liked, one may hold the weights, and the others an optimizer, or a counter in text.
 The components of a diffusers pipeline are one checkpoint together: ``unet.conv_in.weight``.
+
+What a pipeline of diffusers names, and what of it is there: ``model_index.json`` has the class of each component.
+
+    {"_class_name": "…", "unet": ["diffusers", "UNet2DConditionModel"], "safety_checker": [null, null]}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from shlex import join, quote
 from typing import Final, TypeAlias
 
@@ -15,7 +20,8 @@ from ckptool.checkpoints.companions import Member, Remark, Shard
 from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
-from ckptool.formats.directories import pipelines, pointers, slices
+from ckptool.formats.directories import pointers, slices
+from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
 from ckptool.formats.packed import holds_tensors, placed, with_weights
@@ -35,6 +41,10 @@ PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeli
 _MOST: Final = 64
 """How many are opened to see which of them is meant."""
 _SHOWN: Final = 4
+INDEX: Final = "model_index.json"
+_CONFIG: Final = "config.json"
+"""Models have one; what has no weights calls it otherwise."""
+_WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
 
 def read(
@@ -72,7 +82,7 @@ def read(
         if source is not folder:
             folder.adopt(source)
     listed = holding or by_name
-    if pipelines.INDEX in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
+    if INDEX in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
         return folder, _pipeline(folder, listed, probe), _names(candidates, listed)
     parsed = Parsed(
         folder,
@@ -210,3 +220,36 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
         needed=len(candidates),
         actual=_MOST,
     )
+
+
+def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> dict[str, str]:
+    """Return the components of a pipeline without weights, and why; ``checkpoints`` are the folders that have some."""
+    if INDEX not in folder.files:
+        return {}
+    named = [name for name, said in json_object(folder, INDEX).items() if _has_weights(said)]
+    links = [name for name in named if name in folder.folders and folder.is_link(name)]
+    found = dict.fromkeys(links, "is a link, which is not followed")
+    found |= {name: "has no weights in its folder" for name in folder.folders if _is_bare(folder, name, checkpoints)}
+    if all(name in named for name in checkpoints):  # else it is the index of another one
+        found |= {name: "is not there" for name in named if name not in folder.folders}
+    return found
+
+
+def remarks(missing: Mapping[str, str]) -> Iterator[Remark]:
+    """Yield what is said of the components that are missing."""
+    if missing:
+        listed = some([f"{name!r} {why}" for name, why in missing.items()])
+        what = f"{counted(len(missing), 'component')} of the pipeline without weights: {listed}"
+        yield Remark("CK164", what, "Download what is missing, if the whole pipeline is needed.")
+
+
+def _is_bare(folder: FolderSource, name: str, checkpoints: Collection[str]) -> bool:
+    """Say whether a folder is of a model, and has no weights."""
+    return name not in checkpoints and not folder.is_link(name) and _CONFIG in folder.names(name)[0]
+
+
+def _has_weights(said: object) -> bool:
+    """Say whether a component is of a class that has weights, going by its name."""
+    if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], str):
+        return False
+    return _WITHOUT_WEIGHTS.fullmatch(said[1]) is None

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import directories
-from ckptool.formats.directories import choosing, pipelines, pointers
+from ckptool.formats.directories import choosing, pointers, several
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import UNTOLD, is_below, is_likely, is_likely_packed
@@ -42,7 +42,7 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
             yield place, True
             continue
         with closing(folder):
-            is_one = pipelines.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
+            is_one = several.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
         if is_one and not opens:
             yield place, True
         elif is_one:
@@ -108,10 +108,10 @@ def inside_refused(place: str) -> list[str]:
 
 def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
     """Yield the checkpoints among the files of a folder: it stands itself for its only index, or set of shards."""
-    several = [one for one in choosing.candidates(files) if one.kind != "file"]
+    together = [one for one in choosing.candidates(files) if one.kind != "file"]
     chosen = choosing.choose(files).candidates
-    whole = several[0] if len(chosen) == 1 and several[:1] == list(chosen) else None
-    indexes = [one.name for one in several if one.kind == "index"]
+    whole = together[0] if len(chosen) == 1 and together[:1] == list(chosen) else None
+    indexes = [one.name for one in together if one.kind == "index"]
     if whole is not None:
         yield place, True
     for name in files:

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Final
 
 from ckptool.errors import FileUnavailable, LimitExceeded
-from ckptool.formats.directories import choosing, layouts_in_order, pipelines, walk
+from ckptool.formats.directories import choosing, layouts_in_order, several, walk
 from ckptool.sources.far_folder import FarFolder, open_prefix
 from ckptool.sources.paths import UNTOLD, is_likely
 from ckptool.sources.remote import hub
@@ -66,7 +66,7 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
     while todo:
         folder, place = todo.pop()
         with closing(folder):
-            if pipelines.INDEX in folder.files or any(one.sniff(folder) for one in layouts_in_order()):
+            if several.INDEX in folder.files or any(one.sniff(folder) for one in layouts_in_order()):
                 yield folder.as_listed()
                 continue
             for path, is_known in walk.files_of(place, folder.files):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from ckptool.errors import NotACheckpoint, TruncatedFile, UnsupportedFeature
 from ckptool.formats.identify.head import AGAIN, Head, not_a_checkpoint
-from ckptool.formats.identify.magic import name_binary, name_by_magic
+from ckptool.formats.identify.magic import name_binary, name_by_magic, name_foreign_zip
 from ckptool.formats.identify.text import name_json, name_markup, name_text
-from ckptool.formats.identify.zips import name_foreign_zip
 from ckptool.messages import counted
 from ckptool.sources.source import Source
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from ckptool.errors import NotACheckpoint, UnsupportedFeature
-from ckptool.formats.identify.head import EXPORTED, IN_TENSORFLOW, UNPACK, Head, not_a_checkpoint
+from ckptool.formats.identify.head import EXPORTED, IN_TENSORFLOW, UNPACK, Head, listed, not_a_checkpoint
 from ckptool.messages import counted, quoted
+from ckptool.sources.paths import is_likely
 
 _TENSORFLOW_OP = re.compile(rb"[\n\x12](?:\x05Const|\x04NoOp|\x0bVarHandleOp)|\x12\x0bPlaceholder")
 """The length and name of an operation that next to every graph has."""
@@ -24,6 +25,24 @@ _MSGPACK_MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf....)[\xa1-\xbf][ -~]", r
 _MINDSPORE_TYPE = re.compile(rb"(?:B?Float|U?Int|Bool|Complex|String)[0-9]*")
 _FLAX_ARRAY = re.compile(rb"(?:\xc7.|\xc8..|\xc9....)\x01\x93[\x90-\x9f]", re.DOTALL)
 """Extension 1 of flax.serialization, which begins with a list of three: shape, dtype, bytes."""
+_NAMES_LOOKED_AT = 10_000
+_TORCH_MEMBER = re.compile(
+    r"(?:[^/]+/)?(?:(?:data|constants|attributes)\.pkl|archive_format|serialized_exported_program\.json"
+    r"|\.data/extern_modules)|[^/]+/model\.json"
+)
+_IN_ZIPS = tuple(
+    (re.compile(pattern, re.DOTALL), kind, what, hint)
+    for pattern, kind, what, hint in (
+        (r"(?:.*/)?Data/com\.apple\.CoreML/.*", "coreml", "a Core ML package", EXPORTED),
+        (r"(?:.*/)?model\.weights\.h5", "keras", "a Keras model", "Read it with Keras."),
+        (r"(?:.*/)?saved_model\.pb", "tensorflow", "a TensorFlow SavedModel", IN_TENSORFLOW),
+        (r"MAR-INF/MANIFEST\.json", "mar", "a TorchServe model archive", UNPACK),
+        (r"(?:word|xl|ppt)/.*\.xml", "office", "a Microsoft Office document", None),
+        (r"content\.xml", "office", "an OpenDocument file", None),
+        (r"[^/]+\.dist-info/WHEEL", "wheel", "a Python wheel", "Install it with pip."),
+        (r"META-INF/MANIFEST\.MF", "jar", "a Java or Android archive", None),
+    )
+)
 
 
 def name_binary(head: Head) -> NotACheckpoint | None:
@@ -216,3 +235,36 @@ _ROWS = (
     _Row("appledouble", "a macOS folder's .DS_Store", b"\0\0\0\1Bud1"),
     _Row("encrypted", "a file encrypted by OpenSSL", b"Salted__", hint="Decrypt it first."),
 )
+
+
+def name_foreign_zip(names: Sequence[str]) -> NotACheckpoint | None:
+    """
+    Say what a zip is from the names of its members, or return None if they are laid out as torch does.
+
+    A zip of no particular kind is an ``archive``, and the hint names the members that look like weights.
+    """
+    some = names[:_NAMES_LOOKED_AT]
+    if any(_TORCH_MEMBER.fullmatch(name) for name in some):
+        return None
+    files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if not files:
+        return not_a_checkpoint("a zip archive without files", "archive")
+    number = len(files)
+    if all(name.endswith(".npy") for name in files):
+        arrays = listed([name[: -len(".npy")] for name in files])
+        what = f"a numpy .npz archive of {counted(number, 'array')}: {arrays}"
+        return not_a_checkpoint(what, "npz", "Read it with numpy.load.")
+    for pattern, kind, what, hint in _IN_ZIPS:
+        if any(pattern.fullmatch(name) for name in some):
+            return not_a_checkpoint(f"{what}, a zip of {counted(number, 'file')}", kind, hint)
+    what = f"a zip archive of {counted(number, 'file')}: {listed(files)}"
+    return not_a_checkpoint(what, "archive", _to_open(files))
+
+
+def _to_open(files: Sequence[str]) -> str | None:
+    weights = [name for name in files if is_likely(name)]
+    if not weights:
+        return None
+    if len(weights) == 1:
+        return f"Unpack it and open {quoted(weights[0])}."
+    return f"Unpack it and open one of {listed(weights, 8)}."

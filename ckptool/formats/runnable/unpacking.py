@@ -121,10 +121,10 @@ class Unpacking:
                 del wrong  # else each would keep the other, and what was unpacked, until the next collection
 
     def _zstandard(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
-        from ckptool.archives import zstandard  # few have it
+        from ckptool.archives import compressed  # few have it
 
         try:
-            content = zstandard.unpack(source.read(0, source.nbytes), self._left())
+            content = compressed.unpack(source.read(0, source.nbytes), self._left())
         except MissingPackage as error:
             raise UnsupportedFeature(_UNPACKABLE, kind=PACKED) from error
         yield from self._holding(content, source, record)

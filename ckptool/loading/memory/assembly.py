@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import torch
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.errors import MalformedFile, OutOfMemory, UnsupportedFeature
+from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
 from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
@@ -23,8 +23,9 @@ from ckptool.loading.memory.host import Progress as Count
 from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor, torch_dtype
 from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
-from ckptool.loading.memory.verifying import Verifier
+from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Source
+from ckptool.tensors.pieces import PiecesSource, Place
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
@@ -391,3 +392,33 @@ def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
             hint="Load it to the CPU, or migrate the file first.",
         )
     memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
+
+
+class Verifier:
+    """Compares storages with their checksums in the file, once they are in memory on the CPU; or does nothing."""
+
+    def __init__(self, wanted: bool, cancellation: Cancellation | None) -> None:
+        self.wanted = wanted
+        self._cancellation = cancellation
+        self._done: set[Place] = set()
+
+    def source(self, storage: StorageRef) -> Source:
+        """Return what a storage is to be read from."""
+        pieces = storage.source
+        return pieces.checked() if self.wanted and isinstance(pieces, PiecesSource) else pieces
+
+    def compare(self, storage: StorageRef, source: Source, buffer: Callable[[], memoryview]) -> None:
+        """
+        Compare a storage that was read from ``source`` as a whole.
+
+        Raises:
+            DamagedFile: It is not what was saved.
+        """
+        if self.wanted and isinstance(source, PiecesSource):
+            source.compare(self._done)
+            source.check(self._done)
+        elif self.wanted and storage.crc32 and checksum_in_memory(buffer(), self._cancellation) != storage.crc32:
+            raise DamagedFile(
+                f"storage {storage.key!r} of {storage.nbytes:,} bytes does not match its checksum",
+                hint="Download the file again.",
+            )

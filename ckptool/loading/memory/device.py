@@ -17,8 +17,8 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import Progress, buffer_of
+from ckptool.sources.files import filler_under
 from ckptool.sources.source import Source
-from ckptool.sources.under import filler_under
 from ckptool.torch_ops.accelerators import Accelerator, accelerator
 
 _BUFFER_NBYTES = 16 << 20

@@ -19,9 +19,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, file_under, filler_under
 from ckptool.sources.source import FillsBuffers, Source
-from ckptool.sources.under import file_under, filler_under
 
 Mmap: TypeAlias = bool | Literal["auto"]
 Mapping: TypeAlias = mmap.mmap

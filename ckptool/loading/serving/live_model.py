@@ -50,8 +50,16 @@ from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread, is_castable
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.loading.serving.commit import copied, fill_in_place, moved, overwrite, ready, retire, with_weights
-from ckptool.loading.serving.lock import Gate
+from ckptool.loading.serving.commit import (
+    Gate,
+    copied,
+    fill_in_place,
+    moved,
+    overwrite,
+    ready,
+    retire,
+    with_weights,
+)
 from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames

@@ -7,30 +7,33 @@ A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: f
 
 Tensors are packed, on the CPU, each under every name that it has; all else is a value, as ``torch.save`` writes it. See
 torch/distributed/checkpoint/{filesystem,default_planner}.py.
+
+A tree is flattened as DCP does it: dicts, and those lists that have dicts or tensors in them. Keys that are no text
+become text, as there. See torch/distributed/checkpoint/_traverse.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.cancellation import Cancellation, each
+from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights, refuse_others
-from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.errors import LimitExceeded, MigrationRefused, OutputFailed
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.casting import Casting
-from ckptool.migration.folders import dcp_index, dcp_items
-from ckptool.migration.folders.dcp_index import Box, Entry, Path
-from ckptool.migration.folders.dcp_items import Item, ItemsFile
-from ckptool.migration.folders.dcp_tree import leaves
-from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
+from ckptool.migration.folders import dcp_items
+from ckptool.migration.folders.dcp_items import Box, Entry, Item, ItemsFile, Path
+from ckptool.migration.planned import BytesFile, FolderPlan, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import DType
@@ -43,52 +46,17 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 _Kind: TypeAlias = tuple[DType, tuple[int, ...], bool]
 _ITEM_NBYTES: Final = 64 << 20
 """Of a tensor: whoever loads a part of it reads whole items."""
+_DEEPEST: Final = 500
+"""Torch follows them by calls of functions in each other, of which Python allows a thousand."""
+_MOST_REPEATED: Final = 10_000
 
 
-class DcpPlan(NamedTuple):
-    """A folder that is ready to be written."""
+@dataclass(frozen=True, kw_only=True)
+class DcpPlan(FolderPlan):
+    """A folder that is ready to be written: tied tensors are written under each name."""
 
-    data: tuple[tuple[str, ItemsFile], ...]
-    index_file: bytes
     entries: tuple[Entry, ...]
-    partly: tuple[LazyTensor, ...]
-    """Tensors whose storages are not copied from end to end."""
-    expected: tuple[tuple[str | None, TensorInfo], ...]
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
-    retagged: dict[str, int]
-    """Of the tensors inside values."""
     notes: tuple[str, ...]
-
-    @property
-    def files(self) -> list[tuple[str, PlannedFile]]:
-        """The files in the order in which they are written."""
-        return [*self.data, (dcp_index.NAME, BytesFile(self.index_file))]
-
-    @property
-    def tensor_count(self) -> int:
-        """Tensors in the folder; tied ones count under each name."""
-        return len(self.expected)
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Nothing: tied tensors are written under each name."""
-        return {}
-
-    @property
-    def pickles(self) -> tuple[bytes, ...]:
-        """What is unpickled when values are loaded."""
-        return tuple(one.pickled for _, file in self.data for one in file.items if one.offsets is None)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all files in bytes."""
-        return sum(file.nbytes for _, file in self.files)
-
-    @property
-    def copied(self) -> list[Payload]:
-        """What is copied into the folder, also in several items."""
-        return [payload for _, file in self.data for payload in file.copied]
 
     def verify(self, path: str, limits: Limits) -> None:
         """
@@ -295,11 +263,19 @@ class _Work:
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        data = tuple((f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes)))
+        data = [(f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes))]
         entries = tuple(self._entries.values())
-        index = dcp_index.index(entries, [(name, file.items) for name, file in data])
+        index = dcp_items.index(entries, [(name, file.items) for name, file in data])
         return DcpPlan(
-            data, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
+            files=[*data, (dcp_items.NAME, BytesFile(index))],
+            entries=entries,
+            partly=self._partly,
+            expected=tuple(expected),
+            renamed=renamed,
+            dropped=dropped,
+            retagged=retagged,
+            pickles=tuple(one.pickled for one in self._values),
+            notes=tuple(self.notes),
         )
 
     def _files(self, most_nbytes: int | None) -> Iterator[ItemsFile]:
@@ -346,3 +322,98 @@ def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
             yield from (((start, *offsets), (1, *sizes)) for offsets, sizes in _cut(shape[1:], itemsize))
         else:
             yield (start, *(0,) * (len(shape) - 1)), (count, *shape[1:])
+
+
+class Leaf(NamedTuple):
+    """What becomes an item, or an empty dict, which has none."""
+
+    path: Path
+    node: Inert
+    is_empty: bool = False
+    has_number: bool = False
+    """A key on its path was no text."""
+
+
+def leaves(
+    root: Inert,
+    replaced: Callable[[Inert], Inert],
+    is_tensor: Callable[[Inert], bool],
+    cancellation: Cancellation | None = None,
+) -> Iterator[Leaf]:
+    """
+    Yield the leaves in the order of the tree.
+
+    Raises:
+        MigrationRefused: A key has no plain text, or things are nested too deep for torch.
+        LimitExceeded: The same things are held again and again.
+    """
+    seen: set[int] = set()
+    repeated = 0
+    todo: list[Leaf] = [Leaf((), root)]
+    while todo:
+        check_cancelled(cancellation)
+        path, node, _, has_number = todo.pop()
+        node = replaced(node)
+        below = _below(node, replaced, is_tensor)
+        if below is None:
+            yield Leaf(path, node, has_number=has_number)
+            continue
+        repeated += id(node) in seen
+        seen.add(id(node))
+        if repeated > _MOST_REPEATED:
+            raise LimitExceeded(
+                f"dicts and lists that are held more than {_MOST_REPEATED:,} times over",
+                kind="repeated",
+                actual=_MOST_REPEATED,
+            )
+        if len(path) > _DEEPEST:
+            raise MigrationRefused(
+                f"dicts and lists in each other, more than {_DEEPEST} deep, which torch could not read",
+                kind="too-deep",
+                hint="Take the weights alone: `weights='raw'`.",
+            )
+        if not below:
+            yield Leaf(path, node, is_empty=True)
+        children = []
+        for key, child in below:
+            component = key if isinstance(node, list) else _text(key, path)
+            children.append(Leaf((*path, component), child, has_number=has_number or component is not key))
+        todo.extend(reversed(children))
+
+
+def _below(node: Inert, replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> nodes.Pairs | None:
+    """Return what a node is taken apart into; None if it is a leaf."""
+    if isinstance(node, list):
+        return list(enumerate(node)) if _has_more(node, replaced, is_tensor) else None
+    return nodes.mapping_pairs(node)
+
+
+def _has_more(items: list[Inert], replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> bool:
+    """Say whether a list, or a list in it, has a dict or a tensor."""
+    todo, seen = [items], {id(items)}
+    while todo:
+        for one in map(replaced, todo.pop()):
+            if isinstance(one, list):
+                if id(one) not in seen:
+                    seen.add(id(one))
+                    todo.append(one)
+            elif nodes.mapping_pairs(one) is not None or is_tensor(one):
+                return True
+    return False
+
+
+def _text(key: Inert, path: Path) -> str:
+    """Return the text of a key, as Python writes it."""
+    if isinstance(key, str):
+        return key
+    parts = key if isinstance(key, tuple) else (key,)
+    if all(part is None or isinstance(part, bool | int | float | str | bytes) for part in parts):
+        return str(key)
+    if isinstance(key, Global) and key.module == "torch":
+        return str(key)
+    where = ".".join(map(str, path)) or "the root"
+    raise MigrationRefused(
+        f"a key of {where} that is neither text nor a number: {nodes.class_name(key)}",
+        kind="unsupported-key",
+        hint="Leave that out with `drop=`, or take the weights alone: `weights='raw'`.",
+    )

@@ -12,77 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.safetensors import encode
-from ckptool.limits import Limits
 from ckptool.migration import safetensors_plan
-from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile, split
-from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.tensors.payloads import Payload
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.migration.planned import BytesFile, FolderPlan, split
 
 _SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B?)\s*", re.IGNORECASE)
 _STEPS: Final = "KMGT"
 _INDEX: Final = "model.safetensors.index.json"
-
-
-class ShardsPlan(NamedTuple):
-    """A folder that is ready to be written."""
-
-    shards: tuple[tuple[str, SafetensorsPlan], ...]
-    index_file: bytes | None
-    """None where there is one file."""
-    tied: dict[str, str]
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
-
-    @property
-    def files(self) -> list[tuple[str, PlannedFile]]:
-        """The files in the order in which they are written."""
-        index: list[tuple[str, PlannedFile]] = [] if self.index_file is None else [(_INDEX, BytesFile(self.index_file))]
-        return [*self.shards, *index]
-
-    @property
-    def tensor_count(self) -> int:
-        """Tensors in the shards."""
-        return sum(shard.tensor_count for _, shard in self.shards)
-
-    @property
-    def pickles(self) -> tuple[bytes, ...]:
-        """Nothing: it has no pickles."""
-        return ()
-
-    @property
-    def retagged(self) -> dict[str, int]:
-        """Nothing: the format has no device tags."""
-        return {}
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all files in bytes."""
-        return sum(file.nbytes for _, file in self.files)
-
-    @property
-    def copied(self) -> list[Payload]:
-        """What is copied into the files."""
-        return [payload for _, shard in self.shards for payload in shard.copied]
-
-    @property
-    def partly(self) -> tuple[()]:
-        """Nothing: all that is written are weights."""
-        return ()
-
-    def verify(self, path: str, limits: Limits) -> None:
-        """Nothing is left to compare: each file was."""
-
-    @property
-    def expected(self) -> list[tuple[str, TensorInfo]]:
-        """The tensors in the shards."""
-        return [one for _, shard in self.shards for one in shard.expected]
 
 
 def size_in_bytes(size: int | str) -> int:
@@ -112,7 +53,7 @@ def plan(
     expand_tied: bool = False,
     drop_unsupported: bool = False,
     cancellation: Cancellation | None = None,
-) -> ShardsPlan:
+) -> FolderPlan:
     """
     Return how the weights become shards.
 
@@ -128,16 +69,28 @@ def plan(
         file = safetensors_plan.plan(
             weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation
         )
-        return ShardsPlan((("model.safetensors", file),), None, file.tied, file.renamed, file.dropped)
+        return FolderPlan(
+            files=[("model.safetensors", file)],
+            expected=file.expected,
+            tied=file.tied,
+            renamed=file.renamed,
+            dropped=file.dropped,
+        )
     recorded = chosen.recorded(weights, (name for part in parts for name in part))
     first = encode(recorded._replace(ties={}))
     metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
     names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
-    shards = tuple(
+    shards = [
         (file, safetensors_plan.pack({name: kept[name] for name in part}, text, cancellation))
         for file, part, text in zip(names, parts, metadata, strict=True)
-    )
+    ]
     weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
     total = sum(tensor.info.nbytes for tensor in kept.values())
     index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
-    return ShardsPlan(shards, index.encode(), chosen.tied, weights.renamed, chosen.dropped)
+    return FolderPlan(
+        files=[*shards, (_INDEX, BytesFile(index.encode()))],
+        expected=[one for _, shard in shards for one in shard.expected],
+        tied=chosen.tied,
+        renamed=weights.renamed,
+        dropped=chosen.dropped,
+    )

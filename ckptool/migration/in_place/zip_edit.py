@@ -29,8 +29,7 @@ from ckptool.archives.zip_layout import (
 from ckptool.migration.output.editing import FileEdit, not_in_place
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.sources.journal import Run, poisoned_at
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import Source
+from ckptool.sources.source import ReadAhead, Source
 
 _UNUSED: Final = ".unused"
 _PIECE: Final = 1 << 16

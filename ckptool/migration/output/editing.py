@@ -25,7 +25,6 @@ from typing import BinaryIO, Final, NamedTuple
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
-from ckptool.migration.output.operations import OPERATIONS, Operations
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import (
     Change,
@@ -41,6 +40,10 @@ from ckptool.sources.journal import (
     unfinished,
 )
 
+_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_NO_FOLDERS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.ENOTSUP)
+"""The error codes of file systems that cannot put a folder on the disk."""
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -52,6 +55,52 @@ _NEW: Final = ".new"
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class Operations:
+    """The operations that change a file, a journal or a folder. Each is done when it returns, or raises OSError."""
+
+    def create(self, path: str) -> int:
+        """Return the descriptor of a new file, that nobody else may read: it holds bytes of another."""
+        return os.open(path, _NEW_FILE, 0o600)
+
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Write bytes at an offset."""
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(fd, view, offset)
+            offset += count
+            view = view[count:]
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Set the size of a file."""
+        os.ftruncate(fd, nbytes)
+
+    def sync(self, fd: int) -> None:
+        """Wait until what was written is on the disk."""
+        os.fsync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in its folder."""
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Wait until the names in a folder are on the disk, where the file system can do that."""
+        fd = os.open(path or os.curdir, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_FOLDERS:
+                raise
+        finally:
+            os.close(fd)
+
+
+OPERATIONS: Final = Operations()
 
 
 class FileEdit(NamedTuple):
@@ -247,7 +296,7 @@ def _refuse_kind(path: str) -> None:
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError) as error:
-        from ckptool.sources.unavailable import unavailable
+        from ckptool.sources.files import unavailable
 
         raise unavailable(path, error if isinstance(error, OSError) else FileNotFoundError(errno.ENOENT, "")) from error
     if stat.S_ISLNK(mode):

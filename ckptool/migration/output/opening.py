@@ -1,17 +1,34 @@
-"""Open the output for a target: a path or an address, of a file or of a folder."""
+"""
+Open the output for a target: a path or an address, of a file or of a folder.
+
+Folders get their name only when they are complete:
+
+1. Files are written into a temporary folder beside, ``.<name>.ckptool-<pid>-….part``, each as ``Output`` does it.
+2. The folder gets its name by one rename. What stood there is moved aside by another just before,
+   to ``.<name>.ckptool-<pid>-….old``, and is removed when the new one has the name and is on the disk.
+3. It takes over the old folder's mode and, where the system allows, its owner and extended attributes.
+4. A killed process leaves such folders, which the next run removes; one that was moved aside gets its name back if
+   nothing has it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
-from ckptool.migration.output import Output
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.closing import Closing
+from ckptool.errors import OutputExists, OutputFailed
+from ckptool.messages import counted, some
+from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
 from ckptool.migration.output.sink import Place, Sink, SinkFolder
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, Source
+
+_IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 def open_output(target: str, *, force: bool, progress: Callable[[int, int], None] | None, mode: int) -> Sink:
@@ -67,3 +84,198 @@ def mode_of(source: Source) -> int:
         with suppress(OSError, ValueError):  # far away
             mode &= os.stat(path).st_mode
     return mode | stat.S_IRUSR  # to be read back
+
+
+class OutputFolder(Closing):
+    """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    def __init__(
+        self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None, mode: int = 0o666
+    ) -> None:
+        self._fd = -1
+        self._temporary: str | None = None
+        try:
+            self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
+        except ValueError as error:  # a NUL in it
+            raise OutputFailed("not a path", kind="not-a-path") from error
+        self._force = force
+        self._progress = progress
+        self._mode_of_files = mode
+        self._expected = 0
+        self._written = 0
+        self._names: set[str] = set()
+        self._beside = os.path.dirname(self.path)
+        parts.remove_orphans(self._beside, os.path.basename(self.path))
+        self.replaced = self._refuse_what_is_there()
+        """Names of the files in the folder that is to be replaced."""
+        self._make()
+
+    def reserve(self, nbytes: int) -> None:
+        """
+        Make sure that ``nbytes`` will fit.
+
+        Raises:
+            OutputFailed: The file system has less free space.
+        """
+        self._expected = nbytes
+        if self._fd >= 0:
+            refuse_full(self._fd, nbytes, self.path)
+
+    def file(self, name: str) -> Output:
+        """Return a file to be written; it is in the folder once it is published."""
+        before = self._written
+
+        def progress(written: int, _: int) -> None:
+            if before + written <= self._written:  # a file before this one, which gets its name
+                return
+            self._written = before + written
+            if self._progress is not None:
+                self._progress(self._written, self._expected)
+
+        self._names.add(name)
+        return Output(
+            self.path_of(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
+        )
+
+    def elsewhere(self, name: str, nbytes: int) -> Place:
+        """Return where another process writes a file of so many bytes; they count as written from now on."""
+        self._names.add(name)
+        self._written += nbytes
+        return Place(self.path_of(name), os.path.join(self.path, name))
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file while the folder is written, for reading back."""
+        return os.path.join(self._temporary or self.path, name)
+
+    def publish(self) -> None:
+        """
+        Give the folder its name.
+
+        Raises:
+            OutputExists: Something took the name in the meantime.
+            OutputFailed: The system refused.
+        """
+        assert self._temporary is not None  # it has no other name yet
+        if os.path.isdir(self.path) and self._fd >= 0:
+            take_after(self._fd, self.path)
+        try:
+            parts.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
+            sync_folder(self._temporary)
+            aside = self._take_name(self._temporary)
+        except OSError as error:
+            raise failed(error, self.path) from error
+        self._temporary = None
+        sync_folder(self._beside)
+        for path in aside:
+            with suppress(OSError):  # what cannot be removed has a name that says whose it is
+                parts.remove_folder(path)
+
+    def close(self) -> None:
+        """Remove the folder if it has no name yet."""
+        fd, self._fd = self._fd, -1
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            with suppress(OSError):
+                parts.remove_folder(temporary)
+        if fd >= 0:
+            os.close(fd)  # it held the folder until now
+
+    def __del__(self) -> None:
+        with suppress(OSError):  # an interrupt may come before the block is entered
+            self.close()
+
+    def _refuse_what_is_there(self) -> list[str]:
+        """Return the names of the files in a folder that may be replaced; none if there is no folder."""
+        try:
+            mode = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            if not os.path.isdir(self._beside):
+                raise OutputFailed(
+                    "no such folder", kind="no-folder", path=self._beside, hint="Make it first."
+                ) from None
+            return []
+        except OSError as error:
+            raise failed(error, self.path) from error
+        if not stat.S_ISDIR(mode):
+            raise OutputFailed(
+                "not a folder, and a folder is to be written",
+                kind="not-a-folder",
+                path=self.path,
+                hint="Choose another name.",
+            )
+        return self._refuse_folder()
+
+    def _refuse_folder(self) -> list[str]:
+        try:
+            with os.scandir(self.path) as entries:
+                found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+            is_current = os.path.samefile(self.path, os.curdir)
+        except OSError as error:
+            raise failed(error, self.path) from error
+        if found and not self._force:
+            raise self._exists()
+        folders = sorted(name for name, is_folder in found.items() if is_folder)
+        if folders or is_current or os.path.ismount(self.path):
+            what = (
+                f"it has {counted(len(folders), 'folder')} in it: {some(folders)}"
+                if folders
+                else ("it is the current folder" if is_current else "it is a file system of its own")
+            )
+            raise OutputFailed(
+                f"a folder that is not replaced: {what}",
+                kind="not-replaced",
+                path=self.path,
+                hint="Write to a folder that is not there yet.",
+            )
+        return sorted(found)
+
+    def _make(self) -> None:
+        self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
+        try:
+            os.mkdir(self._temporary)
+            if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+                self._fd = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0))
+                parts.hold(self._fd)
+        except OSError as error:
+            raise failed(error, self.path) from error
+
+    def _take_name(self, temporary: str) -> list[str]:
+        """Give the folder its name, and return where what had it was moved: others may take the name meanwhile."""
+        aside: list[str] = []
+        try:
+            while not self._is_renamed(temporary):
+                mode = self._mode()  # asked once: others may take the name, or give it up, meanwhile
+                if mode is not None and not (self._force and stat.S_ISDIR(mode)):
+                    raise self._exists()
+                place = parts.name_aside(self.path)
+                with suppress(FileNotFoundError):
+                    os.rename(self.path, place)
+                    aside.append(place)
+        except BaseException:
+            if aside:
+                with suppress(OSError):
+                    os.rename(aside[-1], self.path)
+            raise
+        return aside
+
+    def _mode(self) -> int | None:
+        """Return the mode of what has the name now; None if nothing has."""
+        with suppress(FileNotFoundError):
+            return os.lstat(self.path).st_mode
+        return None
+
+    def _is_renamed(self, temporary: str) -> bool:
+        try:
+            os.rename(temporary, self.path)  # in the place of an empty folder too
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            return False
+        return True
+
+    def _exists(self) -> OutputExists:
+        return OutputExists(
+            "exists already, and is not empty",
+            path=self.path,
+            hint="Choose another name, or replace the folder and all that is in it with `force=True`.",
+        )

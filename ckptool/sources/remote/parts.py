@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias
 
-from ckptool.sources.remote.ranges import Range, merged, without
 from ckptool.sources.source import CLOSED
 
 Data: TypeAlias = "bytes | memoryview"
@@ -28,6 +27,7 @@ _LAG: Final = 4
 """Parts that are kept behind the newest that was read: threads do not read quite in order."""
 _IDLE_NBYTES: Final = 4 << 20
 """Kept where nothing more is planned."""
+Range: TypeAlias = tuple[int, int]
 
 
 class Part:
@@ -272,3 +272,32 @@ class Parts:
         self._parts.remove(part)
         self._held -= part.stop - part.start
         self._fetchers.hold(part.start - part.stop)
+
+
+def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:
+    """Return ranges in order, with those in one that overlap, or have no more than ``near`` bytes between them."""
+    found: list[Range] = []
+    for start, stop in sorted(ranges):
+        if stop <= start:
+            continue
+        if found and start - found[-1][1] <= near:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def without(ranges: Iterable[Range], taken: Sequence[Range]) -> Iterator[Range]:
+    """Yield what ranges have that none of ``taken`` has. Both are in order, and none of them overlaps another."""
+    at = 0
+    for start, stop in ranges:
+        while at < len(taken) and taken[at][1] <= start:
+            at += 1
+        after = at
+        while after < len(taken) and taken[after][0] < stop:
+            if start < taken[after][0]:
+                yield start, taken[after][0]
+            start = taken[after][1]
+            after += 1
+        if start < stop:
+            yield start, stop

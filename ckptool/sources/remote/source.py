@@ -15,8 +15,7 @@ from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.sources.remote.beside import Beside
-from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts
-from ckptool.sources.remote.ranges import Range
+from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range
 from ckptool.sources.remote.transport import Tail, Transport
 from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
 

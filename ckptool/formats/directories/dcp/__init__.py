@@ -10,41 +10,61 @@
 Strategy: the index alone tells names, shapes and types. Items of values are read as data when the folder is opened;
 those of tensors when their bytes are asked for. What is missing is said, and does not hide the rest.
 See torch/distributed/checkpoint/{metadata,filesystem}.py.
+
+A folder may lack what its index names: files that are missing or too short. That does not hide the rest: names and
+shapes are those of the index, and each tensor that is not whole says so when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.companions import Shard
+from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
-from ckptool.errors import CkptoolError, Failure
-from ckptool.formats.directories.dcp import flattened, whole
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
+from ckptool.formats.directories.beside import json_object
+from ckptool.formats.directories.dcp import flattened
 from ckptool.formats.directories.dcp.entries import Entry, Item
-from ckptool.formats.directories.dcp.items import Items, Value
-from ckptool.formats.directories.dcp.parts import ItemParts
-from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes
+from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
+from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps, is_index, read_indexes
 from ckptool.formats.directories.tree import Path, TreeBuilder, nested
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
+from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.siblings import LINK
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
 
 NAME = "dcp"
 TRAITS = Traits(has_tree=True, loader="torch.distributed.checkpoint.load", is_trusted=True)
+_AGAIN: Final = "Copy the folder again, with all of its files."
+_METADATA: Final = "metadata.json"
+COMMON: Final = "common.pt"
+"""What Megatron-core keeps beside the items: values, in a file of ``torch.save``."""
+META: Final = "meta.pt"
+"""The same of Lightning."""
+_ITEMS_OF_RANK: Final = re.compile(r"__(\d{1,9})_\d+\.distcp")
+_STATE_DICT: Final = "state_dict"
+_OF_LIGHTNING: Final = re.compile(r"optimizer_\d+")
+"""What its trainer calls what it saves."""
+_MOST_FILES: Final = 8
+"""Files that are told of one by one."""
 
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
     if any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files):
         return True
-    return whole.COMMON in folder.files and whole.is_torch_dist(folder)
+    return COMMON in folder.files and is_torch_dist(folder)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -57,8 +77,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         CkptoolError: It cannot be read.
     """
     index = read_indexes(folder, probe.limits)
-    files = whole.look_at(folder, index)
-    lost = whole.lost(index, files)
+    files = look_at(folder, index)
+    lost = lost_of(index, files)
     items = Items(folder, probe)
     values, errors = _values(index, items, lost)
     builder = TreeBuilder(probe.limits)
@@ -73,25 +93,25 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             leaves.append((path, builder.tensor(info)))
     distinct = {id(one): one.stream for one in values.values()}
     streams = [*index.streams, *distinct.values()]
-    remarks = [*whole.remarks(folder, index, files, lost, items.safetensors), *whole.unread_values(index, errors, lost)]
+    remarks = [*remarks_on(folder, index, files, lost, items.safetensors), *unread_values(index, errors, lost)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
     of_index = frozenset(taken)
-    for name in filter(folder.has, (whole.META, whole.COMMON)):
+    for name in filter(folder.has, (META, COMMON)):
         try:
             beside = items.beside(name)
         except Failure as error:
-            remarks.append(whole.unread_beside(name, error))
+            remarks.append(unread_beside(name, error))
             unread.append(name)
         else:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
-    remarks += whole.missing_beside(folder, index, of_index)
+    remarks += missing_beside(folder, index, of_index)
     root, keys_beside = nested(leaves), taken - of_index
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
     as_safetensors = items.safetensors.files(index.entries.values())
     if as_safetensors:
-        remarks.append(whole.written_as_safetensors(as_safetensors))
+        remarks.append(written_as_safetensors(as_safetensors))
     return Parsed(
         index.streams[0].source,
         NAME,
@@ -108,7 +128,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
+def _values(index: Merged, items: Items, lost: Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
     """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
@@ -179,8 +199,199 @@ def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Pat
         yield (own,), node
 
 
-def _shards(index: Merged, files: whole.Files) -> Iterator[Shard]:
+def _shards(index: Merged, files: Files) -> Iterator[Shard]:
     """Yield the files that the index names, as far as they are there."""
     for file in sorted(files.sources):
         source = files.sources[file]
         yield Shard(file, index.files[file].items, source.nbytes, source, "item")
+
+
+class Files(NamedTuple):
+    """The files that the index names."""
+
+    sources: dict[str, FileSource]
+    unread: dict[str, CkptoolError]
+    """Those that cannot be opened, or are too short, and why."""
+
+
+class Lost(NamedTuple):
+    """What was in files that cannot be read, and tensors that are not whole for another reason."""
+
+    faults: dict[str, CkptoolError]
+    """By the name of the tensor, or value."""
+    by_file: dict[str, tuple[int, dict[str, None]]]
+    """For each file that cannot be read, how many items are lost with it, and of which names."""
+
+
+def look_at(folder: FolderSource, index: Merged) -> Files:
+    """
+    Open the files that the index names, as far as they are there.
+
+    Raises:
+        MalformedFile: A name could lead out of the folder.
+    """
+    sources: dict[str, FileSource] = {}
+    unread: dict[str, CkptoolError] = {}
+    for name, use in index.files.items():
+        try:
+            source = sources[name] = folder.open(name)
+        except FileUnavailable as error:
+            unread[name] = error
+            continue
+        if use.end > source.nbytes:
+            unread[name] = TruncatedFile(
+                f"{name!r} is truncated: it has {source.nbytes:,} bytes, the index names {use.end:,}",
+                kind="truncated-piece",
+                hint="Copy or download it again.",
+                needed=use.end,
+                actual=source.nbytes,
+            )
+    return Files(sources, unread)
+
+
+def lost_of(index: Merged, files: Files) -> Lost:
+    """Return what cannot be read, or is not whole."""
+    tensors = {name: entry for name, entry in index.entries.items() if isinstance(entry, Entry)}
+    faults = {name: entry.fault for name, entry in tensors.items() if entry.fault is not None}
+    by_file: dict[str, tuple[int, dict[str, None]]] = {}
+    for name, entry in index.entries.items() if files.unread else ():
+        for item in entry.items if isinstance(entry, Entry) else (entry,):
+            error = files.unread.get(item.file) if item is not None else None
+            if item is None or error is None or _is_there(item, files):
+                continue
+            count, names = by_file.setdefault(item.file, (0, {}))
+            names[name] = None
+            by_file[item.file] = count + 1, names
+            faults.setdefault(name, _fault(name, item, error))
+    return Lost(faults, by_file)
+
+
+def _is_there(item: Item, files: Files) -> bool:
+    source = files.sources.get(item.file)
+    return source is not None and item.offset + item.nbytes <= source.nbytes
+
+
+def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
+    return FileUnavailable(
+        f"{name!r} is not whole: {error.message}",
+        kind="missing-pieces",
+        hint=error.hint
+        if error.kind == LINK
+        else f"Get {item.file!r} from where the folder was saved, or leave the tensor out.",
+    )
+
+
+def remarks_on(
+    folder: FolderSource, index: Merged, files: Files, found: Lost, safetensors: SafetensorsItems
+) -> Iterator[Remark]:
+    """Yield what is notable about the files of a folder."""
+    yield from _lost_files(files, found)
+    for name, fault in found.faults.items():
+        if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
+            yield Remark("CK141", fault.message, fault.hint)
+    for file, use in index.files.items():
+        overlap = use.overlap
+        if overlap is None and use.shared is not None and file in files.sources:
+            overlap = None if safetensors.begin_at(file, use.shared) else use.shared
+        if overlap is not None:
+            what = f"items of {file!r} overlap at byte {overlap:,}: one of them is not what was saved"
+            yield Remark("CK146", what, "Get the folder again, from one save.")
+    if index.strays:
+        what = f"the index has {counted(index.strays, 'item')} of no tensor or value that it names"
+        yield Remark("CK147", what)
+    left = [name for name in folder.files if name.endswith(ITEMS) and name not in index.files]
+    named = [name for name in left if not (_is_empty(folder, name) or safetensors.is_without_tensors(name))]
+    if index.ranks and (alone := [name for name in named if _rank_of(name) not in (None, *index.ranks)]):
+        named = [name for name in named if name not in alone]
+        lost = dict.fromkeys(f"'__{_rank_of(name)}.metadata'" for name in alone)
+        yield Remark("CK140", f"{some(list(lost))}: no such file, though ranks wrote items: {some(alone)}", _AGAIN)
+        yield Remark("CK142", f"{counted(len(alone), 'file')} of items that no index names: {some(alone)}", _AGAIN)
+    if named:
+        what = f"{counted(len(named), 'file')} of items that the index does not name, of an earlier save: {some(named)}"
+        yield Remark("CK142", what, "Nothing reads them: delete them, if no save is under way.")
+    missing = list(gaps(index.ranks))
+    if missing:
+        what = f"ranks saved without an index of all, and none is there of {counted(len(missing), 'rank')}"
+        yield Remark("CK140", f"{what}: {some([str(rank) for rank in missing])}", _AGAIN)
+    elif index.ranks:
+        what = (
+            f"{counted(len(index.ranks), 'rank')} saved without an index of all, and nothing says how many there were: "
+            "complete as far as the files tell"
+        )
+        yield Remark("CK145", what)
+
+
+def _rank_of(name: str) -> int | None:
+    """Return the rank that wrote a file of items, as its name says."""
+    match = _ITEMS_OF_RANK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _is_empty(folder: FolderSource, name: str) -> bool:
+    """Say whether a rank had nothing to write into its file."""
+    try:
+        return not folder.open(name).nbytes
+    except FileUnavailable:
+        return True
+
+
+def _lost_files(files: Files, found: Lost) -> Iterator[Remark]:
+    links = [file for file in found.by_file if files.unread[file].kind == LINK]
+    others = [file for file in found.by_file if file not in links]
+    for file in others[:_MOST_FILES]:
+        yield Remark("CK140", _lost_file(file, files, found), _AGAIN)
+    for file in links[:_MOST_FILES]:
+        yield Remark("CK149", _lost_file(file, files, found), files.unread[file].hint)
+    if rest := others[_MOST_FILES:]:
+        yield Remark("CK140", f"{counted(len(rest), 'file')} more are missing, or too short: {some(rest)}", _AGAIN)
+    if rest := links[_MOST_FILES:]:
+        yield Remark("CK149", f"{counted(len(rest), 'file')} more are links, which are not followed: {some(rest)}")
+
+
+def _lost_file(file: str, files: Files, found: Lost) -> str:
+    count, names = found.by_file[file]
+    be = "was" if count == 1 else "were"
+    what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
+    return f"{files.unread[file].message}; {what}"
+
+
+def missing_beside(folder: FolderSource, index: Merged, keys: Collection[str | int]) -> Iterator[Remark]:
+    """Yield what is said of files that have to be there beside the items, and are not; ``keys`` are the outermost."""
+    is_megatrons = index.is_megatrons or is_torch_dist(folder)
+    if is_megatrons and COMMON not in folder.files:
+        yield Remark("CK140", f"{COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
+    elif is_megatrons and _METADATA not in folder.files:
+        what = f"{_METADATA!r}: no such file; Megatron-core writes it last, and opens no folder without it"
+        yield Remark("CK166", what, _AGAIN)
+    if META not in folder.files and any(_OF_LIGHTNING.fullmatch(str(key)) for key in keys) and _STATE_DICT in keys:
+        what = f"{META!r}: no such file; Lightning keeps epochs, steps and hyperparameters in it"
+        yield Remark("CK166", what, _AGAIN)
+
+
+def is_torch_dist(folder: FolderSource) -> bool:
+    """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
+    said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
+    return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
+
+
+def written_as_safetensors(files: Sequence[str]) -> Remark:
+    """Return what is said of files whose tensors are not items of ``torch.save``."""
+    what = f"tensors are safetensors in {counted(len(files), 'file')}, which torch.distributed.checkpoint.load() does "
+    return Remark(
+        "CK158", f"{what}not read: {some(list(files))}", "Migrate it to the form 'dcp', which its loader reads."
+    )
+
+
+def unread_beside(name: str, error: CkptoolError) -> Remark:
+    """Return what is said of a file with values beside the items that cannot be read."""
+    return Remark("CK143", f"{name!r}: {error.message}", error.hint)
+
+
+def unread_values(index: Merged, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:
+    """Yield what is said of values that cannot be read, other than those in files that are missing."""
+    for name, error in errors.items():
+        if name not in found.faults:
+            yield Remark("CK143", error.message, error.hint)
+    for name, entry in index.entries.items():
+        if entry is None:
+            yield Remark("CK143", f"the index has no item for the value {name!r}")

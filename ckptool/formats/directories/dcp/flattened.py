@@ -17,7 +17,7 @@ from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.pieces import Piece
-from ckptool.tensors.rebuild_arguments import as_sizes
+from ckptool.tensors.rebuild import as_sizes
 from ckptool.tensors.tensor import TensorInfo, row_major
 from ckptool.tensors.tiling import Box, boxes_of
 

@@ -4,29 +4,48 @@ tensors are in files of safetensors.
 
 An item of a tensor is opened when its bytes are asked for. Values are read in one sweep of each file; writers have
 thousands of equal ones, each of which is understood once.
+
+What extensions did to items is undone: ``stream.zstd/1``, one frame of Zstandard round an item.
+https://docs.pytorch.org/docs/stable/distributed.checkpoint.html, torch/distributed/checkpoint/_extension.py
+
+Items of tensors that were written as safetensors are one file of safetensors for those of one file, behind the values.
+The index gives all of them the place where that begins, and the size of their own bytes. As each name is there once,
+the text beside the header says which piece it is. See ``SerializationFormat`` in
+torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.parsed import Parsed, Stream
-from ckptool.errors import CkptoolError, Failure, MalformedFile, TruncatedFile
-from ckptool.formats.directories.dcp.entries import Item
-from ckptool.formats.directories.dcp.safetensors_items import SafetensorsItems
-from ckptool.formats.directories.dcp.transforms import Undone, check_known
+from ckptool.archives.compressed import unpack
+from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.parsed import Parsed, Part, Stream
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.formats import safetensors
+from ckptool.formats.directories.dcp.entries import Entry, Item
+from ckptool.formats.directories.dcp.ranks import Copy
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse_object
+from ckptool.limits import Limits
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import BytesSource, SliceSource, Source
+from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, read_in_steps
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
 _SMALL: Final = 1 << 16
 """Values of fewer bytes are read ahead, and compared with others."""
+_ZSTD: Final = "stream.zstd"
+_MOST_KEPT: Final = 4
+"""Items that are kept unpacked: what as many threads read."""
+_HEAD_NBYTES: Final = 64
+_Known = tuple[Parsed, dict[str, object]]
 
 
 class Value(NamedTuple):
@@ -137,3 +156,203 @@ def _is_plain(root: Inert) -> bool:
     """Say whether a value cannot be told from another that is equal: a number, a word, a tuple of such."""
     parts = root if type(root) is tuple else (root,)
     return all(part is None or type(part) in (bool, int, float, str) for part in parts)
+
+
+class ItemParts:
+    """Every item that the index names, in the order of the files, and copies that have to be equal."""
+
+    def __init__(self, items: Items, entries: Mapping[str, Entry | Item | None], copies: Sequence[Copy]) -> None:
+        self._items = items
+        self._entries = entries
+        self._copies = copies
+
+    def __iter__(self) -> Iterator[Part]:
+        found: list[tuple[str, int, str, int]] = []
+        for name, entry in self._entries.items():
+            if isinstance(entry, Entry):
+                found += [(one.file, one.offset, name, at) for at, one in enumerate(entry.items) if one is not None]
+            elif entry is not None:
+                found.append((entry.file, entry.offset, name, -1))
+        found.sort()
+        for _, _, name, at in found:
+            yield self._part(name, at)
+        for copy in self._copies:
+            entry = self._entries[copy.name]
+            compare = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
+            yield Part(
+                repr(copy.name), copy.other.file, self._opens(copy, copy.other), compare, self._opens(copy, copy.taken)
+            )
+
+    def _opens(self, copy: Copy, item: Item) -> Callable[[], Parsed]:
+        if copy.offsets is None:
+            return partial(self._items.open, item)
+        return partial(self._items.piece, copy.name, item, copy.offsets)
+
+    def _part(self, name: str, at: int) -> Part:
+        entry = self._entries[name]
+        if isinstance(entry, Entry):
+            item = entry.items[at]
+            assert item is not None  # __iter__ saw it
+            offsets, sizes = entry.boxes[at]
+            what = f"{name!r} at {list(offsets)}"
+            compare = partial(self._piece_contradiction, entry, sizes)
+            return Part(what, item.file, partial(self._items.piece, name, item, offsets), compare)
+        assert isinstance(entry, Item)  # __iter__ saw it
+        return Part(repr(name), entry.file, partial(self._items.open, entry))
+
+    @staticmethod
+    def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
+        """Return in what an item is not what the index says; None if it is."""
+        try:
+            info = parsed.tensor()
+        except Failure as error:
+            return error.message
+        if info is None:
+            return "is no tensor"
+        flat = sizes is not None and len(sizes) == 1 and info.numel == sizes[0]
+        if sizes is not None and info.shape != sizes and not flat:
+            return f"has shape {list(info.shape)}, not {list(sizes)}"
+        if info.dtype != entry.dtype:
+            return f"is of {info.dtype}, not {entry.dtype}"
+        return None
+
+
+def check_known(transforms: tuple[str, ...]) -> None:
+    """Raise UnsupportedFeature unless all of these can be undone here. A name may end in a version."""
+    for one in transforms:
+        name, _, version = one.partition("/")
+        if name != _ZSTD or version not in ("", "1"):
+            raise UnsupportedFeature(
+                f"items were changed by an extension, {one!r}, which only its own code can undo",
+                kind="unknown-transform",
+                hint="Load it where the extension is registered, and save it without.",
+            )
+
+
+class Undone:
+    """Items as they were before they were changed; the last few are kept in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: OrderedDict[int, tuple[Source, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def source(self, item: SliceSource, transforms: tuple[str, ...]) -> Source:
+        """Return the bytes that an item had before."""
+        return _UndoneSource(self, item, transforms)
+
+    def content(self, item: SliceSource, transforms: tuple[str, ...]) -> bytes:
+        with self._lock:
+            known = self._kept.get(id(item))
+            if known is not None:
+                self._kept.move_to_end(id(item))
+                return known[1]
+        data = item.read(0, item.nbytes)
+        for _ in transforms:
+            data = unpack(data, self._limits)
+        with self._lock:
+            self._kept[id(item)] = item, data
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return data
+
+
+class _UndoneSource:
+    """The bytes of an item. They are in memory only while they are read."""
+
+    is_compressed = False
+
+    def __init__(self, undone: Undone, item: SliceSource, transforms: tuple[str, ...]) -> None:
+        self._undone = undone
+        self._item = item
+        self._transforms = transforms
+        self.cancellation = item.cancellation
+        self.nbytes = len(undone.content(item, transforms))
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        if self.cancellation is not None and nbytes > 1 << 22:
+            return read_in_steps(self.read, offset, nbytes)
+        return self._undone.content(self._item, self._transforms)[offset : offset + nbytes]
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
+        """The file does not hold these bytes as they are."""
+        return
+
+    def close(self) -> None:
+        """Its file belongs to the folder, which closes it."""
+
+
+class SafetensorsItems:
+    """Files of safetensors among the items of a folder. Each header is read once."""
+
+    def __init__(self, folder: FolderSource, probe: Probe) -> None:
+        self._folder = folder
+        self._probe = probe
+        self._known: dict[tuple[str, int], _Known] = {}
+        self._lock = threading.Lock()
+
+    def files(self, entries: Iterable[Entry | Item | None]) -> list[str]:
+        """Return the names of the files in which tensors are safetensors, going by the first tensor of each."""
+        first: dict[str, Item] = {}
+        for entry in entries:
+            for item in entry.items if isinstance(entry, Entry) else ():
+                if item is not None and not item.transforms:
+                    first.setdefault(item.file, item)
+        return sorted(file for file, item in first.items() if self.begin_at(file, item.offset))
+
+    def begin_at(self, file: str, offset: int) -> bool:
+        """Say whether such a file begins at an offset of a file that can be opened, going by its first bytes."""
+        try:
+            source = self._folder.open(file)
+        except FileUnavailable:
+            return False
+        return _begins(source, offset)
+
+    def is_without_tensors(self, file: str) -> bool:
+        """Say whether a file is safetensors that hold nothing, as a writer leaves it that has no tensor to write."""
+        if not self.begin_at(file, 0):
+            return False
+        try:
+            parsed, _ = self._read(file, 0)
+        except Failure:
+            return False
+        return not parsed.contents.tensors
+
+    def piece(self, name: str, item: Item, offsets: tuple[int, ...]) -> Parsed:
+        """
+        Return the piece of a tensor that begins at ``offsets``, as if it were alone in a file.
+
+        Raises:
+            MalformedFile: The file has no such piece.
+            CkptoolError: It cannot be read.
+        """
+        parsed, said = self._read(item.file, item.offset)
+        info = parsed.contents.tensors.get(name)
+        if info is None:
+            raise MalformedFile(f"no tensor {name!r} in the safetensors of {item.file!r}", kind="piece")
+        where = said.get(name)
+        found = where.get("saved_offsets") if isinstance(where, dict) else None
+        if found != list(offsets):
+            what = (
+                f"the safetensors of {item.file!r} have the piece of {name!r} at {found}, not that at {list(offsets)}"
+            )
+            raise MalformedFile(what, kind="piece")
+        return parsed._replace(contents=Contents({name: info}))
+
+    def _read(self, file: str, offset: int) -> _Known:
+        key = file, offset
+        with self._lock:
+            known = self._known.get(key)
+            if known is None:
+                source = self._folder.open(file)
+                rest = SliceSource(source, offset, source.nbytes - offset)
+                parsed = safetensors.read(self._probe.inner(rest))
+                text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
+                known = self._known[key] = parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
+        return known
+
+
+def _begins(source: Source, offset: int) -> bool:
+    rest = source.nbytes - offset
+    inside = SliceSource(source, offset, rest) if rest > 0 else None
+    return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))

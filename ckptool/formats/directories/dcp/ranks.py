@@ -3,23 +3,38 @@ The indexes of ranks that saved without talking to each other, ``__<rank>.metada
 
 Each names that rank's own items alone. What is replicated stands in all of them: the first is taken, and the others
 are copies, which a check of every byte compares with it.
+
+An index, ``.metadata``, is data: names, shapes, boxes, and where the bytes are. It may have hundreds of thousands of
+entries, so nodes are let go as soon as they were read, and no number that a file chose is ever hashed: items and boxes
+find each other because both are sorted. See torch/distributed/checkpoint/metadata.py, and filesystem.py for
+``_StorageInfo``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile
-from ckptool.formats.directories.dcp.entries import Entry, Item, Use
-from ckptool.formats.directories.dcp.index import Index, read_index
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile
+from ckptool.formats.directories.dcp import flattened
+from ckptool.formats.directories.dcp.entries import Entry, Item, Packed, Record, Use
 from ckptool.formats.directories.tree import Path
-from ckptool.limits import Limits
+from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.fields import FieldNames
+from ckptool.pickles.nodes import Call, Dict, Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.siblings import components
+from ckptool.tensors.rebuild import as_dtype, as_sizes
+from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, is_size
 from ckptool.tensors.tiling import Box, check_tiling
 
 INDEX: Final = ".metadata"
@@ -27,6 +42,12 @@ ITEMS: Final = ".distcp"
 _MARK: Final = b"torch.distributed.checkpoint"
 _HEAD_NBYTES: Final = 4096
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
+_MOST_TRANSFORMS: Final = 8
+_MOST_FIELDS: Final = 64
+_OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
+_AGAIN: Final = "Get the folder again, from one save."
+_Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
+"""The items of each name, with their offsets; None for those of values."""
 
 
 class Copy(NamedTuple):
@@ -167,3 +188,295 @@ def gaps(ranks: Sequence[int]) -> Iterator[int]:
     """Yield the ranks that are missing before the last one that is there."""
     known = frozenset(ranks)
     yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
+
+
+class Index(NamedTuple):
+    """What one index file says."""
+
+    entries: dict[str, Entry | Item | None]
+    """By name: a tensor, or the item of a value; None for a value that has none."""
+    paths: dict[str, Path]
+    """Where in the nested state dict a name is, as far as the index says."""
+    files: dict[str, Use]
+    stream: Stream
+    strays: int
+    """Items that belong to no entry."""
+    whole_shapes: dict[str, tuple[int, ...]]
+    """Of tensors that were flattened before they were cut."""
+    is_megatrons: bool
+    """Whether it has what Megatron-core adds to an index."""
+
+
+def read_index(source: FileSource, name: str, limits: Limits) -> Index:
+    """
+    Read an index that is ``name`` in its folder.
+
+    Raises:
+        MalformedFile: It is none of DCP, or a name of a file in it could lead out of the folder.
+        LimitExceeded: It has too many names.
+    """
+    try:
+        packed, index = _read(source, name, limits)
+    except CkptoolError as error:
+        if not error.message.startswith(repr(name)):
+            error.message = f"{name!r}: {error.message}"
+        raise
+    entries, paths, files = packed.made()
+    return index._replace(entries=entries, paths=paths, files=files)
+
+
+def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]:
+    """Return what an index says, its entries apart: nothing may keep the memory of the nodes."""
+    pickled = read_pickle(source, field_names=FieldNames())
+    if not _is(pickled.root, "Metadata"):
+        raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
+    fields = nodes.attribute_pairs(pickled.root)
+    stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True)
+    del pickled
+    places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
+    record = Record()
+    whole_shapes = flattened.whole_shapes(nodes.lookup(fields, "mcore_data"))
+    described = _pairs(nodes.lookup(fields, "state_dict_metadata"))
+    if len(described) > limits.tensors:
+        needed = len(described)
+        raise LimitExceeded(f"more than {limits.tensors:,} names", needed=needed, actual=limits.tensors)
+    left = source.nbytes  # what one list of pieces costs that many tensors share, a file could multiply
+    described.reverse()
+    for _ in each(range(len(described)), limits.cancellation):
+        key, entry = described.pop()
+        if type(key) is not str:
+            raise _malformed("a name that is no text")
+        own = places.pop(key, [])
+        if _is(entry, "BytesStorageMetadata"):
+            record.value(key, next((item for offsets, item in own if offsets is None), None))
+        else:
+            found = _entry(key, _fields(entry), own)
+            if key in whole_shapes and (fault := flattened.fault(key, whole_shapes[key], found.shape, found.boxes)):
+                found = found._replace(fault=found.fault or fault)
+                del whole_shapes[key]  # it is shown as it stands in the index
+            left -= len(found.boxes)
+            if left < 0:
+                raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
+            record.tensor(key, found)
+    paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
+    strays = sum(map(len, places.values()))
+    is_megatrons = any(name in _OF_MEGATRON for name, _ in fields)
+    return record.packed(paths, uses), Index({}, {}, {}, stream, strays, whole_shapes, is_megatrons)
+
+
+def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, Use]]:
+    found: _Places = {}
+    uses: dict[str, list[int]] = {}
+    unordered: set[str] = set()
+    pairs.reverse()
+    for _ in each(range(len(pairs)), limits.cancellation):
+        key, value = pairs.pop()
+        name: Inert = None
+        file: Inert = None
+        offsets: Inert = None
+        begin: Inert = None
+        nbytes: Inert = None
+        transforms: tuple[str, ...] = ()
+        for field, content in _fields(key):
+            if field == "fqn":
+                name = content
+            elif field == "offset":
+                offsets = content
+        for field, content in _fields(value):
+            if field == "relative_path":
+                file = content
+            elif field == "offset":
+                begin = content
+            elif field == "length":
+                nbytes = content
+            elif field == "transform_descriptors" and content:
+                transforms = _transforms(content)
+        if type(name) is not str or type(file) is not str or not is_size(begin) or not is_size(nbytes):
+            raise _malformed("an item without a name, or a place")
+        use = uses.get(file)
+        if use is None:
+            components(file)
+            refuse_long("the name of a file", file)
+            use = uses[file] = [0, 0]
+        elif begin < use[1]:
+            unordered.add(file)
+        use[0] += 1
+        use[1] = max(use[1], begin + nbytes)
+        own = found.get(name)
+        if own is None:
+            own = found[name] = []
+        own.append((None if offsets is None else _numbers(offsets), Item(file, begin, nbytes, transforms)))
+    overlaps = _overlaps(found, unordered)
+    nowhere = (None, None)
+    return found, {file: Use(count, end, *overlaps.get(file, nowhere)) for file, (count, end) in uses.items()}
+
+
+def _overlaps(places: _Places, files: set[str]) -> dict[str, tuple[int | None, int | None]]:
+    """Return where an item begins before the end of another one, and where several begin, for each of some files."""
+    spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
+    for own in places.values() if files else ():
+        for _, item in own:
+            if item.file in spans and item.nbytes:
+                spans[item.file].append((item.offset, item.offset + item.nbytes))
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for file, ranges in spans.items():
+        overlap: int | None = None
+        shared: int | None = None
+        last, end = -1, 0
+        for begin, stop in sorted(ranges):
+            if begin == last and shared in (None, begin):
+                shared = begin
+            elif begin < end:
+                overlap = begin
+                break
+            last, end = begin, max(end, stop)
+        found[file] = overlap, shared
+    return found
+
+
+def _transforms(node: Inert) -> tuple[str, ...]:
+    if not isinstance(node, list | tuple) or len(node) > _MOST_TRANSFORMS or not all(type(one) is str for one in node):
+        raise _malformed("an item whose transforms are no list of names")
+    refuse_long("the name of a transform", *node)
+    return tuple(node)
+
+
+def _entry(name: str, fields: nodes.Pairs, places: list[tuple[tuple[Inert, ...] | None, Item]]) -> Entry:
+    properties = nodes.lookup(fields, "properties")
+    state: Inert = properties.state if isinstance(properties, Call) else None
+    # Newer releases have a tuple that begins with the element type, older ones a dict.
+    is_tuple = type(state) is tuple and bool(state) and not isinstance(state[0], Dict)
+    dtype = as_dtype(state[0] if is_tuple else nodes.lookup(_fields(properties), "dtype"))
+    shape = as_sizes(nodes.lookup(fields, "size"))
+    chunks = nodes.lookup(fields, "chunks")
+    if type(chunks) is not list:
+        raise _malformed(f"{name!r} without pieces")
+    boxes = [_box(chunk) for chunk in chunks]
+    own = [(offsets, item) for offsets, item in places if offsets is not None]
+    fault: CkptoolError | None = None
+    rows: list[Box] | None = None
+    try:
+        boxes.sort(key=itemgetter(0))
+        own.sort(key=itemgetter(0))
+        rows = _in_rows(shape, boxes)
+        if rows is None:
+            rows = [(as_sizes(offsets), as_sizes(sizes)) for offsets, sizes in boxes]
+            check_tiling(name, shape, rows)
+    except TypeError as error:
+        raise _malformed(f"{name!r} has pieces at what are no numbers") from error
+    except Failure as error:
+        fault = error
+    rows = rows or []
+    items = _matched(rows, own)
+    missing = [box for box, item in zip(rows, items, strict=True) if item is None and 0 not in box[1]]
+    if missing and fault is None:
+        fault = MalformedFile(
+            f"{name!r} has no item for {counted(len(missing), 'piece')}, the first at {list(missing[0][0])}",
+            kind="missing-piece",
+            hint=_AGAIN,
+        )
+    return Entry(dtype, shape, rows, items, fault)
+
+
+def _box(chunk: Inert) -> tuple[tuple[Inert, ...], tuple[Inert, ...]]:
+    offsets = sizes = None
+    for field, content in _fields(chunk):
+        if field == "offsets":
+            offsets = content
+        elif field == "sizes":
+            sizes = content
+    return _numbers(offsets), _numbers(sizes)
+
+
+def _numbers(node: Inert) -> tuple[Inert, ...]:
+    """Return what a ``torch.Size`` is made of; nobody has looked at it."""
+    if type(node) is Call and type(node.args) is tuple and len(node.args) == 1:
+        node = node.args[0]
+    if type(node) is tuple and len(node) <= MAX_RANK:
+        return node
+    if type(node) is not list or len(node) > MAX_RANK:
+        raise _malformed("a piece without offsets or sizes")
+    return tuple(node)
+
+
+def _in_rows(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[Inert, ...], tuple[Inert, ...]]]) -> list[Box] | None:
+    """
+    Return boxes that are cut along one dimension, one behind the other from its begin to its end; None for others.
+
+    Nearly all are, and this is many times as fast as asking whether they tile the shape.
+    """
+    if not boxes or not shape or 0 in shape:
+        return None
+    axis = next((axis for axis, (size, whole) in enumerate(zip(boxes[0][1], shape, strict=False)) if size != whole), 0)
+    before, after, zeros = shape[:axis], shape[axis + 1 :], (0,) * len(shape)
+    found: list[Box] = []
+    at, last, sizes = 0, 0, shape
+    for given, given_sizes in boxes:
+        offsets = (*zeros[:axis], at, *zeros[axis + 1 :]) if at else zeros
+        size: Inert = given_sizes[axis] if len(given_sizes) > axis else None
+        if type(size) is not int or size <= 0 or given != offsets:
+            return None
+        if size != last:
+            last, sizes = size, (*before, size, *after) if size != shape[axis] else shape
+        if given_sizes != sizes:
+            return None
+        found.append((offsets, sizes))
+        at += size
+    return found if at == shape[axis] else None
+
+
+def _matched(boxes: Sequence[Box], places: Sequence[tuple[tuple[Inert, ...], Item]]) -> list[Item | None]:
+    """Return the item of each box, which has the offsets of the box; both are sorted by them."""
+    if len(boxes) == len(places) and all(box[0] == place[0] for box, place in zip(boxes, places, strict=True)):
+        return [item for _, item in places]
+    found: list[Item | None] = []
+    at = 0
+    for offsets, _ in boxes:
+        while at < len(places) and places[at][0] < offsets:
+            at += 1
+        found.append(places[at][1] if at < len(places) and places[at][0] == offsets else None)
+    return found
+
+
+def _paths(node: Inert, most: int) -> dict[str, Path]:
+    """Return paths of keys; together they have no more than ``most``, for many names may share one long path."""
+    found: dict[str, Path] = {}
+    for name, path in nodes.mapping_pairs(node) or ():
+        if type(name) is str and isinstance(path, tuple) and path:
+            most -= len(path)
+            if most < 0:
+                raise LimitExceeded("more keys in paths than the index has bytes", kind="index-bomb")
+            if all(type(key) is str or (type(key) is int and -MAX_SIZE < key < MAX_SIZE) for key in path):
+                found[name] = path
+    return found
+
+
+def _fields(node: Inert) -> nodes.Pairs:
+    """Return the attributes of an object, of which there are few."""
+    state = node.state if type(node) is Call else None
+    if type(state) is Dict:
+        pairs = state.pairs
+    elif isinstance(state, tuple) and any(isinstance(one, Dict) and len(one.pairs) > _MOST_FIELDS for one in state):
+        pairs = [(None, None)] * (_MOST_FIELDS + 1)
+    else:
+        pairs = nodes.attribute_pairs(node)
+    if len(pairs) > _MOST_FIELDS:
+        raise _malformed(f"{nodes.class_name(node)} with more than {_MOST_FIELDS} attributes")
+    return pairs
+
+
+def _pairs(node: Inert) -> nodes.PairList:
+    """Return the pairs of a mapping, to be taken from it."""
+    pairs = nodes.mapping_pairs(node)
+    if pairs is None:
+        raise _malformed("no mapping where one has to be")
+    return pairs if isinstance(pairs, list) else list(pairs)
+
+
+def _is(node: Inert, name: str) -> bool:
+    found = nodes.class_of(node)
+    return found is not None and found.name == name and found.module.startswith("torch.distributed.")
+
+
+def _malformed(what: str) -> MalformedFile:
+    return MalformedFile(f"no index of torch.distributed.checkpoint: {what}", kind="malformed-index")

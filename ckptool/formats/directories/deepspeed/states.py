@@ -17,7 +17,7 @@ from ckptool.formats.directories.side_by_side import agree
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, Pairs
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.rebuild_arguments import as_sizes
+from ckptool.tensors.rebuild import as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size
 
 MODEL_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")

@@ -1,8 +1,9 @@
-"""What every plan of a folder has: its files in the order in which they are written."""
+"""What every plan has; and what one of a folder has: its files in the order in which they are written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ckptool.errors import MigrationRefused, OutputFailed
@@ -36,33 +37,48 @@ class PlannedFile(Protocol):
         ...
 
 
-class FolderPlan(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is ready to be written: a file, or a folder."""
+
+    expected: Sequence[tuple[str | None, TensorInfo]]
+    """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
+    tied: dict[str, str] = field(default_factory=dict)
+    """Names that were left out, and the name under which each tensor is stored."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[str, ...] = ()
+    retagged: dict[str, int] = field(default_factory=dict)
+    """The old device tags of what gets another, and how many tensors had each."""
+    pickles: tuple[bytes, ...] = ()
+    """What is unpickled when it is loaded."""
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in it; tied ones that are not left out count under each name."""
+        return len(self.expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderPlan(Planned):
     """A folder that is ready to be written."""
 
-    @property
-    def files(self) -> Sequence[tuple[str, PlannedFile]]:
-        """Names and files; the last one makes the others a checkpoint."""
-        ...
+    files: Sequence[tuple[str, PlannedFile]]
+    """Names and files; the last one makes the others a checkpoint."""
+    partly: Sequence[LazyTensor] = ()
+    """Tensors whose storages are not copied from end to end, where everything is taken."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Size of all files in bytes."""
+        return sum(file.nbytes for _, file in self.files)
 
     @property
-    def copied(self) -> Sequence[Payload]: ...
-
-    @property
-    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]:
-        """The tensors that are in it."""
-        ...
-
-    @property
-    def partly(self) -> Sequence[LazyTensor]:
-        """Tensors whose storages are not copied from end to end, where everything is taken."""
-        ...
+    def copied(self) -> list[Payload]:
+        """What is copied into the files."""
+        return [payload for _, file in self.files for payload in file.copied]
 
     def verify(self, path: str, limits: Limits) -> None:
-        """Read the files back together, where the folder is written but has no name yet."""
-        ...
+        """Read the files back together, where the folder is written but has no name yet: each was, alone."""
 
 
 class BytesFile(NamedTuple):
