@@ -7,7 +7,6 @@ only to say by how much they differ.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -25,6 +24,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
+from ckptool.sources.files import Origin
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -35,8 +35,8 @@ _MOST_CHANGES: Final = 1000
 
 
 def diff(
-    a: str | os.PathLike[str],
-    b: str | os.PathLike[str],
+    a: Origin,
+    b: Origin,
     *,
     key_a: str | None = None,
     key_b: str | None = None,

@@ -41,7 +41,7 @@ happened, opened, armed = [], 0, False
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def watch(event, args):
-    if not armed or event in ("builtins.id", "array.__new__"):
+    if not armed or event in ("builtins.id", "array.__new__", "os.scandir"):  # what is beside a part is looked for
         return
     if event == "open" and args[0] in asked["watched"] and not args[2] & WRITING:
         return
