@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # How to install it from a clone, and from an index.
-_CLONE = re.compile(r"ckptool is not on a package index yet\..*?(?=Any torch from)", re.DOTALL)
+_CLONE = re.compile(r"ckptool is not on a package index yet\..*?(?=On\s+Linux, pip's)", re.DOTALL)
 _INDEX = """\
 Python 3.10 or later:
 
@@ -28,7 +28,7 @@ pip install 'ckptool[torch]'  # everything: also casts, how far values differ, l
 `ckptool example` writes a small checkpoint to try the verbs on. The files of the examples below are
 [fixtures](fixtures/README.md) of the repository.
 
-"""
+Any torch from 2.1 works. """
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 
 

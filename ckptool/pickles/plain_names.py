@@ -153,7 +153,7 @@ HARMLESS: Final = frozenset(
     | full("difflib", "SequenceMatcher")
     | full("email", "message.Message message.EmailMessage _policybase.Compat32 policy.EmailPolicy")
     | full("logging", "PercentStyle StrFormatStyle StringTemplateStyle")
-    | full("configparser", "ConverterMapping Interpolation BasicInterpolation ExtendedInterpolation")
+    | full("configparser", "ConverterMapping Interpolation BasicInterpolation ExtendedInterpolation _CommentSpec")
     | full("os", "terminal_size")
     | full("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
     | full("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")

@@ -203,6 +203,8 @@ PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
 QUOTED = {
     "Attempting to deserialize object on a CUDA device": "some-device",
     "Can't get attribute 'Net'": "some-class",
+    "AttributeError: module '__main__' has no attribute 'Net'": "missing-class",
+    "AttributeError: module 'models.yolo' has no attribute 'Model'": "missing-class",
     "Missing key(s) in state_dict": "some-keys",
     "Missing key(s) in state_dict: conv1.weight. Unexpected key(s): module.conv1.weight": "keys-renamed",
     "size mismatch for fc.weight": "some-shape",

@@ -199,6 +199,7 @@ def test_what_is_uploaded_has_links_that_lead_somewhere_and_is_the_same_each_tim
     assert f"]({repository}/blob/v{found['Version']}/docs/inspect.md)" in description
     assert "pip install ckptool " in description
     assert "clone" not in description
+    assert "constraints" not in description
     assert {line.partition(", ")[0] for line in found.get_all("Project-URL", [])} >= {"Source", "Issues", "Changelog"}
     assert not [line for line in found.get_all("Classifier", []) if line.startswith("Private")]
 

@@ -292,8 +292,10 @@ READING: tuple[Entry, ...] = (
     # Classes
     Entry(
         "missing-class",
-        r"Can't get attribute '(\w+)' on <module '(?!torch\b)([^']+)'|cannot import name '(\w+)' from '([^']+)'",
-        "The file is a whole model, or holds one: it needs the class {0}{2}, which {1}{3} does not have.",
+        r"Can't get attribute '(\w+)' on <module '(?!torch\b)([^']+)'|cannot import name '(\w+)' from '([^']+)'"
+        # From Python 3.14 on:
+        r"|module '(?!torch\b|numpy\b)(__main__|\w+\.[\w.]+)' has no attribute '([A-Z]\w+)'",
+        "The file is a whole model, or holds one: it needs the class {0}{2}{5}, which {1}{3}{4} does not have.",
         "Take the weights without the class.",
         WEIGHTS,
     ),
