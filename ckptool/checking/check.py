@@ -21,12 +21,11 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
-from ckptool.formats import member_in, open_checkpoint, open_keeping
-from ckptool.formats.probe import Trees
+from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grades import Grade
+from ckptool.pickles.verdicts import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.files import Origin
 from ckptool.sources.folders import is_folder
@@ -77,8 +76,8 @@ class CheckReport(NamedTuple):
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
     unseen: tuple[str, ...] = ()
     """What of it could not be looked at, and why."""
-    loading: str | None = None
-    """What each way to load it would run, in a sentence."""
+    loading: tuple[str, ...] = ()
+    """What it would run, in a line for each way to load it."""
     only: tuple[str, ...] = ()
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     member: str | None = None
@@ -110,8 +109,7 @@ class CheckReport(NamedTuple):
             allowed = "allowed" if use.is_allowed else "not allowed"
             place = finding.place(use.record, use.offset, use.nested_at)
             yield labelled("global", f"{show(use.name)} {allowed}, {show(place)}")
-        if self.loading is not None:
-            yield labelled("loading", show(self.loading))
+        yield from (labelled("loading", show(one)) for one in self.loading)
         yield labelled("verdict", self.verdict)
 
     @property
@@ -121,8 +119,14 @@ class CheckReport(NamedTuple):
 
     @property
     def grade(self) -> Grade:
-        """How far unpickling reaches, as far as it was looked at: see ``unseen``."""
-        return reached(self.acts)
+        """How far loading reaches. What was not looked at (``unseen``), or not opened, may be code."""
+        return reached(self.acts, is_whole=self.error is None and not self.unseen)
+
+    @property
+    def known_grade(self) -> Grade | Literal["unknown"]:
+        """The grade; unknown where no more was found than data, and not all was looked at."""
+        is_known = reached(self.acts) == self.grade
+        return self.grade if is_known else "unknown"
 
     @property
     def verdict(self) -> str:
@@ -204,16 +208,15 @@ def check(
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
-    trees: Trees = {}
     try:
-        with about(shown), open_keeping(origin, trees, limits) as checkpoint:
+        with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = neighbours(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except MissingPackage:
         raise  # nothing is wrong with the file
     except Failure as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits, trees=trees)
+            return refused(shown, depth, origin, error, limits)
 
 
 def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
@@ -363,16 +366,13 @@ def refused(
     error: CkptoolError,
     limits: Limits,
     *,
-    trees: Trees | None = None,
     is_salvaged: bool = True,
 ) -> CheckReport:
     """
     Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
-
-    ``trees`` are pickles that were read until then.
     """
     let_go(error)
-    survey = safety.survey_origin(origin, limits, trees)
+    survey = safety.survey_origin(origin, limits)
     beside = neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.

@@ -16,11 +16,9 @@ from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, Failure, let_go
-from ckptool.formats import open_keeping
+from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
-from ckptool.formats.probe import Trees
-from ckptool.formats.runnable.surveys import Act, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
@@ -69,9 +67,8 @@ def _opened(path: str, checkpoint: Checkpoint) -> Row:
 
 def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
-    trees: Trees = {}
     try:
-        with open_keeping(path, trees, limits) as checkpoint:
+        with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             deeper = asked.check or asked.deep or (is_folder(path) and not is_far(path))
@@ -83,7 +80,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             facts.update(judged, error=None)
             return facts
     except Failure as error:
-        report = _checked(refused(path, depth, path, error, limits, trees=trees, is_salvaged=asked.check or asked.deep))
+        report = _checked(refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
         return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
 
@@ -165,14 +162,7 @@ def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row | None:
 
 
 def _checked(report: CheckReport) -> Row:
-    unseen = report.unseen if report.error is None else (report.error.message,)
-    return _judged(_grade(report.acts, unseen), report.findings, report.worst)
-
-
-def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
-    """Return how far unpickling reaches; what only makes data, as far as was seen, may do more if not all was."""
-    grade = reached(acts)
-    return "unknown" if grade == "data" and unseen else grade
+    return _judged(report.known_grade, report.findings, report.worst)
 
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:

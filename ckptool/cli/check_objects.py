@@ -60,7 +60,7 @@ def _results(path: str, report: CheckReport) -> list[dict[str, object]]:
     ]
 
 
-SCHEMA = "ckptool.check/2"
+SCHEMA = "ckptool.check/3"
 _LONGEST = 4096
 """Of a name in JSON: torch's own have some dozens of characters."""
 
@@ -100,7 +100,7 @@ def _object(report: CheckReport) -> dict[str, object]:
         return {**found, "error": error_object(report.error)}
     return {
         **found,
-        "loading": report.loading and with_options(report.loading),
+        "loading": list(map(with_options, report.loading)),
         "format": report.format,
         "form": report.form,
         "file_nbytes": report.file_nbytes,

@@ -10,7 +10,14 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from ckptool.pickles.plain_names import words
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _each(module: str, names: str) -> set[str]:
+    return {f"{module}.{name}" for name in names.split()}
+
 
 STDLIB: Final = frozenset(sys.stdlib_module_names) | words(
     "asynchat asyncore audioop binhex cgi cgitb chunk commands crypt distutils exceptions formatter imghdr"
@@ -119,11 +126,11 @@ DANGEROUS: Final = {
         " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
         " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
         FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
-        " argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
+        " os argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk os.mknod os.lchown os.fchmod os.fchown os.ftruncate os.utime os.setxattr"
         " os.removexattr os.pwrite os.pwritev os.writev os.sendfile os.splice os.copy_file_range os.fdopen os.dup2"
-        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.basicConfig"
+        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.FileHandler logging.basicConfig"
         " modulefinder pyclbr filecmp netrc configparser.ConfigParser.read xml.etree.ElementTree.parse"
         " fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
         " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
@@ -132,6 +139,9 @@ DANGEROUS: Final = {
         " pathlib.Path.hardlink_to pathlib.Path.link_to pathlib.Path.unlink"
         " numpy.fromfile numpy.save numpy.savez numpy.savetxt numpy.loadtxt"
         " numpy.genfromtxt numpy.memmap numpy.DataSource torch.save torch.serialization.save"
+        " torch.serialization._open_file torch.serialization._open_file_like torch.serialization._open_zipfile_reader"
+        " torch.serialization._open_zipfile_writer torch.serialization._open_zipfile_writer_file"
+        " torch.serialization._open_zipfile_writer_buffer"
         " torch.from_file fsspec.open fsspec.core numpy.lib.npyio numpy.lib._npyio_impl numpy.lib._datasource"
         " numpy.core.memmap numpy._core.memmap numpy.lib.format numpy.lib._format_impl PIL.Image.open"
         " pandas.read_csv pandas.read_table pandas.read_fwf pandas.read_json pandas.read_html pandas.read_xml"
@@ -165,18 +175,19 @@ DANGEROUS: Final = {
         " keras.utils.file_utils keras.src.utils.file_utils transformers.utils.hub transformers.file_utils.cached_path"
         " nltk.download nltk.downloader scipy.datasets scipy.misc.face seaborn.load_dataset torchtext.utils wandb.init"
         " wandb.login wandb.restore wandb.save clearml.Task.init ultralytics.hub.login",
-        _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
+        _CHANGES: "sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.fchdir os.chroot os.umask os.nice os.register_at_fork os.setuid os.setgid"
         " os.seteuid os.setegid os.setreuid os.setregid os.setresuid os.setresgid os.setgroups os.initgroups os.setsid"
         " builtins.exit builtins.quit tracemalloc fcntl syslog cgitb multiprocessing.process"
         " multiprocessing.context.Process multiprocessing.managers"
-        " copyreg.pickle copyreg.add_extension weakref.finalize"
+        " copyreg.pickle copyreg.add_extension weakref.finalize functools.update_wrapper sys.modules sys.path"
+        " sys.meta_path sys.path_hooks sys.path_importer_cache"
         " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
         " fickling.context",
-        _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
+        _HIDES: "builtins.vars builtins.globals builtins.locals builtins.dir"
         " builtins.input builtins.help builtins.type.__call__"
-        " functools.reduce itertools.starmap operator.call codecs.decode"
+        " operator.call codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
         " types.DynamicClassAttribute hydra.utils hydra._internal dask.core.get dask.get kombu.utils.imports"
         " DataFrame.pipe Series.pipe NDFrame.pipe",
@@ -192,7 +203,7 @@ TELLING: Final = words(
     " unsafe_load_all import_string import_path import_by_path load_module load_source load load_model open urlopen"
     " urlretrieve hf_hub_download snapshot_download from_pretrained load_from_checkpoint load_state_dict_from_url"
     " download_url fromfile from_file write_text write_bytes write_file runctx runsource runcode run_string"
-    " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
+    " fork_exec spawn startfile _unpickle parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
 """Last components by which what another package imported from these is known."""
 
@@ -221,3 +232,70 @@ INSIDE: Final = words(
 
 ACTING: Final = r"antigravity|this|idlelib\.idlew?|(?:\w+\.)+__main__"
 """Modules that act when they are imported: to look up a name in one is enough."""
+
+HARMLESS: Final = frozenset(
+    _each("signal", "Signals Handlers")
+    | _each("http", "HTTPStatus HTTPMethod")
+    | _each("socket", "AddressFamily SocketKind")
+    | _each("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
+    | _each("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
+    | _each("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
+    | _each("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong")
+    | _each("ctypes", "c_float c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8")
+    | _each("ctypes", "c_uint16 c_uint32 c_uint64 c_char c_wchar")
+    | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage", "ssl.TLSVersion"}
+    | {"_ctypes._unpickle", "types.CodeType", "types.MethodType", "torch.jit._script.unpackage_script_module"}
+    | {"os.stat_result", "os.terminal_size", "os.PathLike", "os._Environ"}
+    | {"_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"}
+)
+"""Names of what stands above that reach nothing by themselves: enumerations, errors, records, single numbers."""
+
+VALUES: Final = (
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset|object|range|slice)"
+    r"\.(?:[a-z]\w*|__(?:new|repr|str|format|hash|[gs]etitem|delitem)__)"
+    r"|enum\.[A-Z]\w*\.__(?:new|repr|str|format|hash|dir|reduce_ex)__"
+)
+"""Methods of Python's own types, which are attributes of honest classes."""
+
+MODULES: Final = words("os sys builtins posix nt subprocess importlib socket shutil ctypes __builtin__")
+"""Modules inside of a name: others have imported them."""
+
+MAKERS: Final = frozenset(("types.FunctionType", "types.LambdaType", "types.MethodType"))
+MAKER_NAMES: Final = words("_make_function _fill_function _make_skel_func _create_function")
+"""Names of calls that make a function of byte code: dill's and cloudpickle's, and those of their copies."""
+
+CHANGER_NAMES: Final = words(
+    "setattr delattr _setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
+)
+"""Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them."""
+
+LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
+"""What dill writes as text, for it to be evaluated."""
+
+CALLED_CLASSES: Final = words(
+    "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
+    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
+    " joblib.memory.MemorizedResult"
+    " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
+)
+"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
+
+KNOWN: Final = STDLIB | {"torch", "numpy"}
+KEEPERS: Final = frozenset(
+    _each("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
+    | _each("collections", "OrderedDict defaultdict")
+    | _each("functools", "partial partialmethod lru_cache")
+    | _each("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType")
+    | _each("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
+    | {"argparse.Namespace"}
+)
+"""Calls of known packages that keep what they are given, and do not call it."""
+
+METHODS: Final = frozenset(name for kind in (dict, list, set, str) for name in dir(kind)) | words(
+    "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
+    " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"
+    " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist __set_name__ __get__"
+    " __set__ __delete__"
+)
+"""What containers, files and tensors have as methods, which code that is given them calls."""

@@ -57,6 +57,7 @@ _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 """What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
+_TEXT_OF_PROTOCOL_2: Final = ord("X")
 _FREQUENT: Final = b"X\x8c"
 """Opcodes of strings that readers have no table for."""
 _OF_RARE_STRINGS: Final = (_TEXT | _BYTES).difference(_FREQUENT)
@@ -92,12 +93,14 @@ _STEPS: Final = [
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
-_DULL: Final = re.compile(rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}){1,1000}", re.DOTALL).match
-"""Opcodes of protocol 2 without text: they make up nearly all of a pickle, and nothing is to be kept of them."""
 _TEXTS: Final = b"|".join(
-    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 25)
+    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 33)
 )
 """Short texts that can be no pickles, each with its size in front: a key of digits, a device."""
+_DULL: Final = re.compile(
+    rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}|X(?:%b)){1,1000}" % _TEXTS, re.DOTALL
+).match
+"""Opcodes of protocol 2 and short texts: they make up nearly all of a pickle, and nothing is to be kept of them."""
 _OF_STORAGE: Final = (
     rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS
 )
@@ -118,7 +121,7 @@ class Scan(NamedTuple):
     """What was seen on the way through."""
 
     opcodes: dict[int, int]
-    """Every opcode that is used, and the offset of its first use; but for those of protocol 2 that have no text."""
+    """Every opcode that is used, and the offset of its first use; but for those of protocol 2."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
     split_frame: int | None = None
@@ -251,9 +254,12 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
                     _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
                 )
         pos += step
-        if pos >= len(data):
+        if pos >= len(data) and base + pos < end:
             base += pos
-            pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
+            pos, data = 0, source.read(base, min(_WINDOW, end - base))
+    if frame_end is not None and base + pos > frame_end and split is None:
+        split = frame_end
+    opcodes.pop(_TEXT_OF_PROTOCOL_2, None)
     return Scan(opcodes, tuple(carriers), split)
 
 

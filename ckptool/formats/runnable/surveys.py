@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ckptool.messages import cut
-from ckptool.pickles.effects import How
-from ckptool.pickles.grades import Grade
-from ckptool.pickles.reaching import package_of
-from ckptool.pickles.verdicts import Verdict
+from ckptool.pickles.alarms import package_of
+from ckptool.pickles.judge import worst
+from ckptool.pickles.verdicts import Grade, How, Verdict
 
 _MOST_LISTED: Final = 1000
 _MOST_UNSEEN: Final = 100
@@ -40,6 +39,11 @@ class Act(NamedTuple):
     def package(self) -> str:
         """The package whose code runs."""
         return package_of(self.name)
+
+
+def of_kind(name: str, record: str) -> Act:
+    """Return what it comes to that a file holds a program of a kind, whatever that does."""
+    return Act("program", "runs", name, name, None, record, 0)
 
 
 def of_program(name: str, text: str, why: str, record: str, offset: int) -> Act:
@@ -74,10 +78,10 @@ class Survey(NamedTuple):
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
 
 
-def reached(acts: Iterable[Act]) -> Grade:
-    """Return how far acts reach together."""
-    found = {act.grade for act in acts if act.how != "refers"}
-    return "system" if "system" in found else "code" if "code" in found else "data"
+def reached(acts: Iterable[Act], *, is_whole: bool = True) -> Grade:
+    """Return how far acts reach together. What was not looked at, where they are not the ``whole``, may be code."""
+    found = worst(acts)
+    return found if is_whole or found == "system" else "code"
 
 
 def with_short_names(found: Survey) -> Survey:

@@ -1,0 +1,339 @@
+"""
+The one judge of pickles: what each name and call comes to, over what the reader has recorded.
+
+A pickle is ``data`` if all that it asks for and calls has a row in ``constructions``; nothing else is. What has none
+runs code, or may, and is ``system`` where ``alarms`` knows the name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from itertools import chain
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from ckptool.errors import Failure
+from ckptool.pickles import alarms, asked_ids, nodes
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
+from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
+from ckptool.pickles.machine import Oddity
+from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.pickles.verdicts import Grade, How, Verdict, call_text, cut_text
+from ckptool.sources.source import BytesSource
+
+RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}
+PROGRAM: Final = "__torch__"
+"""The package of TorchScript's classes, which Python does not import."""
+_FORM: Final = "is not of a form that is known to only make data"
+_LOADER: Final = "what the loader has for an id"
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
+_ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
+"""Modules that are in Python itself."""
+
+
+_Extents: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], int]
+"""Of shape and strides."""
+
+
+class Told(NamedTuple):
+    """What calls of one name come to."""
+
+    offset: int
+    """Of the first."""
+    verdict: Verdict
+    times: int
+
+
+def name_at(module: str, name: str, protocol: int) -> str:
+    """Return the full name that Python's unpickler looks up: names of Python 2 are others up to protocol 2."""
+    if protocol < 3:
+        import _compat_pickle as compat
+
+        if (module, name) in compat.NAME_MAPPING:
+            module, name = compat.NAME_MAPPING[module, name]
+        else:
+            module = compat.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"
+
+
+def is_listed(name: str) -> bool:
+    """Say whether a pickle may ask for a name and still be data."""
+    return name in BY_NAME or name in STORAGES or name in VALUES or name in DTYPES
+
+
+class Judge:
+    """Judges pickles, one after the other."""
+
+    def __init__(self, beside: Callable[[], str | None] | None = None) -> None:
+        self._beside = beside or (lambda: None)
+        """Returns a module beside the file that Python may import for one of its own; None if none lies there."""
+        self._head = b""
+        """How a stream of a storage begins that was looked at."""
+
+    def told(self, pickles: Iterable[Pickle]) -> list[Told]:
+        """Return what pickles come to beyond making data, in order; calls that are shown alike together."""
+        found: dict[tuple[str, ...], Told] = {}
+        for offset, one in chain.from_iterable(map(self._verdicts, pickles)):
+            key = (one.how, one.name, one.grade, one.shown() if one.grade == "system" else "")
+            known = found.get(key)
+            found[key] = Told(offset, one, 1) if known is None else known._replace(times=known.times + 1)
+        return list(found.values())
+
+    def grade(self, pickles: Iterable[Pickle]) -> Grade:
+        """Return how far pickles reach: the worst grade of ``told``."""
+        return worst(one for _, one in chain.from_iterable(map(self._verdicts, pickles)))
+
+    def verdicts(self, pickle: Pickle) -> Iterator[tuple[int, Verdict]]:
+        """Yield what each name and call comes to beyond making data, with the offset of its opcode."""
+        yield from self._verdicts(pickle)
+
+    def _verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
+        names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
+        for one in pickle.globals:
+            yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
+        for is_met, what, why in (
+            (pickle.has_protocols, "a second protocol", "with which names mean others"),
+            (pickle.has_other_text, "text of Python 2", "which each reader may take for another"),
+            (pickle.has_far_memo, "an index of the memo", "for which Python takes far more memory than the file has"),
+        ):
+            if is_met:
+                yield pickle.start, _other(what, why)
+        values = Values(names, pickle.end - pickle.start)
+        values.has_old_strings = pickle.has_old_strings
+        classes = {id(one) for one in pickle.globals if names[id(one)] in STORAGES}
+        for node in pickle.persistent_ids:
+            if (numel := storage_size(node.pid, classes)) is not None:
+                values.storages[id(node)] = numel
+            elif asked_ids.is_call(node.pid):
+                yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
+            else:
+                grade: Grade = "system" if asked_ids.is_sourced_object(node.pid) else "code"
+                named = nodes.global_of(node)
+                name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
+                yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
+        yield from self._calls(pickle, values, is_inner=is_inner)
+        for odd in pickle.oddities:
+            yield odd.offset, _of_oddity(odd)
+        if not all(is_key(key, values) for key in pickle.odd_keys):
+            yield pickle.start, _other("a key", "of which Python may not take the hash at once")
+        factories = [call for call in pickle.calls if values.made.get(id(call)) == "defaultdict" and call.pairs]
+        if any(values.made.get(id(one)) == "defaultdict" for call in factories for _, one in call.pairs or ()):
+            yield pickle.start, _other("a defaultdict in another", "whose end takes from the stack for each")
+
+    def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
+        if re.fullmatch(table.ACTING, named.module):
+            yield Verdict("system", named.module, "calls", table.IMPORTED, lambda: named.module)
+        shown = alarms.canonical(named.module, named.name)
+        package = alarms.package_of(name)
+        if package not in _ALWAYS_IMPORTED and (beside := self._beside()) is not None:
+            yield Verdict("code", shown, "refers", f"may import {beside}, which lies beside the file", lambda: shown)
+        elif package == PROGRAM:
+            yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
+        elif not is_listed(name):
+            yield Verdict("system" if (why := alarms.reach(named)) else "code", shown, "refers", why, lambda: shown)
+
+    def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
+        """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
+        made, storages = values.made, values.storages
+        rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
+        foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
+        values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
+        extents: _Extents = {}
+        builds = zip(pickle.build_offsets, pickle.builds, strict=True)
+        state_at, built = next(builds, _NO_BUILD)
+        is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
+        tensor, ordered = (next((at for at, one in rows.items() if one is row), 0) for row in (_TENSOR, _ORDERED))
+        for call, offset in zip(pickle.calls, pickle.call_offsets, strict=True):
+            at = id(call.func)
+            if at == ordered and call.args is _NO_ARGUMENTS and call.items is None and call.how == "reduce":
+                made[id(call)] = "ordered dict"
+                continue
+            if at == tensor and _is_plain_tensor(call, ordered, storages, extents):
+                made[id(call)] = "tensor"
+                continue
+            while state_at < offset:
+                yield from self._state(built, state_at, rows, values, is_wary)
+                state_at, built = next(builds, _NO_BUILD)
+            row = rows.get(at)
+            if row is not None:
+                values.at = offset
+                if takes(row, call, values):
+                    numel = self._storage_of(content(call.args[0]) or b"") if row is _LOADS and not is_inner else None
+                    if row is not _LOADS or numel is not None:
+                        made[id(call)] = row.makes
+                        storages.update({} if numel is None else {id(call): numel})
+                        continue
+            elif at in foreign:
+                continue
+            yield offset, _of_call(call, is_wary=is_wary())
+        while built is not None:
+            yield from self._state(built, state_at, rows, values, is_wary)
+            state_at, built = next(builds, _NO_BUILD)
+
+    def _state(
+        self, call: Call, offset: int, rows: Mapping[int, Row], values: Values, is_wary: Callable[[], bool]
+    ) -> Iterator[tuple[int, Verdict]]:
+        row = rows.get(id(call.func))
+        if row is not None:
+            values.at = offset
+            if id(call) in values.made and takes_state(row, call, values):
+                return
+            values.made.pop(id(call), None)
+        why = _why_of_state(call, is_wary=is_wary())
+        if row is not None or why:
+            name = nodes.class_name(call)
+            shown = partial("{} gets {}".format, name, cut_text(call.state))
+            yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
+
+    def _storage_of(self, data: bytes) -> int | None:
+        """Return how many elements the storage has that a legacy stream is, and nothing else; None of any other."""
+        source = BytesSource(data)
+        try:
+            at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
+            if (usual := _of_storage()(data, at)) is not None and usual[2][0] == len(usual[3]) == usual[7][0]:
+                name, key, keys, view = f"torch.{str(usual[1], 'ascii')}", usual[3], [usual[8]], None
+                numel, end = int.from_bytes(usual[4] or usual[5] or usual[6], "little"), usual.end()
+            else:
+                stored = read_pickle(source, at)
+                listed = read_pickle(source, stored.end)
+                if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, listed))):
+                    return None
+                _, cls, key, _, numel, *view = stored.root.pid
+                name, keys, end = name_at(cls.module, cls.name, stored.protocol), listed.root, listed.end
+        except Failure:
+            return None
+        is_alone = type(keys) is list and keys == [key] and not any(view or ())
+        return numel if is_alone and end + 8 + numel * STORAGES.get(name, 0) == len(data) and name in STORAGES else None
+
+    def _begin(self, source: BytesSource) -> int:
+        """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
+        parts: list[Pickle] = []
+        while len(parts) < 3:
+            parts.append(read_pickle(source, parts[-1].end if parts else 0))
+        at = parts[-1].end
+        if [one.root for one in parts[:2]] != [_MAGIC, 1001] or any(map(self._makes_more, parts)):
+            return source.nbytes
+        self._head = source.read(0, at)
+        return at
+
+    def _makes_more(self, pickle: Pickle) -> bool:
+        return next(self._verdicts(pickle, is_inner=True), None) is not None
+
+
+class _Judged(Protocol):
+    @property
+    def how(self) -> How: ...
+    @property
+    def grade(self) -> Grade: ...
+
+
+def worst(verdicts: Iterable[_Judged]) -> Grade:
+    """Return how far verdicts reach together. A name that reaches the system, and is only asked for, runs its module."""
+    grades: set[Grade] = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in verdicts}
+    return max(grades, key=RANK.__getitem__, default="data")
+
+
+@cache
+def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
+    """Compile what torch writes for a storage, and its key again: a plain pickle has one for each tensor."""
+    return re.compile(
+        rb"\x80\x02\(X\x07\0{3}storageq\0ctorch\n([A-Za-z0-9]{1,20}Storage)\nq\x01X(.)\0{3}([0-9]{1,20})q\x02"
+        rb"X\x03\0{3}cpuq\x03(?:K(.)|M(.{2})|J(.{3}[\0-\x7f]))Ntq\x04Q\.\x80\x02\]q\0X(.)\0{3}([0-9]{1,20})q\x01a\.",
+        re.DOTALL,
+    ).match
+
+
+def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], extents: _Extents) -> bool:
+    """
+    Say at once what ``takes`` says, of most calls that there are: a tensor without flags.
+
+    ``extents`` are those of the shapes that were met.
+    """
+    args = call.args
+    if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
+        return False
+    stored, offset, size, stride, needs_grad, hooks = args
+    if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
+        return False
+    try:
+        numel, found = storages[id(stored)], extents[size, stride]
+    except (KeyError, TypeError):
+        numel = storages.get(id(stored), -1)
+        found = extent(size, stride) if _INTS.issuperset(map(type, size + stride)) else None
+        if found is not None and len(extents) < _MOST_EXTENTS:
+            extents[size, stride] = found
+    if found is None or not 0 <= offset <= numel - found:
+        return False
+    if type(hooks) is not Call:
+        return hooks is None
+    is_dict = id(hooks.func) == ordered and hooks.how == "reduce" and hooks.items is None
+    return is_dict and hooks.args is _NO_ARGUMENTS and hooks.pairs is None and hooks.state is None
+
+
+def _of_call(call: Call, *, is_wary: bool) -> Verdict:
+    """Return what a call comes to that is no row."""
+    func, args = call.func, call.args
+    given = args if type(args) is tuple else (args,)
+    how: How = "calls" if call.how == "reduce" else "builds"
+    named = alarms.found(call if type(func) is Call else None) or alarms.found(func)
+    if named is None:
+        return _of_unnamed(call, how)
+    if alarms.canonical(named.module, named.name) in _MAKE_OBJECTS and given:
+        made = [one for one in map(alarms.found, given[:2]) if one is not None]
+        named = next((one for one in made if alarms.reach(one)), made[0] if made else named)
+        how, given = "builds", given[1:]
+    why = alarms.of_call(named, how, call, is_wary=is_wary)
+    grade: Grade = "system" if why else "code"
+    name = alarms.canonical(named.module, named.name)
+    return Verdict(grade, name, how, why, partial(call_text, name, given))
+
+
+def _of_unnamed(call: Call, how: How) -> Verdict:
+    func = call.func
+    maker = nodes.global_of(func.func) if type(func) is Call else None
+    name = alarms.canonical(maker.module, maker.name) if maker is not None else cut_text(func)
+    if type(func) is Unknown:
+        return Verdict("system", func.why, how, table.UNFOLLOWED, partial(call_text, func.why, call.args))
+    grade: Grade = "system" if maker is not None and how == "calls" and alarms.is_maker(name) else "code"
+    why = table.EVALUATES if grade == "system" else table.UNFOLLOWED
+    return Verdict(grade, name, how, why, partial(call_text, name, call.args))
+
+
+def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
+    if is_wary:
+        found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
+        if found is not None:
+            return f"{table.PASSED}: {found}"
+    return table.THROUGH if alarms.sets_inside(call.state) else None
+
+
+def _of_oddity(odd: Oddity) -> Verdict:
+    """Return what it comes to that what is no object of the pickle is changed, or an object for a second time."""
+    target = odd.target
+    if odd.how == "refers":
+        return Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
+    named = nodes.global_of(target)
+    name = alarms.canonical(named.module, named.name) if named is not None else nodes.class_name(target)
+    is_outside = named is not None or type(target) in (PersistentId, Unknown)
+    is_given = alarms.passed((odd.given,)) or (type(target) is Call and alarms.as_method(target.state))
+    grade: Grade = "system" if is_outside or is_given else "code"
+    return Verdict(grade, name, odd.how, table.CHANGED, lambda: f"{name} gets {cut_text(odd.given)}")
+
+
+def _other(name: str, why: str) -> Verdict:
+    return Verdict("code", name, "odd", why, lambda: f"{name}, {why}")
+
+
+_TENSOR: Final = BY_NAME["torch._utils._rebuild_tensor_v2"]
+_LOADS: Final = BY_NAME["torch.storage._load_from_bytes"]
+_ORDERED: Final = BY_NAME["collections.OrderedDict"]
+_NO_ARGUMENTS: Final = ()
+"""There is one empty tuple."""
+_INTS: Final = frozenset((int,))
+_MOST_EXTENTS: Final = 1000
+_NO_BUILD: Final = (sys.maxsize, None)
