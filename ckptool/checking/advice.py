@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.embedded import find_embedded
 from ckptool.errors import Failure
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
-from ckptool.messages import some
+from ckptool.messages import counted, some
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.weights_only import is_allowed, why_refused
@@ -65,23 +65,22 @@ def migration(
 
 
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
-    """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
+    """Return the command line that takes the weights out of a checkpoint, where it is known which they are."""
     best = checkpoint.weights
     models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
-    if best is None and any(not one.key for one in models):
-        return None  # that one is around the others
-    first = [best] if best is not None else []
-    for one in (*first, *(one for one in models if one is not best)):
-        found = migration(checkpoint, why, form="state_dict", key="" if one is best else one.key)
-        if found is not None:
-            return found
-    return None
+    if best is not None:
+        return migration(checkpoint, why, form="state_dict")
+    if len(models) != 1 or not models[0].key:
+        return None  # the others would be left out
+    return migration(checkpoint, why, form="state_dict", key=models[0].key)
 
 
 def instead(checkpoint: Checkpoint) -> Advice:
     """Return what helps where no migration does: the file inside one that has no weights, or our reader."""
     if checkpoint.weights:
         return Advice(_NONE_HELPS)
+    if keys := [one.key for one in checkpoint.state_dicts if one.key]:
+        return Advice(f"It holds {counted(len(keys), 'state dict')}: take one with --key, as {some(keys)}.")
     for path in find_embedded(checkpoint.extras):
         member = f"{checkpoint.member}::{path}" if checkpoint.member else path
         return run(checkpoint, "inspect", why=_MAYBE_INSIDE, member=member)

@@ -90,6 +90,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     compared = "--key" if options["key"] is not None else "--only fits" if "fits" in options["only"] else None
     if compared is not None and options["like"] is None and options["model"] is None:
         raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
+    if options["only"] and "fits" not in options["only"] and (options["like"] or options["model"]) is not None:
+        raise click.UsageError("--like and --model ask whether it fits, which --only leaves out: add fits.")
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)

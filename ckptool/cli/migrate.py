@@ -339,7 +339,7 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
 
 def _lines(file: Iterable[str]) -> list[str]:
     try:
-        return [line.strip() for line in file]
+        return [line.partition(" #")[0].strip() for line in file]
     except UnicodeDecodeError as error:
         raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
 

@@ -99,7 +99,7 @@ def load_into(
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
-        state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
+        state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
         targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         if targets is not None:

@@ -39,12 +39,15 @@ class OptimizerState(NamedTuple):
         in_own_thread(lambda: self.optimizer.load_state_dict(self.state))
 
 
-def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mmap: Mmap) -> OptimizerState:
+def read_optimizer(
+    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, mmap: Mmap
+) -> OptimizerState:
     """
-    Return the state that a checkpoint has for an optimizer; ``mmap`` says whether its tensors may be views of the file.
+    Return the state that a checkpoint has for the optimizer of a model; ``mmap`` says whether its tensors may be views
+    of the file.
 
     Raises:
-        KeyMismatch: The file has none, or several, or one for other groups of parameters.
+        KeyMismatch: The file has none, or several, or one for other groups of parameters; or it is another model's.
         ShapeMismatch: It is the state of parameters of other shapes.
         UnsupportedFeature: It holds values that only code could make.
     """
@@ -62,6 +65,10 @@ def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mma
         )
     state = _values(checkpoint, found[0][1], mmap)
     _check(optimizer, state)
+    own = {id(one) for one in model.parameters()}
+    if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+        what = "the optimizer has no parameter of the model"
+        raise KeyMismatch(what, kind="which-optimizer", hint="Build it over the parameters of this model.")
     return OptimizerState(optimizer, state, len(state["state"]))
 
 

@@ -118,6 +118,8 @@ class Casting:
             self._keep = [re.compile(pattern) for pattern in keep]
         except re.error as error:
             raise MigrationRefused(f"not a regular expression: {error}", kind="bad-pattern") from error
+        if "" in keep:
+            raise MigrationRefused("an empty keep_dtype would keep every type", kind="bad-pattern")
         self._trials = trials
         self.keeps_nothing: tuple[str, ...] = tuple(keep)
         """Those of ``keep`` that have matched no name so far."""

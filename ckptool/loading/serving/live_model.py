@@ -115,7 +115,8 @@ class LiveModel(Closing):
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
     ``commit`` costs. ``accept`` is given new weights by name, on the CPU, before they serve: if it raises, or returns
-    False, the old ones serve on. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
+    what is false and not None, the old ones serve on. ``limits`` are those of every load; a ``Cancellation`` in them
+    stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -326,7 +327,8 @@ class LiveModel(Closing):
     def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise UnsupportedFeature if the caller does not accept new weights."""
         try:
-            is_refused, why = self._accept is not None and self._accept(weights) is False, "it returned False"
+            answer = None if self._accept is None else self._accept(weights)
+            is_refused, why = answer is not None and not answer, f"it returned {answer!r}"
         except CkptoolError:
             raise
         except Exception as error:  # noqa: BLE001 - it raises what it likes
