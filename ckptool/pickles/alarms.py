@@ -233,7 +233,7 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
         return why
     if how == "calls" and name in table.CALLED_CLASSES:
         return table.LOADS
-    if named.name.rpartition(".")[2] in table.CHANGER_NAMES and args and type(args[0]) is Global:
+    if named.name.rpartition(".")[2] in table.CHANGER_NAMES and type(args[0]) is Global:
         return table.CHANGED if args[0].module != "__main__" else None
     if not is_wary:
         return None

@@ -224,13 +224,14 @@ class Machine:
         """Remember a value under an index, in whatever order they come. Text is that of an index far out."""
         if isinstance(index, str) or index > _MOST_AHEAD + self.position - self.start:
             self.has_far_memo = True
-        if isinstance(self.memo, list) and (isinstance(index, str) or index >= len(self.memo)):
-            if index == len(self.memo):
-                self.memo.append(value)
-                return
-            self.memo = dict(enumerate(self.memo))
         memo: Any = self.memo
-        if type(memo) is list or index in memo:
+        if type(memo) is list and (isinstance(index, str) or index >= len(memo)):
+            if index == len(memo):
+                memo.append(value)
+                return
+            memo = self.memo = dict(enumerate(memo))
+        is_there = type(memo) is list or index in memo
+        if is_there:
             self.doubled.append(memo[index])  # it may have been taken from there before
         memo[index] = value
 
