@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -95,3 +96,15 @@ def test_odd_weights_are_no_exception(
     found.look(path)
 
     assert found.wrong == []
+
+
+@pytest.mark.parametrize(
+    "names", [("gen", "disc"), ("student", "teacher"), ("netG", "netD"), ("actor", "critic")], ids="-".join
+)
+def test_no_command_takes_one_of_several_state_dicts(names: tuple[str, str], tmp_path: Path) -> None:
+    models = {name: {"0.weight": torch.ones(2, at), "0.bias": torch.ones(at)} for at, name in enumerate(names, 3)}
+    torch.save({**models, "args": Namespace(lr=0.1)}, tmp_path / "x.pth")
+    report = ckptool.check(tmp_path / "x.pth")
+
+    assert not [one.command for one in report.findings if one.command and "--key" in one.command]
+    assert [one.hint for one in report.findings if one.hint and "It holds 2 state dicts: take one" in one.hint]

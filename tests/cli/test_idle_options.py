@@ -77,3 +77,22 @@ def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
         ckptool.diff(A, A, **{option[2:]: float(value)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="need values=True"):
         ckptool.diff(A, A, values=False, **{option[2:]: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("questions", ["safe", "whole,loads"])
+def test_a_comparison_that_only_leaves_out_is_refused(questions: str) -> None:
+    done = CliRunner().invoke(cli, ["check", A, "--only", questions, "--like", A])
+
+    assert done.exit_code == 2
+    assert "--only leaves out: add fits" in done.stderr
+    assert CliRunner().invoke(cli, ["check", A, "--only", f"{questions},fits", "--like", A]).exit_code == 0
+
+
+@pytest.mark.parametrize("others", [[], ["--keep-dtype", "bias"]])
+def test_an_empty_pattern_keeps_no_types(others: list[str], tmp_path: Path) -> None:
+    words = ["migrate", A, str(tmp_path / "x.pth"), "--dtype", "float16", "--keep-dtype", "", *others]
+    done = CliRunner().invoke(cli, words)
+
+    assert done.exit_code == 1
+    assert "an empty keep_dtype would keep every type" in done.stderr
+    assert not (tmp_path / "x.pth").exists()

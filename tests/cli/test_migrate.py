@@ -143,7 +143,7 @@ def test_wrappers_go_first_wherever_the_option_stands() -> None:
 
 
 def test_a_file_of_renames_runs_where_it_stands() -> None:
-    Path("names.txt").write_text("# a comment\n  # another\n\n  module=m\nconv1=c \n", encoding="utf-8")
+    Path("names.txt").write_text("# a comment\n  # another\n\n  module=m\nconv1=c  # one more\n", encoding="utf-8")
     Path("more.txt").write_text("m=n\n", encoding="utf-8")
 
     assert renamed("--rename-file", "names.txt") == ["m.c.weight", "m.c.bias"]

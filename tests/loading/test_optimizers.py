@@ -165,6 +165,17 @@ def test_the_state_of_another_optimizer_is_refused(file: str, mine: str, tmp_pat
     assert_same_tree(dict(model.state_dict()), dict(weights))
 
 
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    source, theirs = trained("adam")
+    saved({"model": source.state_dict(), "optimizer": theirs.state_dict()}, tmp_path / "x.pth")
+    model, other = Net(), Net()
+    before = copy.deepcopy(model.state_dict())
+
+    with pytest.raises(ckptool.KeyMismatch, match="no parameter of the model"):
+        ckptool.load_into(model, tmp_path / "x.pth", optimizer=OPTIMIZERS["adam"](other))
+    assert_same_tree(dict(model.state_dict()), dict(before))
+
+
 def test_a_state_of_other_shapes_is_refused(tmp_path: Path) -> None:
     source, theirs = trained("adam")
     state = theirs.state_dict()

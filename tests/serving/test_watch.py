@@ -67,7 +67,7 @@ class Hooked(LeNet):
 
 @pytest.mark.parametrize("commit", ["in_place", "swap"])
 @pytest.mark.parametrize("kind", [LeNet, Hooked])
-@pytest.mark.parametrize("refuses", [finite, lambda weights: bool(weights["out.bias"].isfinite().all())])
+@pytest.mark.parametrize("refuses", [finite, lambda weights: weights["out.bias"].isfinite().all()])
 def test_weights_that_the_caller_does_not_accept_never_serve(
     tmp_path: Path, commit: Any, kind: type[LeNet], refuses: Any
 ) -> None:
