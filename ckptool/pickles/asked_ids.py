@@ -10,12 +10,6 @@ _BEFORE_ARGUMENTS: Final = 2
 """Parts of the id of what is to be called."""
 
 
-def is_asking(pid: Inert) -> bool:
-    """Say whether a loader that looks up a persistent id calls something of what it holds."""
-    is_of_storage = isinstance(pid, tuple) and pid[:1] == ("storage",)  # as most are
-    return not is_of_storage and (is_call(pid) or is_sourced_object(pid))
-
-
 def is_call(pid: Inert) -> bool:
     """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
     return isinstance(pid, tuple) and len(pid) > _BEFORE_ARGUMENTS and pid[0] == "reduce_package"

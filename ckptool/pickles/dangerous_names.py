@@ -1,8 +1,7 @@
 """
-What calls of known names do, as data: which reach the system, which only make data. Nothing here is looked up.
+Which calls of known names reach the system, as data. Nothing here is looked up.
 
-Of Python's standard library, torch and numpy a call is taken to reach the system unless it is known not to: the list
-of what can be misused has no end. Functions of other packages are code of that package, but for those named here.
+The list of what can be misused has no end: what does not stand here is code all the same.
 """
 
 from __future__ import annotations
@@ -38,10 +37,6 @@ FILES: Final = "opens, changes or removes files"
 _NETWORK: Final = "opens connections"
 _CHANGES: Final = "changes the running interpreter"
 _HIDES: Final = "calls or finds what its arguments name"
-UNKNOWN_LIBRARY: Final = "is of Python's standard library, and not known to be harmless"
-UNKNOWN_TORCH: Final = "is a function of torch that is not known to only make data"
-UNKNOWN_NUMPY: Final = "is a function of numpy that is not known to only make data"
-UNKNOWN_PICKLER: Final = "is nothing that dill or cloudpickle are known to write"
 THROUGH: Final = "reaches through a module or the inside of an object, as no pickler writes it"
 UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"

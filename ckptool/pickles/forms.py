@@ -14,6 +14,7 @@ from math import prod
 from operator import mul
 from typing import Final, TypeAlias
 
+from ckptool.pickles.dangerous_names import words
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 
 LONGEST_NUMBER: Final = 1000
@@ -30,7 +31,7 @@ _KEY_BITS: Final = 61
 _MAX_RANK: Final = 64
 _FLAGS: Final = ("conj", "neg")
 _LAYOUTS: Final = frozenset(
-    f"torch.{name}" for name in ["strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
+    f"torch.{name}" for name in words("strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc")
 )
 
 
@@ -191,9 +192,7 @@ def _is_name(key: Inert) -> bool:
     return type(key) is str and key not in _SETTERS and (key == "_is_buffer" or not key.startswith("_"))
 
 
-_SETTERS: Final = frozenset(
-    ["data", "grad", "requires_grad", "names", "real", "imag", "grad_fn", "device", "dtype", "layout", "shape"]
-)
+_SETTERS: Final = words("data grad requires_grad names real imag grad_fn device dtype layout shape")
 
 
 def _fields(node: Inert, values: Values) -> bool:
@@ -377,50 +376,17 @@ _HASHED: Final = frozenset(("size", "device", "date", "time", "duration", "time 
 """What calls make that has a hash, which is taken at once."""
 
 _FACTORIES: Final = (
-    *(
-        f"builtins.{name}"
-        for name in ["list", "dict", "set", "frozenset", "tuple", "int", "float", "str", "bool", "bytes"]
-    ),
-    *(f"collections.{name}" for name in ["OrderedDict", "defaultdict", "Counter", "deque"]),
+    *(f"builtins.{name}" for name in words("list dict set frozenset tuple int float str bool bytes")),
+    *(f"collections.{name}" for name in words("OrderedDict defaultdict Counter deque")),
 )
 DTYPES: Final = frozenset(
     f"torch.{name}"
-    for name in [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "complex128",
-        "complex64",
-        "complex32",
-        "bool",
-        "double",
-        "float",
-        "half",
-        "long",
-        "int",
-        "short",
-        "cdouble",
-        "cfloat",
-        "chalf",
-        "float8_e5m2",
-        "float8_e4m3fn",
-        "float8_e5m2fnuz",
-        "float8_e4m3fnuz",
-        "float8_e8m0fnu",
-        "float4_e2m1fn_x2",
-        "bits1x8",
-        "bits2x4",
-        "bits4x2",
-        "bits8",
-        "bits16",
-        "qint8",
-        "qint32",
-        "quint8",
-        "quint4x2",
-        "quint2x4",
-    ]
-    + [f"{kind}int{bits}" for kind in ("", "u") for bits in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)]
+    for name in words(
+        "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool double float half long int short cdouble"
+        " cfloat chalf float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8"
+        " bits1x8 bits2x4 bits4x2 bits16 qint8 qint32 quint8 quint4x2 quint2x4 int1 int2 int3 int4 int5 int6 int7 int8"
+        " int16 int32 int64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 uint8 uint16 uint32 uint64"
+    )
 )
 
 FORMS: Final[dict[str, Form]] = {

@@ -51,8 +51,6 @@ _COUNTED: Final = {
 }
 """Size in bytes of the count before as many bytes of argument."""
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
-LINES_OF_TEXT: Final = frozenset(b"SV")
-"""Opcodes of strings that a walk does not look at."""
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("

@@ -130,7 +130,7 @@ class Found:
             self.names[Name(module, name, record, offset, nested_at)] = None
 
     def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
-        self.called += times if verdict.how != "refers" else 0
+        self.called += times if verdict.how not in ("refers", "odd") else 0
         if len(self.acts) >= 2 * _MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
