@@ -1,0 +1,340 @@
+"""
+Files that are loaded by every loader that takes them, in processes that notice what happens: for ``data_promise``.
+
+A child is forked from a process that has loaded one honest file of each kind. It loads file after file under an audit
+hook; what it was loading when it died is known from memory that both see. Its processor time and memory are limited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import mmap
+import os
+import pickle
+import resource
+import signal
+import struct
+import sys
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import joblib
+import numpy as np
+import torch
+
+HARMLESS = frozenset(("pickle.find_class", "array.__new__", "builtins.id"))
+"""Events of making a value, and no more. Every other one counts."""
+SECONDS = 2.0
+"""Of the processor for one file and one loader."""
+MEMORY = 2 << 30
+"""Bytes of address space beyond what the child begins with."""
+ARRAY_HEAD = b"\x93NUMPY\1\0\x76\0" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+
+
+class File(NamedTuple):
+    """A file, and what kind it is: ``pickle``, ``zip`` or ``legacy``."""
+
+    data: bytes
+    kind: str
+
+
+class Fault(NamedTuple):
+    """What a file did that was graded ``data``."""
+
+    file: File
+    loader: str
+    what: str
+
+
+def _c(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def _python(data: bytes) -> Any:
+    return pickle._loads(data)  # type: ignore[attr-defined]
+
+
+def _latin1(data: bytes) -> Any:
+    return pickle.loads(data, encoding="latin1")
+
+
+def _bytes(data: bytes) -> Any:
+    return pickle.loads(data, encoding="bytes")
+
+
+def _unmapped(data: bytes) -> Any:
+    return pickle.loads(data, fix_imports=False)
+
+
+def _joblib(data: bytes) -> Any:
+    return joblib.load(io.BytesIO(data))
+
+
+def _numpy(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=True)
+
+
+def _array(data: bytes) -> Any:
+    return np.load(io.BytesIO(ARRAY_HEAD + data), allow_pickle=True)
+
+
+def _torch(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _weights_only(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+LOADERS: dict[str, dict[str, Callable[[bytes], Any]]] = {
+    "pickle": {
+        "pickle.load": _c,
+        "pickle.load in Python": _python,
+        "pickle.load of latin1": _latin1,
+        "pickle.load of bytes": _bytes,
+        "joblib.load": _joblib,
+        "numpy.load": _numpy,
+        "numpy.load of an array": _array,
+    },
+    "zip": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
+    "legacy": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
+}
+
+
+class Watcher:
+    """Notes what the audit hook hears while a file is loaded. There is one for a process, as hooks stay."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.on = False
+        sys.addaudithook(self.hook)
+
+    def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.on and event not in HARMLESS:
+            self.on = False
+            self.heard.append(f"{event} {args!r:.150}")
+            self.on = True
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self.heard.clear()
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+def state_of(modules: Iterable[str]) -> dict[str, Any]:
+    """Return what must not change: the dicts of modules, of their classes, and what functions keep."""
+    found: dict[str, Any] = {
+        "sys.modules": tuple(sys.modules),
+        "sys.path": tuple(sys.path),
+        "environment": tuple(sorted(os.environ.items())),
+        "extensions": tuple(sorted(__import__("copyreg")._extension_registry.items())),
+        "reducers": tuple(map(id, __import__("copyreg").dispatch_table.values())),
+        "readers of torch": tuple(map(id, torch.serialization._package_registry)),
+        "generator of torch": bytes(torch.get_rng_state().numpy()[:64]),
+        "generator of numpy": np.random.get_state()[1].tobytes(),  # type: ignore[union-attr, index, call-overload]
+        "errors of numpy": str(np.geterr()),
+        "type of tensors": str(torch.get_default_dtype()),
+        "gradients": torch.is_grad_enabled(),
+    }
+    for module in modules:
+        content = getattr(sys.modules.get(module), "__dict__", None)
+        if content is None:
+            continue
+        found[module] = tuple((name, id(value)) for name, value in content.items() if name not in CACHES)
+        for name, value in content.items():
+            if isinstance(value, type) and f"{module}.{name}" not in CACHES:
+                found[f"{module}.{name}"] = tuple((key, id(one)) for key, one in list(vars(value).items()))
+            elif isinstance(value, types.FunctionType):
+                kept = (value.__defaults__, value.__kwdefaults__, value.__code__, tuple(value.__dict__.items()))
+                found[f"{module}.{name}"] = tuple(map(id, kept[:3])), tuple(map(str, kept[3]))
+    return found
+
+
+CACHES = frozenset(("__warningregistry__", "__doc__", "_default_restore_location"))
+
+
+def used(value: Any, depth: int = 0) -> None:
+    """Do with a value what anybody does first: show it, measure it, copy its bytes."""
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and not value.is_meta and not value.is_nested and value.numel() < 1 << 16:
+            with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
+                value.detach().clone().flatten().tolist()
+    elif isinstance(value, np.ndarray | np.generic):
+        if getattr(value, "size", 1) < 1 << 16:
+            with contextlib.suppress(Exception):
+                value.tolist()
+                str(value)
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        if depth < 8 and len(value) < 1000:
+            for one in list(value):
+                used(one, depth + 1)
+            for one in list(value.values()) if isinstance(value, dict) else ():
+                used(one, depth + 1)
+    elif depth < 8:
+        with contextlib.suppress(Exception):
+            str(value)
+
+
+class Children:
+    """Loads files in processes that are forked one after the other."""
+
+    def __init__(self, modules: Iterable[str], honest: Sequence[File]) -> None:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        for module in modules:
+            with contextlib.suppress(ImportError):
+                __import__(module)
+        self.modules = sorted(modules)
+        self.watcher = Watcher()
+        self.usual: dict[tuple[str, str], Counter[str]] = {}
+        self.loads: Counter[str] = Counter()
+        self.at = mmap.mmap(-1, 16)
+        for _ in range(2):  # the first time, modules are imported and tables filled
+            for file in honest:
+                for name, loader in LOADERS[file.kind].items():
+                    value, _ = self.load(file, loader)
+                    used(value)
+                    heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
+                    self.usual[file.kind, name] = heard if _ else self.usual.get((file.kind, name), heard) | heard
+        self.usual = {}
+        for file in honest:
+            for name, loader in LOADERS[file.kind].items():
+                self.load(file, loader)
+                heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
+                known = self.usual.setdefault((file.kind, name), heard)
+                self.usual[file.kind, name] = known | heard
+        gc.collect()
+        gc.freeze()
+
+    def load(self, file: File, loader: Callable[[bytes], Any]) -> tuple[Any, str]:
+        """Load a file; return its value, and what ended it."""
+        with self.watcher.watching():
+            try:
+                return loader(file.data), ""
+            except MemoryError:
+                return None, "MemoryError"
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loader refused
+                return None, type(error).__name__
+            except BaseException as error:  # noqa: BLE001
+                return None, f"BaseException {type(error).__name__}"
+
+    def faults(self, files: Sequence[File]) -> Iterator[Fault]:
+        """Yield what these files do."""
+        start = 0
+        while start < len(files):
+            done, found, changed = self._child(files[start:])
+            yield from found
+            if changed:
+                yield from self._changers(files[start : start + done], changed)
+            start += done
+
+    def _changers(self, files: Sequence[File], changed: str) -> Iterator[Fault]:
+        """Find which of the files changed something: half by half."""
+        if len(files) == 1:
+            yield Fault(files[0], "one of them", f"changed {changed}")
+            return
+        middle = len(files) // 2
+        any_found = False
+        for half in (files[:middle], files[middle:]):
+            _, _, what = self._child(half)
+            if what:
+                any_found = True
+                yield from self._changers(half, what)
+        if not any_found:
+            yield Fault(files[0], "all of them together", f"changed {changed}")
+
+    def _child(self, files: Sequence[File]) -> tuple[int, list[Fault], str]:
+        """Load files in a child; return how many it came through, what they did, and what is changed at its end."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.close(reader)
+                self._serve(files, writer)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as stream:
+            said = stream.read()
+        _, status = os.waitpid(pid, 0)
+        number, which = struct.unpack("<qq", self.at[:16])
+        # What the child says is numbers and text; nothing of the files is unpickled here.
+        lines = said.decode("utf-8", "replace").split("\0")[:-1]
+        found, changed = [], ""
+        for line in lines:
+            kind, _, rest = line.partition(" ")
+            if kind == "fault":
+                index, loader, what = rest.split("|", 2)
+                found.append(Fault(files[int(index)], loader, what))
+            elif kind == "changed":
+                changed = rest
+            elif kind == "loads":
+                name, _, count = rest.rpartition(" ")
+                self.loads[name] += int(count)
+        if status == 0:
+            return len(files), found, changed
+        loaders = [*LOADERS[files[number].kind], "the use of the value"]
+        name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status}"
+        what = "takes too long" if name == "SIGPROF" else f"ends with {name}"
+        return number + 1, [*found, Fault(files[number], loaders[which], what)], ""
+
+    def _serve(self, files: Sequence[File], writer: int) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with open("/proc/self/statm") as stream:
+            pages = int(stream.read().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        before = state_of(self.modules)
+        loads: Counter[str] = Counter()
+
+        def say(text: str) -> None:
+            os.write(writer, text.encode("utf-8", "replace").replace(b"\0", b"?") + b"\0")
+
+        for number, file in enumerate(files):
+            loaders = LOADERS[file.kind]
+            for which, (name, loader) in enumerate(loaders.items()):
+                self.at[:16] = struct.pack("<qq", number, which)
+                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+                value, ended = self.load(file, loader)
+                loads[f"{name}: {ended or 'loaded'}"] += 1
+                heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
+                if odd := heard - self.usual[file.kind, name]:
+                    what = next(one for one in self.watcher.heard if one.partition(" ")[0] in odd)
+                    say(f"fault {number}|{name}|{what}")
+                if ended == "MemoryError" or ended.startswith("BaseException"):
+                    say(f"fault {number}|{name}|{ended}")
+                self.at[:16] = struct.pack("<qq", number, len(loaders))
+                if not ended:
+                    used(value)
+                del value
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        self.at[:16] = struct.pack("<qq", len(files) - 1, len(LOADERS[files[-1].kind]))
+        gc.collect()
+        after = state_of(self.modules)
+        if before != after:
+            say("changed " + ", ".join(_differences(before, after))[:300])
+        for what, count in loads.items():
+            say(f"loads {what} {count}")
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            old, new = before.get(name), after.get(name)
+            if isinstance(old, tuple) and isinstance(new, tuple):
+                yield f"{name}: {[one for one in new if one not in old][:3]!r}"
+            else:
+                yield name

@@ -1,0 +1,214 @@
+"""Honest values of every kind that pickles hold as data, pickled by Python's and torch's own picklers, as trees."""
+
+from __future__ import annotations
+
+import array
+import collections
+import copyreg
+import datetime as dt
+import decimal
+import enum
+import fractions
+import io
+import pathlib
+import pickle
+import re
+import types
+import uuid
+import warnings
+import zipfile
+import zoneinfo
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tests.fuzz.trees import Node, read, walk
+
+
+class Seed(NamedTuple):
+    """A tree, and the bytes of the storages that it refers to."""
+
+    root: Node
+    storages: dict[str, bytes]
+    is_legacy: bool = False
+
+
+def values() -> Iterator[Any]:
+    """Yield what checkpoints hold beside and as weights."""
+    yield {"a": 1, "b": [None, True, 2.5, "text", b"bytes", 1 << 70, -3], "c": ((), (1,), {1, 2}, frozenset({3}))}
+    yield collections.OrderedDict(a=1, b=collections.OrderedDict())
+    with_metadata: Any = collections.OrderedDict(w=1)
+    with_metadata._metadata = collections.OrderedDict([("", {"version": 1})])
+    yield with_metadata
+    yield collections.defaultdict(list, a=[1])
+    yield collections.defaultdict(dict, a={}), collections.defaultdict(torch.Tensor)
+    yield collections.defaultdict(int), collections.defaultdict(float), collections.defaultdict(None)
+    yield collections.Counter("abca"), collections.deque([1, 2], 3), collections.deque([1])
+    yield bytearray(b"abc"), complex(1, 2), range(1, 9, 2), slice(1, None, 2), Ellipsis, NotImplemented
+    yield set(), frozenset(), [1, 2].__class__, type(None), object()
+    yield dt.date(2020, 1, 2), dt.datetime(2020, 1, 2, 3, 4, 5, 6), dt.time(1, 2, 3), dt.timedelta(1, 2, 3)
+    yield dt.datetime(2020, 1, 2, tzinfo=dt.timezone.utc), dt.timezone(dt.timedelta(hours=1), "X")
+    yield dt.datetime(2020, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC"), fold=1)
+    yield decimal.Decimal("1.5"), fractions.Fraction(1, 3), uuid.UUID(int=5)
+    yield pathlib.PurePosixPath("a/b"), pathlib.PureWindowsPath("a/b"), pathlib.Path("x")
+    yield types.SimpleNamespace(a=1), array.array("d", [1.0, 2.0]), array.array("u", "ab")
+    yield re.compile("a+", re.IGNORECASE), enum.auto()
+    yield from arrays()
+    yield from tensors()
+
+
+def arrays() -> Iterator[Any]:
+    for code in "? b B h H i I l L q Q e f d g F D G S3 U3 V5 M8[s] m8[D] >f4 >i8 O".split():
+        yield np.zeros(3, code), np.dtype(code)
+        yield np.zeros(1, code)[0]
+    yield np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros((0, 3)), np.array(5)
+    fields = np.dtype([("a", "f4"), ("b", "i8", (2,))])
+    yield np.zeros(2, fields), fields, np.zeros(1, fields)[0]
+    yield np.dtype([("a", "f4"), ("b", "O")], align=True), np.dtype({"names": ["a"], "formats": ["f4"], "offsets": [8]})
+    yield np.dtype((np.int32, (2, 2))), np.dtype("f8", metadata={"a": 1}), np.dtypes.StringDType()
+    yield np.array(["a", "bc"], dtype=np.dtypes.StringDType()), np.array(["x", None, 1], dtype=object)
+    yield np.ma.masked_array([1, 2], [True, False]), np.matrix([[1, 2]]), np.rec.array([(1.0,)], dtype=[("a", "f4")])
+    yield np.random.RandomState(1), np.random.RandomState(1).get_state(), np.random.default_rng(1)
+    yield np.random.PCG64(1), np.random.Philox(1), np.random.SFC64(1), np.random.MT19937(1), np.random.SeedSequence(1)
+    yield np.float64, np.int64, np.dtype("f8").type, np.add, np.bool_(True)
+
+
+def tensors() -> Iterator[Any]:
+    yield {"w": torch.arange(4.0), "b": torch.zeros(2, 3)[:, 1:], "s": torch.tensor(1), "e": torch.zeros(0)}
+    for kind in (torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float64):
+        yield torch.zeros(3, dtype=kind)
+    for name in ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "float8_e8m0fnu", "float4_e2m1fn_x2"):
+        if hasattr(torch, name):
+            yield torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name)) if "float" in name else torch.zeros(
+                3, dtype=getattr(torch, name)
+            )
+    shared = torch.arange(8.0)
+    yield [shared[:4], shared[4:], shared.view(2, 4).t(), shared.expand(2, 8)]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    yield parameter, torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.nn.Buffer(torch.ones(1))
+    attributed: Any = torch.nn.Parameter(torch.ones(2))
+    attributed.tag = "x"
+    yield attributed
+    also: Any = torch.ones(2)
+    also.tag = {"a": 1}
+    yield also
+    yield torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(3).to_sparse_csc()
+    yield torch.eye(4).to_sparse_bsr((2, 2)), torch.eye(4).to_sparse_bsc((2, 2))
+    yield torch.quantize_per_tensor(torch.ones(3), 0.1, 2, torch.qint8)
+    yield torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8)
+    yield torch.ones(3, device="meta"), torch.ones(2, dtype=torch.complex64).conj()
+    yield torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with suppress(Exception):
+        yield torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    yield torch.Size([1, 2]), torch.float32, torch.strided, torch.device("cpu"), torch.device("cuda", 1)
+    yield torch.contiguous_format, torch.per_tensor_affine, torch.finfo(torch.float32)
+    yield torch.ones(2).untyped_storage(), torch.ones(2).storage()
+    model = torch.nn.Linear(2, 3)
+    yield model.state_dict(), torch.optim.Adam(model.parameters()).state_dict()
+    yield torch.return_types.max((torch.ones(1), torch.zeros(1))), torch.get_rng_state()
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    yield packed, torch.Generator().get_state()
+
+
+class _Bare(pickle.Pickler):
+    """Pickles tensors as torch.save does, with ids in the place of their storages."""
+
+
+def seeds() -> list[Seed]:
+    """Return the trees of all values: of plain pickles at some protocols, and of torch's, zip and legacy."""
+    found: list[Seed] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, value in enumerate(_each()):
+            for protocol in (2, 4) if number % 4 else (0, 1, 2, 3, 4, 5):
+                with suppress(Exception):
+                    found.append(Seed(read(pickle.dumps(value, protocol)), {}))
+            with suppress(Exception):
+                found.append(of_zip(value, f"{number}"))
+                found.append(of_legacy(value, f"{number}"))
+    return found
+
+
+def _each() -> Iterator[Any]:
+    for value in values():
+        yield value
+        if type(value) is tuple:
+            yield from value
+
+
+def of_zip(value: Any, prefix: str, protocol: int = 2) -> Seed:
+    stream = io.BytesIO()
+    torch.save({"x": value}, stream, pickle_protocol=protocol)
+    with zipfile.ZipFile(stream) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    root = read(members["data.pkl"])
+    _renamed(root, prefix)
+    return Seed(root, {f"{prefix}_{name[5:]}": data for name, data in members.items() if name.startswith("data/")})
+
+
+def of_legacy(value: Any, prefix: str) -> Seed:
+    stream = io.BytesIO()
+    torch.save({"x": value}, stream, _use_new_zipfile_serialization=False)
+    stream.seek(0)
+    heads = []
+    for _ in range(5):
+        start = stream.tell()
+        if len(heads) == 4:
+            heads.append(pickle.load(stream))
+        else:
+            _Skip(stream).load()
+            heads.append(stream.getvalue()[start : stream.tell()])
+    root = read(heads[3])
+    sizes = {one.nodes[0].nodes[2].said: one.nodes[0].nodes[1].said for one in walk(root) if one.kind == "pid"}
+    storages = {}
+    for key in heads[4]:
+        numel = int.from_bytes(stream.read(8), "little")
+        width = getattr(torch, sizes[key][1])(0).element_size() if sizes[key][1] != "UntypedStorage" else 1
+        storages[f"{prefix}_{key}"] = stream.read(numel * width)
+    _renamed(root, prefix)
+    return Seed(root, storages, is_legacy=True)
+
+
+class _Skip(pickle.Unpickler):
+    def persistent_load(self, _: object) -> Any:
+        return torch.storage.TypedStorage(wrap_storage=torch.UntypedStorage(1 << 10), dtype=torch.uint8, _internal=True)
+
+
+def _renamed(root: Node, prefix: str) -> None:
+    """Give the keys of storages the name of their file, so that trees can be mixed."""
+    done = set()
+    for node in walk(root):
+        if node.kind == "pid":
+            key = node.nodes[0].nodes[2]
+            if id(key) not in done:
+                key.said = f"{prefix}_{key.said}"
+                done.add(id(key))
+
+
+def names() -> list[tuple[str, str]]:
+    """Return the names that the trees ask for, and some that no data asks for."""
+    found = {node.said for seed in seeds() for node in walk(seed.root) if node.kind == "name"}
+    return sorted(found | set(OTHERS))
+
+
+OTHERS = [
+    tuple(one.split(" "))
+    for one in (
+        "builtins getattr,builtins list,builtins dict,builtins tuple,builtins str,builtins int,builtins float,"
+        "builtins bytes,builtins bool,builtins object,builtins type,builtins iter,builtins map,builtins property,"
+        "builtins memoryview,builtins reversed,builtins enumerate,builtins zip,builtins Exception,builtins frozenset,"
+        "__builtin__ list,__builtin__ set,__builtin__ long,__builtin__ unicode,__builtin__ xrange,__builtin__ bytes,"
+        "argparse Namespace,collections ChainMap,collections UserDict,collections UserList,functools partial,"
+        "operator itemgetter,types MappingProxyType,types MethodType,torch Tensor,torch Size,torch.storage "
+        "_load_from_bytes,torch._tensor _rebuild_from_type_v2,numpy ndarray,numpy dtype,numpy matrix,numpy recarray,"
+        "numpy float64,numpy str_,numpy bytes_,numpy void,numpy datetime64,numpy object_,numpy.core.multiarray scalar,"
+        "torch.nn.modules.module Module,torch.nn.modules.linear Linear,torch.optim.adam Adam,torch.utils.data dataset,"
+        "torch FloatStorage,torch.cuda FloatTensor,torch.nn.parameter UninitializedParameter,copyreg _reconstructor,"
+        "copyreg __newobj__,copy_reg _reconstructor,os path,mypkg Net,typing ForwardRef,string Template,"
+        "numpy._core.numeric _frombuffer,numpy.core.numeric _frombuffer,numpy._core.multiarray _reconstruct"
+    ).split(",")
+]
+assert copyreg
