@@ -21,17 +21,13 @@ from pathlib import Path
 
 from tests import build
 from tests.fuzz.loaders import Children, Fault, File
-from tests.fuzz.mutants import OPCODES, likely
-from tests.fuzz.seeds import Seed, names, seeds
+from tests.fuzz.mutants import likely
+from tests.fuzz.seeds import WIDTHS, Seed, names, seeds
 from tests.fuzz.trees import Changer, Node, walk, written
 
 BATCH = 500
-LARGEST = 300
+LARGEST = 160
 """Nodes of a seed, at most: larger ones take long, and have nothing that smaller ones lack."""
-WIDTHS = {
-    "DoubleStorage": 8, "LongStorage": 8, "ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "IntStorage": 4,
-    "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "ShortStorage": 2, "QInt32Storage": 4,
-}  # fmt: skip
 
 
 def is_data(data: bytes) -> bool:
@@ -49,9 +45,13 @@ class Maker:
         self.honest = found
         self.storages = {key: data for seed in found for key, data in seed.storages.items()}
         self.names = names()
+        plain = [seed.root for seed in found if not seed.storages and not seed.is_legacy]
+        zipped = [seed.root for seed in found if seed.storages and not seed.is_legacy]
+        streamed = [seed.root for seed in found if seed.storages and seed.is_legacy]
         self.changers = {
-            is_legacy: Changer([seed.root for seed in found if seed.is_legacy == is_legacy or not seed.storages], self.names)
-            for is_legacy in (False, True)
+            "pickle": Changer(plain, self.names),
+            "zip": Changer(zipped, self.names, plain),
+            "legacy": Changer(streamed, self.names, plain),
         }
 
     def files(self, seed: str) -> Iterator[File]:
@@ -61,19 +61,17 @@ class Maker:
             yield self.file(chance)
 
     def file(self, chance: random.Random) -> File:
-        kind = chance.randrange(20)
-        if kind == 0:
+        kind = chance.choices(("pickle", "zip", "legacy", "program"), (55, 25, 15, 5))[0]
+        if kind == "program":
             return File(self.program(chance), "pickle")
-        is_legacy = kind < 5
-        root = self.changers[is_legacy].tree(chance)
+        root = self.changers[kind].tree(chance)
         for node in walk(root):
             if node.kind == "name" and node.said[1] == "_load_from_bytes" and chance.random() < 0.5:
                 self.nest(root, chance)
                 break
-        has_ids = any(node.kind == "pid" for node in walk(root))
-        if not has_ids and kind < 16:
+        if kind == "pickle" and not any(node.kind == "pid" for node in walk(root)):
             return File(written(root, chance), "pickle")
-        return self.packed(root, chance, "legacy" if is_legacy else "zip")
+        return self.packed(root, chance, "zip" if kind == "pickle" else kind)
 
     def packed(self, root: Node, chance: random.Random, kind: str) -> File:
         """Return torch's file of a tree, with the storages that it refers to."""
@@ -101,7 +99,7 @@ class Maker:
         """Put another stream where one lies in bytes."""
         for node in walk(root):
             if node.kind == "value" and isinstance(node.said, bytes) and len(node.said) > 100:
-                inner = self.changers[True].tree(chance)
+                inner = self.changers["legacy"].tree(chance)
                 node.said = self.packed(inner, chance, "legacy").data
 
     def program(self, chance: random.Random) -> bytes:
@@ -110,16 +108,13 @@ class Maker:
         for piece in likely(chance, chance.randrange(1, 12)):
             is_name = piece[:1] in b"ci" and len(piece) > 1
             if chance.random() < 0.3:
-                pieces.append(written(chance.choice(self.changers[False].parts), chance, 0)[:-1])
+                pieces.append(written(chance.choice(self.changers["pickle"].parts), chance, 0)[:-1])
             elif is_name:
                 pieces.append(piece[:1] + "\n".join(chance.choice(self.names)).encode() + b"\n")
             else:
                 pieces.append(piece)
         head = chance.choice((b"", b"\x80\2", b"\x80\2", b"\x80\4", b"\x80\5"))
         return head + b"(" + b"".join(pieces) + b"l."
-
-
-assert OPCODES
 
 
 def honest(maker: Maker) -> list[File]:
@@ -193,9 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _share(asked)
     begin = time.monotonic()
     result = run(asked.seed, asked.count, asked.seconds)
-    kinds: dict[tuple[str, str], list[Fault]] = {}
+    kinds: dict[str, list[Fault]] = {}
     for fault in result.faults:
-        kinds.setdefault((fault.loader, fault.what[:60]), []).append(fault)
+        kinds.setdefault(fault.kind, []).append(fault)
     print(
         f"seed {asked.seed}: {result.seen['made']:,} files in {time.monotonic() - begin:.0f} s, "
         f"{sum(count for kind, count in result.seen.items() if kind.startswith('data')):,} of them data, "
@@ -203,9 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("  " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(result.seen.items())))
     print("  " + ", ".join(f"{what} {count:,}" for what, count in result.loads.most_common(60)))
-    for number, ((loader, what), faults) in enumerate(kinds.items()):
+    for number, (kind, faults) in enumerate(kinds.items()):
         smallest = min(faults, key=lambda one: len(one.file.data))
-        print(f"  {len(faults)} x {loader}: {what}: {smallest.file.data[:600]!r}")
+        loaders = ", ".join(sorted({one.loader for one in faults}))
+        print(f"  {len(faults)} x {kind} ({loaders}): {smallest.what}: {smallest.file.data[:600]!r}")
         if asked.save:
             asked.save.mkdir(parents=True, exist_ok=True)
             (asked.save / f"{asked.seed}-{number}.{smallest.file.kind}").write_bytes(smallest.file.data)

@@ -27,6 +27,8 @@ import joblib
 import numpy as np
 import torch
 
+from tests import build
+
 HARMLESS = frozenset(("pickle.find_class", "array.__new__", "builtins.id"))
 """Events of making a value, and no more. Every other one counts."""
 SECONDS = 2.0
@@ -50,6 +52,12 @@ class Fault(NamedTuple):
     loader: str
     what: str
 
+    @property
+    def kind(self) -> str:
+        """What it did, in short: the event and the module or file, or what changed."""
+        words = self.what.replace("(", " ").replace("'", " ").split()
+        return " ".join(words[:2])
+
 
 def _c(data: bytes) -> Any:
     return pickle.loads(data)
@@ -65,10 +73,6 @@ def _latin1(data: bytes) -> Any:
 
 def _bytes(data: bytes) -> Any:
     return pickle.loads(data, encoding="bytes")
-
-
-def _unmapped(data: bytes) -> Any:
-    return pickle.loads(data, fix_imports=False)
 
 
 def _joblib(data: bytes) -> Any:
@@ -104,6 +108,14 @@ LOADERS: dict[str, dict[str, Callable[[bytes], Any]]] = {
     "zip": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
     "legacy": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
 }
+
+
+def loaders_of(file: File) -> dict[str, Callable[[bytes], Any]]:
+    """Return the loaders of a file by their names; an encoding matters where there are texts of Python 2."""
+    loaders = LOADERS[file.kind]
+    if file.kind == "pickle" and not any(code in file.data for code in b"STU"):
+        return {name: loader for name, loader in loaders.items() if " of latin1" not in name and " of bytes" not in name}
+    return loaders
 
 
 class Watcher:
@@ -195,25 +207,27 @@ class Children:
                 __import__(module)
         self.modules = sorted(modules)
         self.watcher = Watcher()
-        self.usual: dict[tuple[str, str], Counter[str]] = {}
         self.loads: Counter[str] = Counter()
         self.at = mmap.mmap(-1, 16)
+        state_of(self.modules)
         for _ in range(2):  # the first time, modules are imported and tables filled
             for file in honest:
-                for name, loader in LOADERS[file.kind].items():
-                    value, _ = self.load(file, loader)
-                    used(value)
-                    heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
-                    self.usual[file.kind, name] = heard if _ else self.usual.get((file.kind, name), heard) | heard
-        self.usual = {}
-        for file in honest:
-            for name, loader in LOADERS[file.kind].items():
-                self.load(file, loader)
-                heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
-                known = self.usual.setdefault((file.kind, name), heard)
-                self.usual[file.kind, name] = known | heard
+                for loader in loaders_of(file).values():
+                    used(self.load(file, loader)[0])
+        self.usual = {name: self.heard_of(name) for loaders in LOADERS.values() for name in loaders}
         gc.collect()
         gc.freeze()
+
+    def heard_of(self, name: str) -> Counter[str]:
+        """Return what a loader does of itself, with a file of nothing."""
+        kind, loaders = next(one for one in LOADERS.items() if name in one[1])
+        nothing = {"pickle": b"N.", "zip": build.torch_zip(None), "legacy": build.legacy(None)}
+        for _ in range(2):
+            self.load(File(nothing[kind], kind), loaders[name])
+        return self.heard()
+
+    def heard(self) -> Counter[str]:
+        return Counter(one.partition(" ")[0] for one in self.watcher.heard)
 
     def load(self, file: File, loader: Callable[[bytes], Any]) -> tuple[Any, str]:
         """Load a file; return its value, and what ended it."""
@@ -284,8 +298,9 @@ class Children:
                 self.loads[name] += int(count)
         if status == 0:
             return len(files), found, changed
-        loaders = [*LOADERS[files[number].kind], "the use of the value"]
-        name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status}"
+        loaders = [*loaders_of(files[number]), "the use of the value"]
+        code = os.waitstatus_to_exitcode(status)
+        name = signal.Signals(-code).name if code < 0 else f"exit {code}"
         what = "takes too long" if name == "SIGPROF" else f"ends with {name}"
         return number + 1, [*found, Fault(files[number], loaders[which], what)], ""
 
@@ -304,15 +319,14 @@ class Children:
             os.write(writer, text.encode("utf-8", "replace").replace(b"\0", b"?") + b"\0")
 
         for number, file in enumerate(files):
-            loaders = LOADERS[file.kind]
+            loaders = loaders_of(file)
             for which, (name, loader) in enumerate(loaders.items()):
                 self.at[:16] = struct.pack("<qq", number, which)
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
                 value, ended = self.load(file, loader)
                 loads[f"{name}: {ended or 'loaded'}"] += 1
-                heard = Counter(one.partition(" ")[0] for one in self.watcher.heard)
-                if odd := heard - self.usual[file.kind, name]:
-                    what = next(one for one in self.watcher.heard if one.partition(" ")[0] in odd)
+                if odd := self.heard() - self.usual[name]:
+                    what = next(one for one in reversed(self.watcher.heard) if one.partition(" ")[0] in odd)
                     say(f"fault {number}|{name}|{what}")
                 if ended == "MemoryError" or ended.startswith("BaseException"):
                     say(f"fault {number}|{name}|{ended}")
@@ -321,7 +335,7 @@ class Children:
                     used(value)
                 del value
             signal.setitimer(signal.ITIMER_PROF, 0)
-        self.at[:16] = struct.pack("<qq", len(files) - 1, len(LOADERS[files[-1].kind]))
+        self.at[:16] = struct.pack("<qq", len(files) - 1, len(loaders_of(files[-1])))
         gc.collect()
         after = state_of(self.modules)
         if before != after:

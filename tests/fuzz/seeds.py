@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import collections
-import copyreg
 import datetime as dt
 import decimal
 import enum
@@ -12,6 +11,7 @@ import fractions
 import io
 import pathlib
 import pickle
+import pickletools
 import re
 import types
 import uuid
@@ -20,6 +20,7 @@ import zipfile
 import zoneinfo
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,8 +114,12 @@ def tensors() -> Iterator[Any]:
     yield packed, torch.Generator().get_state()
 
 
-class _Bare(pickle.Pickler):
-    """Pickles tensors as torch.save does, with ids in the place of their storages."""
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+WIDTHS = {
+    "DoubleStorage": 8, "LongStorage": 8, "ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "IntStorage": 4,
+    "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "ShortStorage": 2, "QInt32Storage": 4,
+}  # fmt: skip
+"""Bytes of an element; of all others, 1."""
 
 
 def seeds() -> list[Seed]:
@@ -127,8 +132,11 @@ def seeds() -> list[Seed]:
                 with suppress(Exception):
                     found.append(Seed(read(pickle.dumps(value, protocol)), {}))
             with suppress(Exception):
-                found.append(of_zip(value, f"{number}"))
-                found.append(of_legacy(value, f"{number}"))
+                found.append(of_zip(saved(value, is_zip=True), f"{number}"))
+                found.append(of_legacy(saved(value, is_zip=False), f"{number}"))
+    for path in sorted(FIXTURES.glob("*.pth")):
+        with suppress(Exception):
+            found.append((of_zip if "-zip" in path.name else of_legacy)(path.read_bytes(), path.stem))
     return found
 
 
@@ -139,42 +147,35 @@ def _each() -> Iterator[Any]:
             yield from value
 
 
-def of_zip(value: Any, prefix: str, protocol: int = 2) -> Seed:
+def saved(value: Any, *, is_zip: bool) -> bytes:
     stream = io.BytesIO()
-    torch.save({"x": value}, stream, pickle_protocol=protocol)
-    with zipfile.ZipFile(stream) as archive:
+    torch.save({"x": value}, stream, _use_new_zipfile_serialization=is_zip)
+    return stream.getvalue()
+
+
+def of_zip(data: bytes, prefix: str) -> Seed:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     root = read(members["data.pkl"])
     _renamed(root, prefix)
     return Seed(root, {f"{prefix}_{name[5:]}": data for name, data in members.items() if name.startswith("data/")})
 
 
-def of_legacy(value: Any, prefix: str) -> Seed:
-    stream = io.BytesIO()
-    torch.save({"x": value}, stream, _use_new_zipfile_serialization=False)
-    stream.seek(0)
-    heads = []
-    for _ in range(5):
-        start = stream.tell()
-        if len(heads) == 4:
-            heads.append(pickle.load(stream))
-        else:
-            _Skip(stream).load()
-            heads.append(stream.getvalue()[start : stream.tell()])
-    root = read(heads[3])
+def of_legacy(data: bytes, prefix: str) -> Seed:
+    stream = io.BytesIO(data)
+    for _ in range(3):
+        pickle.load(stream)
+    start = stream.tell()
+    for _ in pickletools.genops(stream):
+        pass
+    root = read(data[start : stream.tell()])
     sizes = {one.nodes[0].nodes[2].said: one.nodes[0].nodes[1].said for one in walk(root) if one.kind == "pid"}
     storages = {}
-    for key in heads[4]:
+    for key in pickle.load(stream):
         numel = int.from_bytes(stream.read(8), "little")
-        width = getattr(torch, sizes[key][1])(0).element_size() if sizes[key][1] != "UntypedStorage" else 1
-        storages[f"{prefix}_{key}"] = stream.read(numel * width)
+        storages[f"{prefix}_{key}"] = stream.read(numel * WIDTHS.get(sizes[key][1], 1))
     _renamed(root, prefix)
     return Seed(root, storages, is_legacy=True)
-
-
-class _Skip(pickle.Unpickler):
-    def persistent_load(self, _: object) -> Any:
-        return torch.storage.TypedStorage(wrap_storage=torch.UntypedStorage(1 << 10), dtype=torch.uint8, _internal=True)
 
 
 def _renamed(root: Node, prefix: str) -> None:
@@ -211,4 +212,3 @@ OTHERS = [
         "numpy._core.numeric _frombuffer,numpy.core.numeric _frombuffer,numpy._core.multiarray _reconstruct"
     ).split(",")
 ]
-assert copyreg

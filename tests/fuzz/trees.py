@@ -7,6 +7,7 @@ and may hold themselves. Reading knows every opcode but those of extensions and 
 
 from __future__ import annotations
 
+import _compat_pickle
 import pickletools
 import random
 from collections.abc import Callable, Iterator
@@ -74,8 +75,21 @@ _STEPS_OF_MARK = {"APPENDS": "a", "SETITEMS": "s", "ADDITEMS": "+"}
 _MARK: Any = object()
 
 
+def renamed(module: str, name: str) -> tuple[str, str]:
+    """Return a name of Python 2 as Python 3 has it."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
+
+
+def named_before(module: str, name: str) -> tuple[str, str]:
+    """Return a name as protocols below 3 have it."""
+    module, name = _compat_pickle.REVERSE_NAME_MAPPING.get((module, name), (module, name))
+    return _compat_pickle.REVERSE_IMPORT_MAPPING.get(module, module), name
+
+
 def read(data: bytes) -> Node:
     """Return the tree of a pickle that an honest pickler wrote."""
+    is_old = data[:1] != b"\x80" or data[1] < 3
     stack: list[Any] = []
     memo: dict[int, Node] = {}
 
@@ -99,7 +113,8 @@ def read(data: bytes) -> Node:
         elif name in ("STRING", "BINSTRING", "SHORT_BINSTRING"):
             stack.append(Node("str", argument.encode("latin-1")))
         elif name == "GLOBAL":
-            stack.append(Node("name", tuple(argument.split(" ", 1))))
+            said = argument.split(" ", 1)
+            stack.append(Node("name", renamed(*said) if is_old else tuple(said)))
         elif name == "STACK_GLOBAL":
             stack.append(Node("name", tuple(one.said for one in taken(2))))
         elif name in _EMPTY:
@@ -244,7 +259,7 @@ class Writer:
             if nodes[0].kind == "name" and not nodes[0].steps and chance.random() < 0.5 and _is_ascii(nodes[0]):
                 out += b"("
                 self.all(nodes[1:], depth)
-                out += b"i%s\n%s\n" % tuple(one.encode() for one in nodes[0].said)
+                out += b"i" + self.line(*nodes[0].said)
             else:
                 out += b"("
                 self.all(nodes, depth)
@@ -286,9 +301,12 @@ class Writer:
     def name(self, module: str, name: str) -> bytes:
         if self.protocol >= 4 and self.chance.random() < 0.9:
             return self.value(module) + self.value(name) + b"\x93"
-        if "\n" in module + name:
-            return b"N"
-        return b"c%s\n%s\n" % (module.encode("utf-8", "replace"), name.encode("utf-8", "replace"))
+        return b"N" if "\n" in module + name else b"c" + self.line(module, name)
+
+    def line(self, module: str, name: str) -> bytes:
+        if self.protocol < 3 and self.chance.random() < 0.95:
+            module, name = named_before(module, name)
+        return b"%s\n%s\n" % (module.encode("utf-8", "replace"), name.encode("utf-8", "replace"))
 
     def old_text(self, data: bytes) -> bytes:
         if len(data) < 256 and self.chance.random() < 0.8:
@@ -381,10 +399,10 @@ def literal(chance: random.Random) -> Node:
 class Changer:
     """Changes trees, with the nodes of others and with names."""
 
-    def __init__(self, seeds: list[Node], names: list[tuple[str, str]]) -> None:
+    def __init__(self, seeds: list[Node], names: list[tuple[str, str]], others: list[Node] | None = None) -> None:
         self.seeds = seeds
         self.names = names
-        self.parts = [node for seed in seeds for node in walk(seed)]
+        self.parts = [node for seed in (*seeds, *(others or ())) for node in walk(seed)]
         self.calls = [node for node in self.parts if node.kind in ("call", "new", "new_ex", "pid")]
         self.objects = [node for node in self.parts if any(kind == "b" for kind, _ in node.steps)]
 
