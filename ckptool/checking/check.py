@@ -19,12 +19,11 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
-from ckptool.formats import member_in, open_checkpoint, open_keeping
-from ckptool.formats.probe import Trees
+from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grades import Grade
+from ckptool.pickles.verdicts import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
@@ -111,8 +110,8 @@ class CheckReport(NamedTuple):
 
     @property
     def grade(self) -> Grade:
-        """How far unpickling reaches, as far as it was looked at: see ``unseen``."""
-        return reached(self.acts)
+        """How far loading reaches. What was not looked at (``unseen``) may be code."""
+        return reached(self.acts, self.unseen)
 
     @property
     def verdict(self) -> str:
@@ -193,16 +192,15 @@ def check(
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
-    trees: Trees = {}
     try:
-        with about(shown), open_keeping(origin, trees, limits) as checkpoint:
+        with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = neighbours(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except MissingPackage:
         raise  # nothing is wrong with the file
     except Failure as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits, trees=trees)
+            return refused(shown, depth, origin, error, limits)
 
 
 def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
@@ -355,16 +353,13 @@ def refused(
     error: CkptoolError,
     limits: Limits,
     *,
-    trees: Trees | None = None,
     is_salvaged: bool = True,
 ) -> CheckReport:
     """
     Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
-
-    ``trees`` are pickles that were read until then.
     """
     let_go(error)
-    survey = safety.survey_origin(origin, limits, trees)
+    survey = safety.survey_origin(origin, limits)
     beside = neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.

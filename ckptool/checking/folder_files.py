@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckptool.checking import would_run
 from ckptool.checking.codes import CODES
 from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
-from ckptool.checking.safety import merged
+from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
 from ckptool.formats import open_checkpoint, other_programs
@@ -131,7 +131,7 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
-    search = Search(limits)
+    search = Search(limits, modules_beside(os.path.join(folder.path, name)))
     unread: tuple[str, ...] = ()
     try:
         with closing(folder.detached(name)) as source:

@@ -8,7 +8,7 @@ from typing import Final, get_args
 from ckptool.checking.check import CheckReport
 from ckptool.checking.codes import CODES
 from ckptool.checking.finding import Severity
-from ckptool.pickles.grades import Grade
+from ckptool.pickles.verdicts import Grade
 
 _RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 QUESTIONS: Final = ("whole", "safe", "loads", "fits")

@@ -16,10 +16,9 @@ from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, Failure, let_go
-from ckptool.formats import open_keeping
+from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
-from ckptool.formats.probe import Trees
 from ckptool.formats.runnable.surveys import Act, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
@@ -69,9 +68,8 @@ def _opened(path: str, checkpoint: Checkpoint) -> Row:
 
 def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
-    trees: Trees = {}
     try:
-        with open_keeping(path, trees, limits) as checkpoint:
+        with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             deeper = asked.check or asked.deep or (is_folder(path) and not is_far(path))
@@ -83,7 +81,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
             facts.update(judged, error=None)
             return facts
     except Failure as error:
-        report = _checked(refused(path, depth, path, error, limits, trees=trees, is_salvaged=asked.check or asked.deep))
+        report = _checked(refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
         return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
 

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from itertools import chain, repeat
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.checking.usual_names import has_settings, unexpected
+from ckptool.checking.usual_names import has_settings
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
-from ckptool.formats.probe import Trees
-from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.surveys import Act, Survey
-from ckptool.formats.runnable.trees import is_telling, scanned
+from ckptool.formats.runnable.pickle_search import Search, scanned
+from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import called, grades
-from ckptool.pickles.asked_ids import is_asking
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.grades import Grade
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
+from ckptool.pickles.verdicts import Grade
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl", ".json", "bytecode.pkl", "constants.pkl")
 """Members that torch alone reads, with the programs that they are of."""
+_TAG: Final = f"{sys.implementation.cache_tag}-{getattr(sys.implementation, '_multiarch', '')}"
+_ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd", ".abi3.so", f".{_TAG}.so", "/__init__.py", "/__init__.pyc")
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
@@ -45,16 +45,12 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
 
     ``scans`` are those of its streams.
     """
-    search = Search(limits)
-    asks = any(is_asking(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
+    search = _search(checkpoint, limits)
     for stream, scan, pickles in zip(checkpoint.streams, scans, _pickles(checkpoint), strict=False):
-        plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
-        if asks:
-            search.stream(stream, stream.record)
-        elif plain and scan.split_frame is None:
-            search.carriers(stream.source, scan, stream.record)
-        else:
+        if pickles:
             search.read(stream, pickles, scan, stream.record)
+        else:
+            search.stream(stream, stream.record)
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
@@ -66,6 +62,18 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
+
+
+def _search(checkpoint: Checkpoint, limits: Limits) -> Search:
+    return Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
+
+
+def modules_beside(path: str | None) -> Callable[[str], bool]:
+    """Return what says whether a module of a name lies beside a file, or in a folder: Python may import that one."""
+    if not path or is_far(path):
+        return lambda _: False
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    return cache(lambda name: any(os.path.exists(os.path.join(folder, f"{name}{end}")) for end in _ENDS_OF_MODULES))
 
 
 def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:
@@ -107,7 +115,7 @@ def glance(checkpoint: Checkpoint) -> Grade | None:
         return None
     if any(stream.rest is not None for stream in checkpoint.streams):
         return None
-    search = Search(DEFAULT_LIMITS)
+    search = _search(checkpoint, DEFAULT_LIMITS)
     if not is_far(checkpoint.path or ""):
         _disguised(search, checkpoint)
     for archive in checkpoint.archives:
@@ -121,18 +129,13 @@ def glance(checkpoint: Checkpoint) -> Grade | None:
         _programs(search, checkpoint)
     if search.acts or search.names or search.unseen:
         return None
-    reached: set[Grade] = set()
     for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
         scan = scanned(stream, pickles)
-        asks = any(is_asking(node.pid) for one in pickles for node in one.persistent_ids)
-        if asks or scan.carriers or scan.split_frame is not None:
+        if not pickles or scan.carriers:
             return None
-        if unexpected(stream):
-            found = called.reach(stream.globals, pickles) if is_telling(stream, pickles, scan) else None
-            if found is None:
-                return None
-            reached.add(found)
-    return "code" if "code" in reached else "data"
+        search.read(stream, pickles, scan, stream.record)
+    found = reached(search.acts.values())
+    return None if found == "system" or search.unseen else found
 
 
 def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: Limits = DEFAULT_LIMITS) -> Survey:
@@ -157,12 +160,8 @@ def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
         yield from inside(member)
 
 
-def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees | None = None) -> Survey:
-    """
-    Look at every pickle that can be found in a file that cannot be opened as a checkpoint.
-
-    ``trees`` are those that were read when that was tried.
-    """
+def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
+    """Look at every pickle that can be found in a file that cannot be opened as a checkpoint."""
     member = ""
     if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
         origin, _, member = os.fspath(origin).partition("::")
@@ -170,7 +169,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, trees: Trees 
         source, _ = open_source(origin, limits.cancellation)
     except Failure:
         return Survey()  # no file: its error says so
-    search = Search(limits, trees)
+    search = Search(limits, modules_beside(getattr(source, "path", None)))
     try:
         with gc_paused():
             if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):

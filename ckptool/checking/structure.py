@@ -154,8 +154,9 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
     names = dict.fromkeys(
         str(one)
         for stream in checkpoint.streams
-        for one in usual_names.unexpected(stream)
-        if not (own and usual_names.is_torchscripts(one.module, one.name))
+        for one in stream.globals
+        if not usual_names.is_usual(one.module, one.name)
+        and not (own and usual_names.is_torchscripts(one.module, one.name))
     )
     if names:
         found = Finding("CK201", "info", f"unpickling would import {some(list(names))} (not imported here)")

@@ -11,7 +11,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.messages import counted, show, some
 from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE
-from ckptool.pickles.grades import is_plain
+from ckptool.pickles.alarms import canonical
+from ckptool.pickles.judge import is_listed
 from ckptool.pickles.weights_only import is_allowed
 
 AskAdvice: TypeAlias = Callable[[], Advice | None]
@@ -42,7 +43,7 @@ def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
 
 def imported(survey: Survey) -> Iterator[Finding]:
     """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
-    own = (one for one in survey.names if one.nested_at is None and not is_plain(one.module, one.name))
+    own = (one for one in survey.names if one.nested_at is None and not is_listed(canonical(one.module, one.name)))
     names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
     if names:
         yield Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")
@@ -60,16 +61,12 @@ def nested(survey: Survey) -> Iterator[Finding]:
 def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
     """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
-    called = [act for act in survey.of("code") if act.how != "runs"]
-    packages = dict.fromkeys(act.package for act in called)
-    if packages:
-        first = called[0]
-        yield Finding(
-            "CK206",
-            "warning",
-            f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
-            *(advice() or Advice(_TRUST)),
-        )
+    code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
+    acts = sorted(code, key=lambda act: (act.how == "odd", act.how == "refers"))  # what is called comes first
+    packages = dict.fromkeys(act.package for act in acts if act.how != "odd")
+    if acts:
+        what = f"runs code of {some(list(packages))}" if packages else "may do more than make data"
+        yield Finding("CK206", "warning", f"unpickling {what}: it {deed(acts[0])}", *(advice() or Advice(_TRUST)))
     brought = [act for act in survey.of("code") if act.how == "runs"]
     kinds = {
         SOURCE: "source code in modules that it holds",
@@ -108,7 +105,15 @@ def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
 
 def deed(act: Act) -> str:
     """Return what an act does, as part of a sentence."""
-    verb = {"calls": "calls", "builds": "builds", "refers": "names", "sets": "sets a state:", "adds": "adds items:"}
+    verb = {
+        "calls": "calls",
+        "builds": "builds",
+        "refers": "imports",
+        "sets": "sets a state:",
+        "adds": "adds items:",
+        "asks": "asks the loader for",
+        "odd": "holds",
+    }
     return f"{verb[act.how]} {act.name if act.how in ('builds', 'refers') else act.text} ({_place(act)})"
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
-from ckptool.formats.probe import Probe, Trees
+from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, naming, paths
@@ -90,11 +90,6 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         Cancelled: ``limits`` have a cancellation, and it was. No file is open.
         CkptoolError: A format recognises it, but cannot read the rest.
     """
-    return open_keeping(origin, {}, limits)
-
-
-def open_keeping(origin: Origin, trees: Trees, limits: Limits = DEFAULT_LIMITS) -> Checkpoint:
-    """Open as ``open_checkpoint`` does; ``trees`` gets pickles that were read, if it is refused after all."""
     path, member = _split_member(origin)
     with gc_paused(), _naming(shown_path(path) if isinstance(path, str) else None):
         try:
@@ -106,7 +101,7 @@ def open_keeping(origin: Origin, trees: Trees, limits: Limits = DEFAULT_LIMITS) 
             return _open_folder(os.fspath(path), member, limits)
         try:
             with _naming(shown):
-                probe = Probe(source, limits, _read, trees=trees)
+                probe = Probe(source, limits, _read)
                 parsed = _read_member(probe, member) if member else _read_file(probe, path)
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from ckptool.archives import zips
 from ckptool.archives.archive import Archive
@@ -12,7 +12,6 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
-from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 _HEAD_NBYTES = 4096
 _MAX_DEPTH = 4
-
-
-Trees: TypeAlias = dict[int, Pickle]
-"""Short pickles of a file that is refused, by where they begin in it: whoever looks at it again has them."""
 
 
 class Probe:
@@ -40,14 +35,12 @@ class Probe:
         read_inner: Callable[[Probe], Parsed],
         *,
         depth: int = 0,
-        trees: Trees | None = None,
     ) -> None:
         self.source = source
         self.limits = limits
         self._read_inner = read_inner
         self.depth = depth
         """How often something was opened inside, or beside, what was opened first."""
-        self.trees: Trees = {} if trees is None else trees
 
     @cached_property
     def head(self) -> bytes:

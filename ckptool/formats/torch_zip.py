@@ -18,7 +18,7 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.formats.probe import Probe, Trees
+from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import SliceSource, Source
@@ -30,8 +30,6 @@ NAME = "torch_zip"
 TRAITS = Traits(has_tree=True, edited_by="member")
 
 
-_LONGEST_KEPT = 1 << 18
-"""Of a pickle in bytes, whose tree takes far more."""
 _HEAD_NBYTES = 256
 """Where the name of the first member is."""
 NEWEST_VERSION = 10
@@ -195,7 +193,7 @@ class ZipStorages:
 def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
     """Return the error for a zip without its end, with what its first record tells of how much should be there."""
     source = probe.source
-    announced = _announced_nbytes(source, probe.trees)
+    announced = _announced_nbytes(source)
     if announced is None or announced <= source.nbytes:
         return error
     return TruncatedFile(
@@ -208,7 +206,7 @@ def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
     )
 
 
-def _announced_nbytes(source: Source, trees: Trees) -> int | None:
+def _announced_nbytes(source: Source) -> int | None:
     header = source.read(0, min(30, source.nbytes))
     if not header.startswith(LOCAL_MAGIC) or len(header) < 30:
         return None
@@ -219,7 +217,4 @@ def _announced_nbytes(source: Source, trees: Trees) -> int | None:
         sizes = {storage.key: storage.nbytes for storage in named if storage is not None}
     except (MalformedFile, TruncatedFile):
         return None
-    at = source.file_offset(payload)
-    if at is not None and pickled.end <= _LONGEST_KEPT:
-        trees[at] = pickled
     return sum(sizes.values()) or None

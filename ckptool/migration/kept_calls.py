@@ -10,7 +10,7 @@ from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import Plan, make_plan
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
@@ -61,26 +61,14 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
 
 
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
-    from ckptool.pickles import grades  # their tables are for files that hold more than weights
-
     if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
-    is_plain = all(grades.is_plain(one.module, one.name) for one in checkpoint.globals)
-    sources = [BytesSource(data) for data in plan.file.pickles]
-    if is_plain and not any(map(_has_carriers, sources)):
-        return Calls()
     from ckptool.formats.runnable.pickle_search import Search
 
     search = Search(DEFAULT_LIMITS)
-    for source in sources:
-        search.anything(source, "", None, 0)
-    acts = [act for act in search.survey().acts if act.how != "refers"]
+    for data in plan.file.pickles:
+        search.anything(BytesSource(data), "", None, 0)
+    acts = [act for act in search.survey().acts if act.grade != "program" and act.how != "refers"]
     names = dict.fromkeys(act.name for act in acts)
     return Calls(tuple(names), {act.text: act.why or "" for act in acts if act.grade == "system"})
 
-
-def _has_carriers(source: Source) -> bool:
-    """Say whether there are strings in a pickle that may hold pickles themselves."""
-    from ckptool.pickles import scanner
-
-    return not scanner.holds_none(source, 0, source.nbytes) and bool(scanner.scan(source, 0, source.nbytes).carriers)

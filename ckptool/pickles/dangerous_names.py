@@ -10,7 +10,15 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from ckptool.pickles.plain_names import words
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _each(module: str, names: str) -> set[str]:
+    return {f"{module}.{name}" for name in names.split()}
+
 
 STDLIB: Final = frozenset(sys.stdlib_module_names) | words(
     "asynchat asyncore audioop binhex cgi cgitb chunk commands crypt distutils exceptions formatter imghdr"
@@ -221,3 +229,66 @@ INSIDE: Final = words(
 
 ACTING: Final = r"antigravity|this|idlelib\.idlew?|(?:\w+\.)+__main__"
 """Modules that act when they are imported: to look up a name in one is enough."""
+
+HARMLESS: Final = frozenset(
+    _each("signal", "Signals Handlers")
+    | _each("http", "HTTPStatus HTTPMethod")
+    | _each("socket", "AddressFamily SocketKind")
+    | _each("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
+    | _each("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
+    | _each("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
+    | _each("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong")
+    | _each("ctypes", "c_float c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8")
+    | _each("ctypes", "c_uint16 c_uint32 c_uint64 c_char c_wchar")
+    | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage", "ssl.TLSVersion"}
+    | {"_ctypes._unpickle", "types.CodeType", "types.MethodType", "torch.jit._script.unpackage_script_module"}
+    | {"_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"}
+)
+"""Names of what stands above that reach nothing by themselves: enumerations, errors, records, single numbers."""
+
+VALUES: Final = (
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset|object|range|slice)"
+    r"\.(?:[a-z]\w*|__(?:new|repr|str|format|hash|[gs]etitem|delitem)__)"
+    r"|enum\.[A-Z]\w*\.__(?:new|repr|str|format|hash|dir|reduce_ex)__"
+)
+"""Methods of Python's own types, which are attributes of honest classes."""
+
+MODULES: Final = words("os sys builtins posix nt subprocess importlib socket shutil ctypes __builtin__")
+"""Modules inside of a name: others have imported them."""
+
+MAKERS: Final = frozenset(("types.FunctionType", "types.LambdaType", "types.MethodType"))
+MAKER_NAMES: Final = words("_make_function _fill_function _make_skel_func _create_function")
+"""Names of calls that make a function of byte code: dill's and cloudpickle's, and those of their copies."""
+
+CHANGER_NAMES: Final = words(
+    "_setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
+)
+"""Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them."""
+
+CALLED_CLASSES: Final = words(
+    "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
+    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
+    " joblib.memory.MemorizedResult"
+    " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
+)
+"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
+
+KNOWN: Final = STDLIB | {"torch", "numpy"}
+KEEPERS: Final = frozenset(
+    _each("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
+    | _each("collections", "OrderedDict defaultdict")
+    | _each("functools", "partial partialmethod lru_cache")
+    | _each("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType")
+    | _each("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
+    | {"argparse.Namespace"}
+)
+"""Calls of known packages that keep what they are given, and do not call it."""
+
+METHODS: Final = frozenset(name for kind in (dict, list, set, str) for name in dir(kind)) | words(
+    "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
+    " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"
+    " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist __set_name__ __get__"
+    " __set__ __delete__"
+)
+"""What containers, files and tensors have as methods, which code that is given them calls."""

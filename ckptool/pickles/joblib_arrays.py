@@ -18,7 +18,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.nodes import Block, Call, Inert
 from ckptool.pickles.numpy_values import dtype_of, is_wrapper, shape_of
-from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.pickles.reader import Pickle, read_as_far, read_pickle
 from ckptool.sources.source import Source
 
 _LARGEST: Final = 1 << 62
@@ -26,7 +26,12 @@ _LARGEST: Final = 1 << 62
 
 def read_with_arrays(source: Source, start: int = 0) -> Pickle:
     """Interpret a pickle as ``read_pickle`` does, with the arrays of joblib that may lie in it."""
-    return read_pickle(source, start, on_build=partial(take_elements, objects=_nested))
+    return read_pickle(source, start, on_build=_ON_BUILD)
+
+
+def read_as_far_with_arrays(source: Source, start: int = 0) -> Pickle:
+    """Interpret a pickle as ``read_as_far`` does, with the arrays of joblib that may lie in it."""
+    return read_as_far(source, start, on_build=_ON_BUILD)
 
 
 def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], Inert]) -> Inert:
@@ -55,12 +60,21 @@ def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], In
 
 def _nested(machine: Machine) -> Inert:
     """Return the array of objects that a pickle of its own is, with no such arrays in it."""
-    inner = read_pickle(machine.source, machine.position)
+    inner = (read_as_far if machine.is_patient else read_pickle)(machine.source, machine.position)
     for found in inner.globals:
         machine.globals.setdefault((found.module, found.name), found)
     machine.persistent_ids += inner.persistent_ids
     machine.calls += inner.calls
     machine.call_offsets.extend(inner.call_offsets)
+    machine.builds += inner.builds
+    machine.build_offsets.extend(inner.build_offsets)
+    machine.odd_keys += inner.odd_keys
+    machine.oddities += inner.oddities
     machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
+    if inner.broken is not None:
+        raise machine.malformed(inner.broken)
     machine.skip(inner.end - machine.position, opcodes=True)
     return inner.root
+
+
+_ON_BUILD: Final = partial(take_elements, objects=_nested)

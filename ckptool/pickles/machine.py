@@ -10,11 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
+from ckptool.pickles.scanner import may_hold_pickles
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 if TYPE_CHECKING:
@@ -48,6 +49,19 @@ class NeedMore(Exception):
         self.end = end
 
 
+Deed: TypeAlias = Literal["refers", "sets", "adds"]
+
+
+class Oddity(NamedTuple):
+    """Something that Python would do, and that no tree can show: a name gets a state, say."""
+
+    how: Deed
+    target: Inert
+    given: Inert
+    offset: int
+    """Of the opcode, from the start of the source in bytes."""
+
+
 OnBuild: TypeAlias = "Callable[[Machine, Call], Inert]"
 
 
@@ -55,10 +69,18 @@ class Machine:
     """The machine's registers: a stack, the stacks set aside by marks, a memo, and a window onto the source."""
 
     def __init__(
-        self, source: Source, start: int, on_build: OnBuild | None = None, field_names: FieldNames | None = None
+        self,
+        source: Source,
+        start: int,
+        on_build: OnBuild | None = None,
+        field_names: FieldNames | None = None,
+        *,
+        is_patient: bool = False,
     ) -> None:
         self.source = source
         self.start = start
+        self.is_patient = is_patient
+        """Whether it goes on as long as Python's unpickler could, and notes what has no place in a tree."""
         self.on_build = on_build
         """Returns what an object is that has got its state; bytes that are no opcodes may follow it."""
         self.field_names = field_names
@@ -70,7 +92,7 @@ class Machine:
         self.opcode = 0  # position of the opcode that errors are about
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
-        self.memo: list[Inert] | dict[int, Inert] = []
+        self.memo: list[Inert] | dict[int | str, Inert] = []
         """By index: a list as long as they come in order, which is how nearly everybody writes them."""
         self.doubled: list[Inert] = []
         """What stands on the stack once more, or stood in the memo under an index that something else has now."""
@@ -81,11 +103,22 @@ class Machine:
         self.protocol = 0
         self.rare: set[int] = set()
         """Opcodes of frames, and of strings and long numbers of rare kinds, that there were."""
+        self.carried: list[tuple[int, str | bytes]] = []
+        """Strings that end with their line and may hold pickles, and where they begin in the source."""
         self.has_lines = False
         """Whether an argument ended with its line."""
         self.calls: list[Call] = []
         self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
         """In order, those of what is dropped among them."""
+        self.builds: list[Call] = []
+        self.build_offsets = array("Q")
+        """In order, those of the opcodes that give an object a state."""
+        self.odd_keys: list[Inert] = []
+        """Keys of dicts and members of sets that are no text: Python takes their hash."""
+        self.has_protocols = False
+        """Whether the protocol changes on the way, and with it what names mean."""
+        self.oddities: list[Oddity] = []
+        """What was done to what is no object of the pickle, by a patient machine."""
         self.empty = 0
         """Lists, dicts and sets that were begun, by an opcode of one byte each."""
         self.left = _most_read(source)
@@ -107,6 +140,11 @@ class Machine:
         begin, lines = self.pos + 1, []
         for _ in range(count):
             end = self.data.find(b"\n", begin)
+            if end < 0 and self.is_patient and self.base + len(self.data) >= self.source.nbytes:
+                # Python takes the last line for one without its end, and what it has without its last character.
+                rest = self.data[self.pos + 1 :].split(b"\n")
+                self.pos = len(self.data)
+                return [*rest[:-1], rest[-1][:-1], b""][:count]
             if end < 0:
                 # Twice as much each time: a long line would be searched over and over.
                 whole = self.source.nbytes - self.base
@@ -165,16 +203,27 @@ class Machine:
         self.calls.append(made)
         self.call_offsets.append(self.base + self.opcode)
 
-    def put(self, index: int, value: Inert) -> None:
-        """Remember a value under an index, in whatever order they come."""
-        if isinstance(self.memo, list) and index >= len(self.memo):
+    def note(self, how: Deed, target: Inert, given: Inert = None) -> None:
+        """Note what Python would do to a target that is no object of the pickle, or for a second time."""
+        self.oddities.append(Oddity(how, target, given, self.base + self.opcode))
+
+    def push_line(self, value: str | bytes) -> None:
+        """Put a string on the stack that ended with its line."""
+        if may_hold_pickles(value):
+            self.carried.append((self.base + self.opcode + 1, value))
+        self.push(value)
+
+    def put(self, index: int | str, value: Inert) -> None:
+        """Remember a value under an index, in whatever order they come. Text is that of an index far out."""
+        if isinstance(self.memo, list) and (isinstance(index, str) or index >= len(self.memo)):
             if index == len(self.memo):
                 self.memo.append(value)
                 return
             self.memo = dict(enumerate(self.memo))
-        if isinstance(self.memo, list) or index in self.memo:
-            self.doubled.append(self.memo[index])  # it may have been taken from there before
-        self.memo[index] = value
+        memo: Any = self.memo
+        if type(memo) is list or index in memo:
+            self.doubled.append(memo[index])  # it may have been taken from there before
+        memo[index] = value
 
     def next_index(self) -> int:
         """Return the index that the memo has next if they come in order; -1 once one did not."""
@@ -184,7 +233,8 @@ class Machine:
         found = self.globals.get((module, name))
         if found is None:
             self.refuse_more_names()
-            refuse_long("a name that the pickle asks for", module, name)
+            if not self.is_patient:
+                refuse_long("a name that the pickle asks for", module, name)
             found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
         return found
 

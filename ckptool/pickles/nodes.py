@@ -127,6 +127,15 @@ class Set:
             self.items = items
 
 
+class Unknown:
+    """A value that only the process that unpickles it knows, of a pickle that cannot be given as a tree."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
 _LONGEST_CLASS: Final = 256
 _FEW: Final = 4
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
-from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Inert, Pairs, PersistentId, Set
+from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
 
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -24,6 +24,8 @@ _U64 = Struct("<Q").unpack_from
 _INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
 _MAX_INT_NBYTES: Final = 1024
 _ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
+OUTSIDE: Final = (Global, PersistentId, Unknown)
+"""What the process knows, and no pickle holds."""
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
@@ -33,7 +35,9 @@ def _empty(machine: Machine, value: Inert) -> None:
 
 
 def op_proto(machine: Machine) -> None:
-    machine.protocol = machine.data[machine.pos + 1]
+    before, machine.protocol = machine.protocol, machine.data[machine.pos + 1]
+    if machine.base + machine.pos != machine.start and before != machine.protocol:
+        machine.has_protocols = True
     if machine.protocol > 5:
         raise MalformedFile(
             f"pickle protocol {machine.protocol} at byte {machine.base + machine.pos:,}; the newest is 5",
@@ -68,9 +72,13 @@ def _decimal(machine: Machine, digits: bytes) -> Inert:
     return int(digits) if len(digits) <= _MAX_INT_NBYTES else digits
 
 
-def _memo_index(machine: Machine) -> int:
-    index = _decimal(machine, machine.line())
-    if not (isinstance(index, int) and 0 <= index < 1 << 32):  # larger ones could be chosen to have one hash
+def _memo_index(machine: Machine) -> Inert:
+    line = machine.line()
+    if machine.is_patient and re.fullmatch(rb"\s*\+?[0-9_]{1,4096}\s*", line):
+        index = int(line)
+        return index if index < 1 << 32 else f"{index:x}"  # larger numbers could be chosen to have one hash
+    index = _decimal(machine, line)
+    if not (isinstance(index, int) and 0 <= index < 1 << 32):
         raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")
     return index
 
@@ -99,7 +107,7 @@ def op_string(machine: Machine) -> None:
     line = machine.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise machine.malformed("a string without quotes")
-    machine.push(_python2_text(re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
+    machine.push_line(_python2_text(re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
 
 
 def op_binstring(machine: Machine) -> None:
@@ -114,7 +122,7 @@ def op_short_binstring(machine: Machine) -> None:
 
 
 def op_unicode(machine: Machine) -> None:
-    machine.push(str(machine.line(), "raw-unicode-escape"))
+    machine.push_line(str(machine.line(), "raw-unicode-escape"))
 
 
 def op_binunicode8(machine: Machine) -> None:
@@ -148,17 +156,39 @@ def op_global(machine: Machine) -> None:
 
 def op_stack_global(machine: Machine) -> None:
     module, name = machine.stack[-2:]
-    if not (isinstance(module, str) and isinstance(name, str)):
+    if isinstance(module, str) and isinstance(name, str):
+        found: Inert = machine.intern(module, name)
+    elif machine.is_patient:
+        found = _unknown(machine, "a name that is computed")
+    else:
         raise machine.malformed("a global whose name is no string")
-    machine.stack[-2:] = [machine.intern(module, name)]
+    machine.stack[-2:] = [found]
     machine.pos += 1
 
 
-def op_extension(machine: Machine) -> None:
-    raise _unsafe(machine, "extension code", "only the process that wrote it knows its meaning", "unsafe-extension")
+def _unknown(machine: Machine, why: str) -> Unknown:
+    found = Unknown(why)
+    machine.note("refers", found)
+    return found
+
+
+def _extension(width: int) -> Callable[[Machine], None]:
+    def op_extension(machine: Machine) -> None:
+        if not machine.is_patient:
+            why = "only the process that wrote it knows its meaning"
+            raise _unsafe(machine, "extension code", why, "unsafe-extension")
+        code = int.from_bytes(machine.data[machine.pos + 1 : machine.pos + 1 + width], "little")
+        machine.push(_unknown(machine, f"extension code {code:,}"))
+        machine.pos += 1 + width
+
+    return op_extension
 
 
 def op_next_buffer(machine: Machine) -> None:
+    if machine.is_patient:
+        machine.push(_unknown(machine, "an out-of-band buffer"))
+        machine.pos += 1
+        return
     raise _unsafe(machine, "out-of-band buffer", "the data was never in this file", "unsafe-buffer")
 
 
@@ -199,10 +229,18 @@ def op_build(machine: Machine) -> None:
     machine.pos += 1
     state, target = machine.stack.pop(), machine.stack[-1]
     if not isinstance(target, Call):
-        raise machine.malformed("a state for something that is no object")
+        if not (machine.is_patient and isinstance(target, OUTSIDE)):
+            raise machine.malformed("a state for something that is no object")
+        machine.note("sets", target, state)
+        return
     if target.state is not None:
-        raise machine.malformed("a second state for one object")
+        if not machine.is_patient:
+            raise machine.malformed("a second state for one object")
+        machine.note("sets", target, state)
+        return
     target.state = state
+    machine.builds.append(target)
+    machine.build_offsets.append(machine.base + machine.opcode)
     if machine.on_build is not None:
         machine.stack[-1] = machine.on_build(machine, target)
 
@@ -232,7 +270,11 @@ def op_dup(machine: Machine) -> None:
 
 
 def op_get(machine: Machine) -> None:
-    machine.push(machine.memo[_memo_index(machine)])
+    index: Inert = _memo_index(machine)
+    memo: Inert = machine.memo
+    if type(index) is str and type(memo) is list:
+        raise KeyError(index)
+    machine.push(memo[index])
 
 
 def op_put(machine: Machine) -> None:
@@ -267,6 +309,8 @@ def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
+    elif machine.is_patient and isinstance(target, OUTSIDE):
+        machine.note("adds", target, values)
     else:
         raise machine.malformed("items for something that is no list")
 
@@ -279,12 +323,16 @@ def op_dict(machine: Machine) -> None:
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
     value, key = machine.stack.pop(), machine.stack.pop()
+    if type(key) is not str:
+        machine.odd_keys.append(key)
     _update(machine, machine.stack[-1], ((key, value),))
 
 
 def op_setitems(machine: Machine) -> None:
     machine.pos += 1
     flat = machine.pop_mark()
+    if machine.is_patient and len(flat) % 2:  # Python sets the whole pairs first
+        _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
     _update(machine, machine.stack[-1], _pairs(machine, flat))
 
 
@@ -294,6 +342,8 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
+    elif machine.is_patient and isinstance(target, (list, *OUTSIDE)):
+        machine.note("adds", target, pairs)
     else:
         raise machine.malformed("pairs for something that is no dict")
 
@@ -301,12 +351,14 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
 def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
     if len(flat) % 2:
         raise machine.malformed(f"a dict of {len(flat):,} keys and values")
+    machine.odd_keys += (key for key in flat[::2] if type(key) is not str)
     return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
 
 
 def op_additems(machine: Machine) -> None:
     machine.pos += 1
     values, target = machine.pop_mark(), machine.stack[-1]
+    machine.odd_keys += (one for one in values if type(one) is not str)
     if isinstance(target, Set):
         target.update(values)
     else:
@@ -315,7 +367,9 @@ def op_additems(machine: Machine) -> None:
 
 def op_frozenset(machine: Machine) -> None:
     machine.pos += 1
-    machine.push(Set(machine.pop_mark() or NO_ITEMS, frozen=True))
+    values = machine.pop_mark()
+    machine.odd_keys += (one for one in values if type(one) is not str)
+    machine.push(Set(values or NO_ITEMS, frozen=True))
 
 
 def op_readonly_buffer(machine: Machine) -> None:
@@ -347,15 +401,35 @@ def _meaning(escape: bytes) -> bytes:
     return bytes([_ESCAPED.get(kind, kind)])
 
 
+def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machine], None]:
+    """
+    Let a patient machine go on where Python may: what one line says may be sound for it though it is not for us.
+
+    What does not begin like ``sound`` is so for nobody.
+    """
+
+    def run(machine: Machine) -> None:
+        begin = machine.pos
+        try:
+            step(machine)
+        except (MalformedFile, ValueError):
+            line = machine.data[begin + 1 : machine.pos].removesuffix(b"\n")
+            if not machine.is_patient or machine.pos == begin or not re.match(sound, line, re.DOTALL | re.IGNORECASE):
+                raise
+            machine.push(Unknown("a malformed value"))
+
+    return run
+
+
 _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     0x80: op_proto,
     0x95: op_frame,
-    ord("I"): op_int,
-    ord("L"): op_long,
+    ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
+    ord("L"): _patiently(op_long, rb"\s*[+-]?[0-9]"),
     0x8A: op_long1,
     0x8B: op_long4,
-    ord("F"): op_float,
-    ord("S"): op_string,
+    ord("F"): _patiently(op_float, rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
+    ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),
     ord("T"): op_binstring,
     ord("U"): op_short_binstring,
     ord("V"): op_unicode,
@@ -368,9 +442,9 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     0x98: op_readonly_buffer,
     ord("c"): op_global,
     0x93: op_stack_global,
-    0x82: op_extension,
-    0x83: op_extension,
-    0x84: op_extension,
+    0x82: _extension(1),
+    0x83: _extension(2),
+    0x84: _extension(4),
     ord("i"): op_inst,
     ord("o"): op_obj,
     0x81: op_newobj,

@@ -19,10 +19,12 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptool.errors import Failure, LimitExceeded
 from ckptool.messages import counted
-from ckptool.pickles.machine import Machine, NeedMore, OnBuild
+from ckptool.pickles.machine import Machine, NeedMore, Oddity, OnBuild
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE
+from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
+_TEXT = frozenset((str,))
+_ODD = FIRST + b"\\"
+"""What text may begin with that holds pickles."""
 _OF_BYTES = frozenset(b"TUBC\x8e\x96")
 """Opcodes of bytes, and of what Python 2 calls strings."""
 
@@ -54,7 +59,7 @@ class Pickle(NamedTuple):
     """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
     call_offsets: Sequence[int] = ()
     """Of the opcodes that call, from the start of the source in bytes."""
-    memo: Sequence[Inert] | Mapping[int, Inert] = ()
+    memo: Sequence[Inert] | Mapping[int | str, Inert] = ()
     """What it remembers, by index."""
     doubled: Sequence[Inert] = ()
     """What it put on the stack once more, without the memo."""
@@ -64,6 +69,22 @@ class Pickle(NamedTuple):
     """Of the opcodes that it has: those of frames, and of strings and long numbers of rare kinds."""
     has_lines: bool = False
     """Whether an argument of it ends with its line, but for names."""
+    builds: Sequence[Call] = ()
+    """The objects that got a state, in order."""
+    build_offsets: Sequence[int] = ()
+    """Of the opcodes that gave it."""
+    carried: Sequence[tuple[int, str | bytes]] = ()
+    """Strings that end with their line and may hold pickles, and where they begin."""
+    odd_keys: Sequence[Inert] = ()
+    """Keys of dicts and members of sets that are no text."""
+    has_protocols: bool = False
+    """Whether its protocol changes on the way."""
+    oddities: Sequence[Oddity] = ()
+    """What has no place in a tree, of one that was read as far as that goes."""
+    broken: str | None = None
+    """Why it ends before STOP: what comes after is not known."""
+    is_over_limit: bool = False
+    """Whether that is for what reading on would cost."""
 
     @property
     def may_hold_bytes(self) -> bool:
@@ -93,11 +114,29 @@ def read_pickle(
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
     machine = Machine(source, start, on_build, field_names)
+    return _recorded(machine, _run(machine))
+
+
+def read_as_far(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
+    """
+    Interpret a pickle as far as Python's unpickler could, which goes on where no tree can be given.
+
+    Where it breaks off is said, and what it called until then was called.
+    """
+    machine = Machine(source, start, on_build, is_patient=True)
+    try:
+        return _recorded(machine, _run(machine))
+    except Failure as error:
+        is_over = isinstance(error, LimitExceeded)
+        return _recorded(machine, None)._replace(broken=error.message, is_over_limit=is_over, left=0)
+
+
+def _run(machine: Machine) -> Inert:
+    """Return the value at STOP, through as many windows as that takes."""
     try:
         while True:
             try:
-                root = _loop(machine)
-                break
+                return _loop(machine)
             except NeedMore as need:
                 machine.move_window(need.end)
             except (IndexError, struct.error):
@@ -115,6 +154,9 @@ def read_pickle(
         # Stack underflow, a memo entry that was never put, text that is not a number.
         machine.opcode = machine.pos
         raise machine.malformed(f"opcode 0x{machine.data[machine.pos]:02x} has no valid operand") from error
+
+
+def _recorded(machine: Machine, root: Inert) -> Pickle:
     return Pickle(
         root,
         machine.start,
@@ -130,6 +172,12 @@ def read_pickle(
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
         frozenset(machine.rare),
         machine.has_lines,
+        machine.builds,
+        machine.build_offsets,
+        machine.carried,
+        machine.odd_keys,
+        machine.has_protocols,
+        machine.oddities,
     )
 
 
@@ -145,6 +193,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
+    builds, build_offsets, odd_keys = machine.builds, machine.build_offsets, machine.odd_keys
     names = machine.field_names
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
@@ -229,6 +278,9 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                     if op == 0x75 and type(marks[-1][-1]) is Dict and not len(stack) & 1:  # SETITEMS
                         own = names.pairs(stack) if names is not None else None
                         if own is None:
+                            keys = stack[::2]
+                            if not _TEXT.issuperset(map(type, keys)):
+                                odd_keys += keys
                             pairs = iter(stack)
                             own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no room to spare
                         stack = marks.pop()
@@ -237,6 +289,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         continue
                     if op == 0x73 and type(stack[-3]) is Dict:  # SETITEM
                         value, key = stack.pop(), stack.pop()
+                        if type(key) is not str:
+                            odd_keys.append(key)
                         stack[-1].update(((key, value),))
                         pos += 1
                         continue
@@ -287,7 +341,10 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 continue
             elif op == 0x62 and on_build is None and type(stack[-2]) is Call and stack[-2].state is None:  # BUILD
                 state = stack.pop()
-                stack[-1].state = state
+                made = stack[-1]
+                made.state = state
+                builds.append(made)
+                build_offsets.append(base + pos)
                 pos += 1
                 continue
             elif op == 0x47:  # BINFLOAT
@@ -299,7 +356,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 stack.append([])
                 pos += 1
                 continue
-            elif op == 0x56 and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
+            elif op == 0x56 and data[pos + 1] not in _ODD and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
                 machine.has_lines = True
                 stack.append(str(data[pos + 1 : end], "raw-unicode-escape"))
                 pos = end + 1

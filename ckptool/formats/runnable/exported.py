@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 from ckptool.formats.runnable.scripts import end_of, opens_files, strings
 from ckptool.formats.runnable.surveys import Act, of_program
 from ckptool.messages import cut
-from ckptool.pickles.dangerous_names import EVALUATES, FILES, LOADS, UNFOLLOWED
-from ckptool.pickles.grades import grade_of, is_known
-from ckptool.pickles.plain_names import words
-from ckptool.pickles.reaching import reaching
+from ckptool.pickles.alarms import is_known, reaching
+from ckptool.pickles.dangerous_names import EVALUATES, FILES, LOADS, UNFOLLOWED, words
+from ckptool.pickles.judge import is_listed
 
 _LONGEST: Final = 120
 _DEEPEST: Final = 8
@@ -101,7 +100,7 @@ def _of_target(value: str) -> str | None:
     if value.startswith("torch.ops.") and operator:
         return FILES if opens_files(library, operator.partition(".")[0]) else None
     _, _, rest = value.partition(".")
-    return (reaching(value, rest) if rest else None) or (FILES if opens_files("", rest.rpartition(".")[2]) else None)
+    return (reaching(value) if rest else None) or (FILES if opens_files("", rest.rpartition(".")[2]) else None)
 
 
 def _of_layout(value: str) -> str | None:
@@ -128,9 +127,9 @@ def _of_layout(value: str) -> str | None:
 def _of_import(named: dict[str, str], key: str) -> str | None:
     if key == "fqn":
         module, _, name = named[key].partition(":")
-        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}", name)
+        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}")
     module, name = named.get("default_factory_module", ""), named[key]
-    return LOADS if not module or grade_of(f"{module}.{name}", name, "calls")[0] == "system" else None
+    return LOADS if not module or not is_listed(f"{module}.{name}") else None
 
 
 def _is_formula(text: str, *, is_guard: bool) -> bool:

@@ -1,7 +1,7 @@
 """
 Find pickles in whatever holds them, and keep what they would do: gzip, zips, tars, strings of other pickles.
 
-Pickles that ask only for what makes data are read and done with; the others are followed opcode by opcode.
+Each is read as far as it goes, and judged.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats import holders, other_programs
-from ckptool.formats.probe import Trees
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.surveys import Found
-from ckptool.formats.runnable.trees import is_telling, scanned, tree
 from ckptool.formats.runnable.unpacking import Content, Unpacking
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
-from ckptool.pickles import called, grading, results
-from ckptool.pickles.effects import Effect, Listener
-from ckptool.pickles.grades import is_known
-from ckptool.pickles.judging import Judge
-from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.reader import Pickle
-from ckptool.pickles.scanner import Scan, may_hold_pickles, storage_pickle
-from ckptool.pickles.tracer import trace, trace_with_arrays
+from ckptool.pickles.alarms import is_known
+from ckptool.pickles.dangerous_names import UNFOLLOWED
+from ckptool.pickles.joblib_arrays import read_as_far_with_arrays
+from ckptool.pickles.judge import Judge
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import Pickle, read_as_far
+from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, may_hold_pickles, scan_around, storage_pickle
+from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
@@ -41,8 +39,6 @@ _INSIDE_NBYTES: Final = 1 << 24
 _INSIDE_RATIO: Final = 4
 """Strings of pickles that are looked into may come to so many bytes, or to so many times the file's, inside each other:
 the same byte counts once for each level."""
-_MOST_UNFOLLOWED: Final = 100_000
-"""Calls of None, each of which is of the third grade already, and which no unpickler makes."""
 _MOST_MEMBERS: Final = 100_000
 _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
@@ -66,13 +62,25 @@ _TEXT_OPCODES: Final = frozenset(
 """What a pickle without PROTO may begin with."""
 
 
+_SPLIT: Final = Verdict("system", "a split frame", "calls", UNFOLLOWED, lambda: _SPLIT_FRAME)
+_SPLIT_FRAME: Final = "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
+
+
+def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
+    """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
+    if pickles and not stream.blocks and not any(one.has_lines for one in pickles):
+        rare = pickles[0].rare.union(*(one.rare for one in pickles[1:]))
+        if holds_none(stream.source, stream.start, stream.end, rare):
+            return Scan({})
+    return scan_around(stream.source, stream.start, stream.end, stream.blocks)
+
+
 class Search(Found):
     """Looks into sources, and keeps what it finds."""
 
-    def __init__(self, limits: Limits, trees: Trees | None = None) -> None:
+    def __init__(self, limits: Limits, is_beside: Callable[[str], bool] | None = None) -> None:
         super().__init__()
         self.limits = limits
-        self._trees = trees or {}
         self._members = 0
         self._strings = 0
         self._most_strings = _MOST_STRINGS
@@ -80,13 +88,12 @@ class Search(Found):
         self._inside_nbytes = 0
         self._strings_unseen = False
         self._pickles_read = 0
-        self._nothing_called = 0
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
-        self._judge = Judge()
+        self._judge = Judge(is_beside)
 
     def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
-        """Follow consecutive pickles."""
+        """Read consecutive pickles, and judge them."""
         resume = {block.start: block.stop for block in stream.blocks}
         at = stream.start
         while 0 <= at < stream.end:
@@ -95,94 +102,59 @@ class Search(Found):
             else:
                 at = self._one(stream.source, at, record, None, depth, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, pickles: Sequence[Pickle], scan: Scan, record: str, depth: int = 0) -> None:
-        """Judge what pickles call whose trees are there; they are followed where it takes that."""
+    def read(self, stream: Stream, pickles: Sequence[Pickle], scan: Scan, record: str) -> None:
+        """Judge pickles that were read before."""
         self._allow_strings(stream.source)
-        has_too_many = self._strings + len(scan.carriers) > self._most_strings
-        try:
-            if has_too_many or self._judge.is_wary or not is_telling(stream, pickles, scan):
-                raise called.Unclear
-            found, self._judge.is_wary = called.told(stream.globals, pickles)
-        except called.Unclear:
-            self.stream(stream, record, depth)
-            return
-        for one in stream.globals:
-            self.name(one.module, one.name, record, one.offset, None)
-        for told in found:
-            self.note(told.verdict, record, told.offset, None, told.times)
-        self.carriers(stream.source, scan, record, depth)
-
-    def carriers(self, source: Source, scan: Scan, record: str, depth: int = 0) -> None:
-        """Look into the strings of pickles that only make data, and were read before."""
-        self._allow_strings(source)
-        for at, nbytes, is_text in scan.carriers:
-            self._carrier(source, at, nbytes, record, depth, is_text=is_text)
+        for one in pickles:
+            self._judged(one, stream.source, record, None, 0)
+        self._scanned(scan, stream.source, record, None, 0)
 
     def _one(
         self, source: Source, start: int, record: str, nested_at: int | None, depth: int, *, has_arrays: bool = True
     ) -> int:
         """
-        Follow one pickle, and return where it ends; -1 where it breaks off.
+        Read one pickle and judge it, and return where it ends; -1 where it breaks off.
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
         self._allow_strings(source)
-
-        def listen(effect: Effect) -> Inert:
-            target = effect.target
-            if (
-                effect.how == "calls"
-                and type(target) is Global
-                and not self._judge.is_wary
-                and grading.is_done(target.module, target.name)
-            ):
-                return None
-            if effect.how == "holds":
-                self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
-                return None
-            if effect.how == "refers" and isinstance(effect.target, Global):
-                one = effect.target
-                self.name(one.module, one.name, record, one.offset, nested_at)
-            if effect.how == "calls" and target is None:
-                self._nothing_called += 1
-                if self._nothing_called > _MOST_UNFOLLOWED:
-                    raise LimitExceeded(f"more than {_MOST_UNFOLLOWED:,} calls of nothing", kind="pickle-bomb")
-            for verdict in self._judge.verdicts(effect):
-                self._judge.is_wary = self._judge.is_wary or grading.is_wary(verdict)
-                self.note(verdict, record, effect.offset, nested_at)
-            if grading.loads_bytes(effect):
-                self._loaded(effect, record, nested_at, depth)
-            known = results.result(effect)
-            self._judge.is_wary = self._judge.is_wary or isinstance(known, Global)
-            return known
-
-        found = (trace_with_arrays if has_arrays else trace)(source, start, listen)
-        if found.blocks:
-            trace(source, start, self._only_sure(record, nested_at, found.blocks[0].start))
+        found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
+        self._judged(found, source, record, nested_at, depth)
+        end = found.end if found.broken is None else min(end_of_opcode(source, found.end), source.nbytes)
+        scan = scan_around(source, start, end, found.blocks) if found.end > start else Scan({})
+        self._scanned(scan, source, record, nested_at, depth)
         if found.is_over_limit:
             self.miss(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
+
+    def _judged(self, pickle: Pickle, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        for one in pickle.globals:
+            self.name(one.module, one.name, record, one.offset, nested_at)
+        for told in self._judge.told((pickle,)):
+            self.note(told.verdict, record, told.offset, nested_at, told.times)
+        for offset, value in pickle.carried:
+            self._bytes(value, record, offset if nested_at is None else nested_at, depth)
+        if pickle.blocks:
+            self._only_sure(read_as_far(source, pickle.start), record, nested_at, pickle.blocks[0].start)
+
+    def _scanned(self, scan: Scan, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        """Look into strings that may hold pickles, and say where loaders read other opcodes than these."""
+        if scan.split_frame is not None:
+            self.note(_SPLIT, record, scan.split_frame, nested_at)
+        for at, nbytes, is_text in scan.carriers:
+            where = at if nested_at is None else nested_at
+            if is_text:
+                self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, where, depth)
+            else:
+                self._inside(SliceSource(source, at, nbytes), record, where, depth)
 
     def _allow_strings(self, source: Source) -> None:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
         self._unpacking.of_file(source)
 
-    def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
-        """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
-        if depth >= _DEEPEST or self._has_too_many_strings():
-            self.note(grading.unfollowed(effect), record, effect.offset, nested_at)
-        elif not may_hold_pickles(effect.arguments[0]):
-            self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
-
     def _has_too_many_strings(self) -> bool:
         most = max(_INSIDE_NBYTES, _INSIDE_RATIO * self._unpacking.file_nbytes)
         return self._strings > self._most_strings or self._inside_nbytes > most
-
-    def _carrier(self, source: Source, at: int, nbytes: int, record: str, depth: int, *, is_text: bool) -> None:
-        if is_text:
-            self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, at, depth)
-        else:
-            self._inside(SliceSource(source, at, nbytes), record, at, depth)
 
     def _bytes(self, value: Inert, record: str, where: int, depth: int) -> None:
         if isinstance(value, str):
@@ -293,22 +265,14 @@ class Search(Found):
     def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
         if (head := source.read(0, min(4, source.nbytes))) and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
-            trace(source, 0, self._only_sure(record, nested_at))
+            self._only_sure(read_as_far(source), record, nested_at)
 
-    def _only_sure(self, record: str, nested_at: int | None, first: int = 0) -> Listener:
-        """Return what keeps, of bytes that may be no opcodes, the calls that can hardly be a chance."""
-
-        def listen(effect: Effect) -> Inert:
-            if effect.offset >= first:
-                verdicts = list(self._judge.wary(effect))
-                if grading.loads_bytes(effect):
-                    verdicts.append(grading.unfollowed(effect))
-                for verdict in verdicts:
-                    if grading.is_sure(effect, verdict):
-                        self.note(verdict, record, effect.offset, nested_at)
-            return results.result(effect)
-
-        return listen
+    def _only_sure(self, pickle: Pickle, record: str, nested_at: int | None, first: int = 0) -> None:
+        """Keep, of bytes that may be no opcodes, the calls from ``first`` on that can hardly be a chance."""
+        for offset, verdict in self._judge.verdicts(pickle):
+            is_call = verdict.grade == "system" and verdict.how not in ("refers", "odd")
+            if offset >= first and is_call and is_known(verdict.name):
+                self.note(verdict, record, offset, nested_at)
 
     def _pickles(
         self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int, at: int = 0
@@ -349,11 +313,6 @@ class Search(Found):
             for offset, module, name in asked:
                 self.name(module, name, record, offset, nested_at)
             return end
-        whole = tree(source, at, record, self._trees) if nested_at is None and not self._judge.is_wary else None
-        if whole is not None:
-            stream, pickle = whole
-            self.read(stream, (pickle,), scanned(stream, (pickle,)), record, depth)
-            return stream.end
         acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"

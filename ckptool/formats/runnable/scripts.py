@@ -13,8 +13,7 @@ from typing import Final
 
 from ckptool.formats.runnable.surveys import Act, of_program
 from ckptool.messages import cut
-from ckptool.pickles.dangerous_names import FILES, UNFOLLOWED
-from ckptool.pickles.plain_names import words
+from ckptool.pickles.dangerous_names import FILES, UNFOLLOWED, words
 
 _LONGEST: Final = 120
 _OPERATORS: Final = words(

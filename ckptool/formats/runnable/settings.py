@@ -15,9 +15,8 @@ from typing import Final
 
 from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import cut
-from ckptool.pickles.dangerous_names import SETTINGS, UNFOLLOWED
-from ckptool.pickles.grades import Grade, grade_of
-from ckptool.pickles.plain_names import CALLED_CLASSES
+from ckptool.pickles.alarms import reaching
+from ckptool.pickles.dangerous_names import CALLED_CLASSES, LOADS, SETTINGS, UNFOLLOWED
 
 _LONGEST: Final = 120
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n[ \t]*)")
@@ -41,13 +40,6 @@ def of_settings(text: str, record: str) -> Iterator[Act]:
                 yield Act("system", "runs", rest, f"settings with {rest!r}", UNFOLLOWED, record, found.start())
             continue
         name = call["name"]
-        grade, why = _grade(name)
-        if grade != "data":
-            shown = f"settings that call {cut(name, _LONGEST)}(…)"
-            yield Act(grade, "runs", name, shown, why if grade == "system" else SETTINGS, record, found.start())
-
-
-def _grade(name: str) -> tuple[Grade, str | None]:
-    """Return how far a call of this name reaches, and why: classes are made with what a person wrote beside them."""
-    last = name.rpartition(".")[2]
-    return grade_of(name, last, "builds" if last[0].isupper() and name not in CALLED_CLASSES else "calls")
+        why = LOADS if name in CALLED_CLASSES else reaching(name)
+        shown = f"settings that call {cut(name, _LONGEST)}(…)"
+        yield Act("system" if why else "code", "runs", name, shown, why or SETTINGS, record, found.start())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.messages import cut
-from ckptool.pickles.effects import How
-from ckptool.pickles.grades import Grade
-from ckptool.pickles.reaching import package_of
-from ckptool.pickles.verdicts import Verdict
+from ckptool.pickles.alarms import package_of
+from ckptool.pickles.judge import worst
+from ckptool.pickles.verdicts import Grade, How, Verdict
 
 _MOST_LISTED: Final = 1000
 _MOST_UNSEEN: Final = 100
@@ -74,10 +73,10 @@ class Survey(NamedTuple):
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
 
 
-def reached(acts: Iterable[Act]) -> Grade:
-    """Return how far acts reach together."""
-    found = {act.grade for act in acts if act.how != "refers"}
-    return "system" if "system" in found else "code" if "code" in found else "data"
+def reached(acts: Iterable[Act], unseen: Sequence[str] = ()) -> Grade:
+    """Return how far acts reach together; what was not looked at may be code."""
+    found = worst(acts)
+    return "code" if unseen and found in ("data", "program") else found
 
 
 def with_short_names(found: Survey) -> Survey:

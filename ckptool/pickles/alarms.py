@@ -1,0 +1,222 @@
+"""
+Calls that are known to reach the system, by their names: an alarm, and never a proof that others do not.
+
+A name is found through the calls that only find one (``getattr(os, "system")``), and in what a call is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Final
+
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set, Unknown
+from ckptool.pickles.verdicts import How
+
+_MOST_PARTS: Final = 32
+"""Of a name, between its dots: with more it is none of an import."""
+_LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
+_MOST_LOOKED_AT: Final = 1 << 12
+"""Values inside the arguments of one call."""
+_MOST_PAIRS: Final = 1000
+_IMPORTERS: Final = ("torch", "numpy", "joblib")
+_MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
+"""Modules under other names: in C; as ``torch.load`` finds them in zips."""
+_GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute", "dill._dill._getattr")
+_IMPORT: Final = (
+    "importlib.import_module",
+    "builtins.__import__",
+    "cloudpickle.cloudpickle.subimport",
+    "dill._dill._import_module",
+)
+_UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
+_TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
+
+
+@lru_cache(maxsize=1 << 12)
+def canonical(module: str, name: str) -> str:
+    """Return the full name in Python 3, in no module in C: unpicklers still understand the names of Python 2."""
+    import _compat_pickle as compat  # two tables: what pickle itself uses for this
+
+    module, name = compat.NAME_MAPPING.get((module, name), (module, name))
+    module = _MODULES.get(module) or compat.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}" if name else module
+
+
+def package_of(name: str) -> str:
+    """Return the package that a name is of."""
+    return name.partition(".")[0]
+
+
+@lru_cache(maxsize=1 << 12)
+def reaching(name: str) -> str | None:
+    """Return in which way what has this full name reaches the system, if it is known for that."""
+    parts = name.split(".", _MOST_PARTS)
+    if len(parts) > _MOST_PARTS:
+        return table.THROUGH
+    if name in table.HARMLESS or re.fullmatch(table.VALUES, name):
+        return None
+    if reason := listed(name):
+        return reason
+    for index in range(1, len(parts) - 1):  # through a module that another one has imported
+        if parts[index] in table.MODULES or (reason := listed(".".join(parts[index:]))):
+            return reason or table.THROUGH
+    if not table.INSIDE.isdisjoint(parts[1:]):
+        return table.THROUGH
+    is_telling = package_of(name) in _IMPORTERS and not table.TELLING_CLASSES.isdisjoint(parts)
+    is_method = parts[0] == "builtins" and len(parts) > 2
+    return table.TELLING_NAME if (parts[-1] in table.TELLING and not is_method) or is_telling else None
+
+
+def listed(name: str) -> str | None:
+    """Return in which way a name reaches the system, or what it is a part of, if that stands in the table."""
+    parts = name.split(".", _LONGEST_LISTED)[:_LONGEST_LISTED]
+    for count in range(len(parts), 0, -1):
+        if reason := table.DANGEROUS.get(".".join(parts[:count])):
+            return reason
+    return None
+
+
+def is_known(name: str) -> bool:
+    """Say whether this is a name of Python's library, or of what is known to reach the system."""
+    return package_of(name) in table.STDLIB or listed(name) is not None
+
+
+def is_maker(name: str) -> bool:
+    """Say whether calls of this name give a function of byte code, mostly of the file."""
+    return name in table.MAKERS or name.rpartition(".")[2] in table.MAKER_NAMES
+
+
+def found_name(node: Inert, depth: int = 0) -> str | None:
+    """Return the name of what a node stands for: also of what calls find or wrap."""
+    named = nodes.global_of(node)
+    if named is not None:
+        return canonical(named.module, named.name)
+    if type(node) is not Call or depth > _MOST_PARTS or type(node.args) is not tuple or not node.args:
+        return None
+    name, args = found_name(node.func, depth + 1), node.args
+    first, second = args[0], args[1] if len(args) > 1 else None
+    if name in _GET and type(second) is str:
+        return _attribute(first, second, depth)
+    if name == "operator.getitem" and type(second) is str:
+        return second if found_name(first, depth + 1) == "sys.modules" else _attribute(first, second, depth)
+    if name in _IMPORT and type(first) is str:
+        return first
+    if name == "pkgutil.resolve_name" and type(first) is str:
+        return first.replace(":", ".")
+    if name in _UFUNCS and type(first) is str and type(second) is str:
+        return f"{first}.{second}"
+    if name in _TYPES and type(first) is str:
+        return f"types.{first}"
+    if name in ("functools.partial", "operator.methodcaller"):
+        kept = node.state[0] if type(node.state) is tuple and node.state else None
+        return found_name(kept, depth + 1) or found_name(first, depth + 1)
+    return None
+
+
+def _attribute(holder: Inert, attribute: str, depth: int) -> str | None:
+    """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
+    if type(holder) is Call:
+        for value in _held_as(holder, attribute):
+            return found_name(value, depth + 1)
+    name = found_name(holder, depth + 1)
+    if name is not None:
+        return f"{name}.{attribute}"
+    if type(holder) is Call:
+        made = nodes.class_of(holder)
+        return f"{canonical(made.module, made.name)}.{attribute}" if made is not None else None
+    kind = "dict" if type(holder) is Dict else "set" if type(holder) is Set else type(holder).__name__
+    return f"builtins.{kind}.{attribute}"
+
+
+def _held_as(holder: Call, attribute: str) -> Iterator[Inert]:
+    """Yield what an object has got under a name: in its state, one dict deeper, or as an item."""
+    own = list(islice(chain(nodes.state_pairs(holder.state), holder.pairs or ()), _MOST_PAIRS))
+    inner = (value.pairs or () for _, value in own if type(value) in (Dict, Call))
+    pairs = islice(chain(own, chain.from_iterable(inner)), _MOST_PAIRS)
+    yield from (value for key, value in pairs if type(key) is str and key == attribute)
+
+
+def passed(values: Iterable[Inert]) -> str | None:
+    """Return the first name among arguments that reaches the system when it is called, or what cannot be followed."""
+    todo: list[Inert] = list(values)
+    seen: set[int] = set()
+    for one in todo:  # which grows
+        if len(todo) > _MOST_LOOKED_AT:
+            return None
+        kind = type(one)
+        if kind is Unknown:
+            return str(one.why)
+        if kind is Global or kind is Call:
+            name = found_name(one)
+            if name is not None and "." in name and reaching(name):
+                return name
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if kind is tuple or kind is list:
+            todo += one[:_MOST_LOOKED_AT]
+        elif kind is Set:
+            todo += one.items[:_MOST_LOOKED_AT]
+        elif kind is Dict:
+            todo += chain.from_iterable(one.pairs[:_MOST_LOOKED_AT])
+        elif kind is Call:
+            todo += [held for held in (one.state, one.items, one.kwargs, one.args) if held is not None]
+            todo += [value for _, value in (one.pairs or ())[:_MOST_LOOKED_AT]]
+    return None
+
+
+def as_method(state: Inert) -> str | None:
+    """Return what reaches the system and is given to an object in the place of a method."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    pairs = list(chain.from_iterable(part.pairs or () for part in parts if type(part) in (Dict, Call)))
+    inner = (value.pairs or () for _, value in pairs[:_MOST_PAIRS] if type(value) in (Dict, Call))
+    every = islice(chain(pairs, chain.from_iterable(inner)), _MOST_PAIRS)
+    return passed([value for key, value in every if type(key) is not str or key in table.METHODS])
+
+
+def is_wary(named: Global) -> bool:
+    """Say whether it matters what calls are given where a pickle asks for this name: it, or what it finds, is known."""
+    name = canonical(named.module, named.name)
+    is_finder = name in _GET or name in _IMPORT or name in _UFUNCS or name in _TYPES or name == "pkgutil.resolve_name"
+    return is_finder or reaching(name) is not None or is_maker(name)
+
+
+def of_call(name: str, how: How, call: Call, *, is_wary: bool) -> str | None:
+    """Return in which way a call of a name reaches the system, by the name or by what it is given; None if neither."""
+    args = call.args if type(call.args) is tuple else (call.args,)
+    last = name.rpartition(".")[2]
+    if name in _GET:
+        found = found_name(call)
+        is_computed = len(args) > 1 and type(args[1]) is not str
+        return table.UNFOLLOWED if is_computed else reaching(found) if found is not None else None
+    if why := reaching(name):
+        return why
+    if how == "calls" and name in table.CALLED_CLASSES:
+        return table.LOADS
+    if last in table.CHANGER_NAMES and args and type(args[0]) is Global:
+        return table.CHANGED
+    if not is_wary:
+        return None
+    found = passed((*args, call.kwargs))
+    if found is None and package_of(name) in table.KNOWN and name not in table.KEEPERS:
+        found = next(filter(None, map(_made_function, args)), None)
+    return f"{table.PASSED}: {found}" if found else None
+
+
+def _made_function(node: Inert) -> str | None:
+    maker = nodes.global_of(node.func) if type(node) is Call else None
+    name = canonical(maker.module, maker.name) if maker is not None else ""
+    return name if is_maker(name) else None
+
+
+def sets_inside(state: Inert) -> bool:
+    """Say whether a state sets attributes one by one that lead from an object to what it is made of."""
+    if not (type(state) is tuple and len(state) == 2 and type(state[1]) is Dict):
+        return False
+    keys = (key for key, _ in state[1].pairs[:_MOST_PAIRS] if type(key) is str)
+    return any(key in table.INSIDE and key not in ("__defaults__", "__kwdefaults__") for key in keys)

@@ -1,0 +1,323 @@
+"""
+The calls that a pickle may have and only make data: for each the name, the exact form of what it is given, and why.
+
+A pickle is ``data`` if everything in it is a literal or made by a row of this table, and nothing else: see ``judge``.
+A row counts for the name as Python maps it at the protocol of the pickle, and for nothing that is called alike. Its
+words are those of ``forms``. To add a row, read what the callable does with each argument, state and item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, element_size, elements_of, fits, is_state_of_dtype
+from ckptool.pickles.nodes import Call, Inert
+
+
+class Row(NamedTuple):
+    """A construction."""
+
+    names: tuple[str, ...]
+    """Full names, as Python 3 has them."""
+    makes: str
+    """The word for what it makes."""
+    forms: str
+    """Arguments by their words, commas between them; bars between forms. What ends with an ellipsis may be repeated."""
+    why: str
+    """What the callable does, which is nothing else."""
+    source: str
+    """Where that can be read."""
+    builds: bool = False
+    """Whether the object is made by ``__new__`` alone, and not by a call."""
+    state: str | None = None
+    """The word for the state that it may get, once; none if it may get none."""
+    items: str = ""
+    """What it may get: ``pairs`` (SETITEMS), ``items`` (APPENDS)."""
+    whole: Callable[[Call, Values], bool] | None = None
+    """What is to hold of all parts together."""
+
+
+def _holds_elements(call: Call, values: Values) -> bool:
+    data, dtype, shape, order, *axes = call.args
+    if axes and (order != "K" or sorted(axes[0]) != list(range(len(shape)))):
+        return False
+    return (order in ("C", "F") or bool(axes)) and fits(shape, dtype, data, values)
+
+
+def _is_one_element(call: Call, values: Values) -> bool:
+    dtype, data = call.args
+    return "V" not in dtype.args[0] and element_size(dtype, values) == bytes_of(data)
+
+
+def _is_dense(call: Call, values: Values) -> bool:
+    return elements_of(call, values) is not None
+
+
+def _is_rebuilt(call: Call, values: Values) -> bool:
+    """The arguments of a function that makes a tensor, given as a value: they have its form."""
+    func, _, args, _ = call.args
+    name = values.name(func)
+    row = BY_NAME.get(name)
+    return name in _REBUILDERS and row is not None and type(args) is tuple and takes(row, Call(func, args), values)
+
+
+_REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
+_CORES: Final = ("numpy.core", "numpy._core")
+_DCP: Final = "torch.distributed.checkpoint"
+_OBJECT: Final = "object.__new__; the state is put into its __dict__"
+_UTILS: Final = "torch/_utils.py"
+_DATETIME: Final = "Modules/_datetimemodule.c"
+_COLLECTIONS: Final = "Modules/_collectionsmodule.c"
+_DATACLASSES: Final = "torch/distributed/checkpoint"
+
+
+def _each(module: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{module}.{name}" for name in names.split())
+
+
+def _paths(module: str) -> tuple[str, ...]:
+    return _each(module, "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+
+
+ROWS: Final = (
+    # Python
+    Row(("builtins.set",), "set", " | list of keys", "takes the items and their hashes", "Objects/setobject.c"),
+    Row(("builtins.frozenset",), "set", " | list of keys", "takes the items and their hashes", "Objects/setobject.c"),
+    Row(("builtins.bytearray",), "bytearray", " | bytes | text, 'latin1'", "copies", "Objects/bytearrayobject.c"),
+    Row(("builtins.bytes",), "bytes", "", "gives the empty bytes", "Objects/bytesobject.c"),
+    Row(("builtins.complex",), "number", "float, float", "keeps two numbers", "Objects/complexobject.c"),
+    Row(("builtins.slice",), "slice", "int?, int?, int?", "keeps what it is given", "Objects/sliceobject.c"),
+    Row(("builtins.range",), "range", "int, int, int", "keeps three numbers", "Objects/rangeobject.c"),
+    Row(("builtins.object",), "object", "", "makes an empty object", "Objects/typeobject.c", builds=True),
+    Row(("_codecs.encode",), "bytes", "text, 'latin1'", "encodes by Python's own codec", "Modules/_codecsmodule.c"),
+    Row(
+        ("collections.OrderedDict",), "ordered dict", " | list of pairs", "puts pairs into the dict that it is",
+        "Objects/odictobject.c", state="_metadata", items="pairs",
+    ),
+    Row(
+        ("collections.Counter",), "counter", " | dict", "updates the empty dict that it is", "Lib/collections",
+        items="pairs",
+    ),
+    Row(
+        ("collections.defaultdict",), "defaultdict", " | None | factory",
+        "keeps the factory, which nothing calls before a key is missing", _COLLECTIONS, items="pairs",
+    ),
+    Row(
+        ("collections.deque",), "deque", " | list | (), int? | list, int?", "appends the items", _COLLECTIONS,
+        items="items",
+    ),
+    Row(
+        ("argparse.Namespace",), "namespace", "", _OBJECT, "Lib/argparse.py", builds=True, state="fields",
+    ),
+    Row(
+        ("copyreg._reconstructor",), "namespace", "the class Namespace, the class object, None", _OBJECT,
+        "Lib/copyreg.py", state="fields",
+    ),
+    Row(("types.SimpleNamespace",), "namespace", "", _OBJECT, "Objects/namespaceobject.c", state="fields"),
+    Row(("datetime.date",), "date", "4 bytes", "copies the bytes", _DATETIME),
+    Row(("datetime.time",), "time", "6 bytes | 6 bytes, time zone", "copies the bytes", _DATETIME),
+    Row(("datetime.datetime",), "date", "10 bytes | 10 bytes, time zone", "copies the bytes", _DATETIME),
+    Row(("datetime.timedelta",), "duration", "int, int, int", "keeps three numbers", _DATETIME),
+    Row(("datetime.timezone",), "time zone", "duration | duration, str", "keeps what it is given", _DATETIME),
+    Row(("decimal.Decimal",), "number", "decimal", "reads the digits, and multiplies nothing", "Modules/_decimal"),
+    Row(("fractions.Fraction",), "number", "ratio | int, int", "divides two numbers by their divisor", "Lib/fractions.py"),
+    Row(
+        (*_paths("pathlib"), *_paths("pathlib._local")), "path", "part of a path...", "splits text; looks at no file",
+        "Lib/pathlib",
+    ),
+    # numpy
+    Row(
+        ("numpy.dtype",), "dtype", "code of a type, 0, 1", "makes a new type, not one of the process",
+        "numpy/_core/src/multiarray/descriptor.c", state="the state of that code",
+    ),
+    Row(
+        tuple(f"{core}.multiarray._reconstruct" for core in _CORES), "array", "the class ndarray, the shape of nothing, 1 byte",
+        "makes an empty array, whose state is bytes of just its size", "numpy/_core/src/multiarray/methods.c",
+        state="state of an array",
+    ),
+    Row(
+        tuple(f"{core}.numeric._frombuffer" for core in _CORES), "array", "bytes, dtype, ints, str | bytes, dtype, ints, str, ints",
+        "looks at bytes of just its size", "numpy/_core/numeric.py", whole=_holds_elements,
+    ),
+    Row(
+        tuple(f"{core}.multiarray.scalar" for core in _CORES), "scalar", "dtype, bytes", "copies one element",
+        "numpy/_core/src/multiarray/multiarraymodule.c", whole=_is_one_element,
+    ),
+    # torch
+    Row(
+        _each("torch._utils", "_rebuild_tensor"), "tensor", "storage, int, ints, ints",
+        "a view of the storage, whose bounds are compared", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_tensor_v2"), "tensor",
+        "storage, int, ints, ints, bool, hooks | storage, int, ints, ints, bool, hooks, flags",
+        "a view of the storage, whose bounds are compared", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_tensor_v3"), "tensor",
+        "storage, int, ints, ints, bool, hooks, dtype of torch"
+        " | storage, int, ints, ints, bool, hooks, dtype of torch, flags",
+        "a view of the storage, whose bounds are compared", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_parameter"), "tensor", "any tensor, bool, hooks", "wraps the tensor", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_parameter_with_state"), "tensor with attributes",
+        "any tensor, bool, hooks, attributes", "wraps the tensor, and sets its attributes", _UTILS,
+    ),
+    Row(
+        ("torch._tensor._rebuild_from_type_v2",), "tensor with attributes",
+        "name of a row for tensors, class of tensors, its arguments, attributes",
+        "calls that row, and sets attributes of the tensor", "torch/_tensor.py", whole=_is_rebuilt,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_sparse_tensor"), "sparse tensor", "layout, parts", "keeps the tensors", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_qtensor"), "quantised tensor",
+        "storage, int, ints, ints, quantizer, bool, hooks", "a view of the storage, of no more elements than it has",
+        _UTILS, whole=_is_dense,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_device_tensor_from_numpy"), "tensor of a device",
+        "array, dtype of torch, name of a device, bool", "copies to the device", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), "tensor of a device",
+        "dense tensor, dtype of torch, name of a device, bool", "copies to the device", _UTILS,
+    ),
+    Row(
+        _each("torch._utils", "_rebuild_meta_tensor_no_storage"), "tensor without data",
+        "dtype of torch, ints, ints, bool", "has no elements", _UTILS,
+    ),
+    Row(("torch.storage._load_from_bytes",), "storage", "bytes of a storage", "unpickles them: they are judged alike", "torch/storage.py"),
+    Row(("torch.serialization._get_layout",), "layout", "name of a layout", "looks the name up in a dict", "torch/serialization.py"),
+    Row(("torch.Size",), "size", "ints", "copies the numbers", "torch/csrc/Size.cpp"),
+    Row(("torch.device",), "device", "name of a device | name of a device, int", "keeps what it is given", "torch/csrc/Device.cpp"),
+    Row(
+        _each("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"), "list", "list",
+        "gives what it is given", "torch/jit/_pickle.py",
+    ),
+    Row(("torch.jit._pickle.restore_type_tag",), "list", "anything, str", "gives what it is given", "torch/jit/_pickle.py"),
+    # The index of torch.distributed.checkpoint
+    Row(
+        (
+            *_each(f"{_DCP}.metadata", "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata"),
+            *_each(f"{_DCP}.planner", "SavePlan WriteItem TensorWriteData BytesIOWriteData"),
+            f"{_DCP}.filesystem._StorageInfo",
+        ),
+        "dataclass", "", _OBJECT, _DATACLASSES, builds=True, state="fields",
+    ),
+    Row(
+        (f"{_DCP}.metadata.MetadataIndex",), "index", "", _OBJECT, _DATACLASSES, builds=True,
+        state="fields of an index",
+    ),
+    Row(
+        (f"{_DCP}.metadata.TensorProperties",), "dataclass", "", "keeps five values", f"{_DATACLASSES}/metadata.py",
+        builds=True, state="properties",
+    ),
+    Row(
+        _each(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"), "memory format", "number to 2", "gives a member of the enumeration",
+        f"{_DATACLASSES}/metadata.py",
+    ),
+    Row(
+        _each(f"{_DCP}.planner", "WriteItemType"), "member", "number from 1 to 3", "gives a member of the enumeration",
+        f"{_DATACLASSES}/planner.py",
+    ),
+)  # fmt: skip
+"""What may be called."""
+
+BY_NAME: Final[Mapping[str, Row]] = {name: row for row in ROWS for name in row.names}
+
+_STORAGE_NBYTES: Final = {
+    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8,
+    "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16, "QInt8": 1, "QUInt8": 1, "QInt32": 4, "QUInt4x2": 1,
+    "QUInt2x4": 1,
+}  # fmt: skip
+STORAGES: Final[Mapping[str, int]] = {
+    **{f"torch.{name}Storage": nbytes for name, nbytes in _STORAGE_NBYTES.items()},
+    **{f"torch.cuda.{name}Storage": nbytes for name, nbytes in _STORAGE_NBYTES.items()},
+    "torch.storage.UntypedStorage": 1,
+    "torch.UntypedStorage": 1,
+}
+"""Classes of storages in persistent ids, and the bytes of an element."""
+
+VALUES: Final = frozenset(
+    _each("builtins", "Ellipsis NotImplemented int float str bool list dict tuple bytes")
+    + _each("numpy", "ndarray bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64")
+    + _each("numpy", "complex64 complex128 str_ bytes_ bool")
+    + _each("torch", "Tensor _tensor.Tensor nn.parameter.Parameter nn.parameter.Buffer")
+    + _each("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc jagged _mkldnn")
+    + _each("torch", "contiguous_format preserve_format channels_last channels_last_3d")
+    + _each("torch", "per_tensor_affine per_channel_affine per_channel_affine_float_qparams")
+    + _each("torch", "per_tensor_symmetric per_channel_symmetric")
+)
+"""What may be named, beside rows, storages and torch's types of elements, and is not called."""
+
+_ANY: Final[Mapping[str, Form]] = {
+    "anything": lambda _node, _values: True,
+    "any tensor": lambda node, values: values.kind(node) in ("tensor", "tensor with attributes"),
+    "name of a row for tensors": lambda node, values: values.name(node) in _REBUILDERS,
+    "its arguments": lambda node, _: type(node) is tuple,
+    "bytes of a storage": lambda node, _: type(node) is bytes,
+}
+
+
+def word(text: str) -> Form:
+    """Return the test for a word of a form."""
+    return FORMS.get(text) or _ANY[text]
+
+
+@lru_cache(maxsize=256)
+def _forms(text: str) -> tuple[tuple[tuple[Form, ...], Form | None], ...]:
+    found = []
+    for one in text.split(" | ") if text else [""]:
+        words = [part for part in one.strip().split(", ") if part]
+        more = word(words.pop().removesuffix("...")) if words and words[-1].endswith("...") else None
+        found.append((tuple(map(word, words)), more))
+    return tuple(found)
+
+
+def takes(row: Row, call: Call, values: Values) -> bool:
+    """Say whether the arguments of a call, and what items it gets, have a form of a row."""
+    args = call.args
+    if (call.how == "newobj") is not row.builds or call.kwargs is not None or type(args) is not tuple:
+        return False
+    if (call.pairs and row.items != "pairs") or (call.items and row.items != "items"):
+        return False
+    if not any(_has_form(args, words, more, values) for words, more in _forms(row.forms)):
+        return False
+    return row.whole is None or row.whole(call, values)
+
+
+def takes_state(row: Row, call: Call, values: Values) -> bool:
+    """Say whether the state that the object of a call gets has the form of a row."""
+    if row.state is None:
+        return False
+    if row.makes == "dtype":
+        return is_state_of_dtype(call, values)
+    return word(row.state)(call.state, values)
+
+
+def _has_form(args: tuple[Inert, ...], words: tuple[Form, ...], more: Form | None, values: Values) -> bool:
+    count = len(words)
+    if len(args) != count and (more is None or len(args) < count):
+        return False
+    if not all(form(one, values) for form, one in zip(words, args, strict=False)):
+        return False
+    return more is None or all(more(one, values) for one in args[count:])
+
+
+def table() -> str:
+    """Return the rows as a table of Markdown."""
+    lines = ["| name | arguments | state, items | what it does, and where that can be read |", "|---|---|---|---|"]
+    for row in ROWS:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        forms = " or ".join(f"`{one.strip()}`" if one.strip() else "none" for one in row.forms.split(" | "))
+        gets = ", ".join(filter(None, (row.state, row.items)))
+        how = "made without a call; " if row.builds else ""
+        lines.append(f"| {names} | {forms} | {gets} | {how}{row.why} ({row.source}) |")
+    return "\n".join(lines)

@@ -1,0 +1,393 @@
+"""
+The forms that the arguments, states and items of a construction may have: each word of ``constructions``, as a test.
+
+A value is a literal of the pickle (``nodes`` has them: numbers, text, bytes, lists, tuples, dicts, sets), or what a
+listed construction makes, in which case ``Values`` knows the word for it. What has got attributes, is used before it
+got its state, or was made in another form, has no word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final, TypeAlias
+
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+
+LONGEST_NUMBER: Final = 1000
+"""Digits of a number that is text."""
+LARGEST_ELEMENT: Final = 1 << 16
+"""Bytes of an element of an array."""
+_DEEPEST_KEY: Final = 4
+_LONGEST_KEY: Final = 64
+_KEY_BITS: Final = 61
+"""More digits can be chosen so that all have one hash."""
+_MAX_RANK: Final = 64
+_FLAGS: Final = ("conj", "neg")
+_LAYOUTS: Final = frozenset(f"torch.{name}" for name in "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc".split())
+
+
+class Values:
+    """What the values of one pickle are: by a word for what makes them, and by the names that they have in Python."""
+
+    def __init__(self, names: Mapping[int, str], nbytes: int) -> None:
+        self.names = names
+        """Of each Global by its id, as Python maps it."""
+        self.made: dict[int, str] = {}
+        """What a call makes, by its id: of those that have one of the forms that are listed."""
+        self.state_at: dict[int, int] = {}
+        """Where an object gets its state, by the id of its call."""
+        self.at = 0
+        """Where what is looked at now is used."""
+        self.storages: dict[int, int] = {}
+        """How many elements a storage has, by the id of what gives it."""
+        self.nbytes = nbytes
+        self._left = 4 * nbytes + 65_536
+        """Bytes that may be copied: of what the pickle holds, each is there once."""
+
+    def name(self, node: Inert) -> str:
+        return self.names.get(id(node), "") if type(node) is Global else ""
+
+    def kind(self, node: Inert) -> str:
+        """Return the word for what a call makes, if that is whole; an empty text for anything else."""
+        made = self.made.get(id(node), "")
+        return made if made and self.state_at.get(id(node), 0) <= self.at else ""
+
+    def takes(self, nbytes: int) -> bool:
+        """Say whether so much more may be copied. The same value may be given to calls again and again."""
+        self._left -= nbytes
+        return self._left >= 0
+
+
+Form: TypeAlias = Callable[[Inert, Values], bool]
+
+
+def _is(*kinds: type) -> Form:
+    return lambda node, _: type(node) in kinds
+
+
+def _made(*words: str) -> Form:
+    return lambda node, values: type(node) is Call and values.kind(node) in words
+
+
+def _named(*names: str) -> Form:
+    known = frozenset(names)
+    return lambda node, values: values.name(node) in known
+
+
+def _matching(pattern: str) -> Form:
+    matches = re.compile(pattern).fullmatch
+    return lambda node, _: type(node) is str and len(node) <= 2 * LONGEST_NUMBER + 2 and matches(node) is not None
+
+
+def _each(node: Inert, values: Values) -> bool:
+    return type(node) is list and values.takes(8 * len(node))
+
+
+def _keys(node: Inert, values: Values) -> bool:
+    return _each(node, values) and all(is_key(one, values) for one in node)
+
+
+def _pairs(node: Inert, values: Values) -> bool:
+    if not _each(node, values):
+        return False
+    return all(type(one) in (list, tuple) and len(one) == 2 and is_key(one[0], values) for one in node)
+
+
+def _counts(node: Inert, values: Values) -> bool:
+    return type(node) is Dict and values.takes(16 * len(node.pairs))
+
+
+def _ints(node: Inert, values: Values) -> bool:
+    if type(node) is tuple:
+        return len(node) <= _MAX_RANK and all(type(one) is int for one in node)
+    return type(node) is Call and values.kind(node) == "size"
+
+
+def _bytes(node: Inert, values: Values) -> bool:
+    if type(node) in (bytes, bytearray):
+        return values.takes(len(node))
+    return type(node) is Call and values.kind(node) == "bytes" and values.takes(bytes_of(node))
+
+
+def _latin(node: Inert, values: Values) -> bool:
+    return type(node) is str and values.takes(len(node))
+
+
+def _some_bytes(*counts: int) -> Form:
+    return lambda node, values: _bytes(node, values) and bytes_of(node) in counts
+
+
+def bytes_of(node: Inert) -> int:
+    """Return how many bytes a literal has, or those that a text stands for."""
+    return len(node) if type(node) in (bytes, bytearray) else len(node.args[0]) if node.args else 0
+
+
+def _path(node: Inert, _: Values) -> bool:
+    return type(node) is str and "\0" not in node
+
+
+def _hooks(node: Inert, values: Values) -> bool:
+    if node is None:
+        return True
+    is_dict = type(node) is Call and values.kind(node) == "ordered dict"
+    return is_dict and not (node.args or node.pairs or node.state is not None)
+
+
+def _flags(node: Inert, _: Values) -> bool:
+    return type(node) is Dict and all(key in _FLAGS and type(value) is bool for key, value in node.pairs)
+
+
+def _storage(node: Inert, values: Values) -> bool:
+    return id(node) in values.storages
+
+
+def _attributes(node: Inert, _: Values) -> bool:
+    """Python's attributes of a tensor, which are set by name: one that torch has a setter for refuses a literal."""
+    if type(node) is not Dict:
+        return node is None
+    return all(_is_name(key) and type(value) in (bool, int, float, str, type(None)) for key, value in node.pairs)
+
+
+def _is_name(key: Inert) -> bool:
+    return type(key) is str and not key.startswith("__")
+
+
+def _fields(node: Inert, _: Values) -> bool:
+    return type(node) is Dict and all(type(key) is str and not key.startswith("_") for key, _ in node.pairs)
+
+
+def _metadata(node: Inert, values: Values) -> bool:
+    if type(node) is not Dict or len(node.pairs) != 1 or node.pairs[0][0] != "_metadata":
+        return False
+    held = node.pairs[0][1]
+    return type(held) is Dict or (type(held) is Call and values.made.get(id(held)) == "ordered dict")
+
+
+def _index_fields(node: Inert, values: Values) -> bool:
+    forms: dict[str, Form] = {"fqn": FORMS["str"], "offset": FORMS["size?"], "index": FORMS["int?"]}
+    return type(node) is Dict and all(
+        type(key) is str and key in forms and forms[key](one, values) for key, one in node.pairs
+    )
+
+
+def elements_of(node: Inert, values: Values) -> int | None:
+    """Return how many elements a dense tensor has; None if there are more than in its storage."""
+    while type(node) is Call and values.name(node.func) == "torch._utils._rebuild_parameter":
+        node = node.args[0]
+    if type(node) is not Call or values.kind(node) != "tensor" or not (type(node.args) is tuple and len(node.args) > 3):
+        return None
+    count, sizes = values.storages.get(id(node.args[0])), node.args[2]
+    if count is None or type(sizes) is not tuple:
+        return None
+    found = prod(sizes)
+    return found if all(one >= 0 for one in sizes) and found <= count else None
+
+
+def _solid(node: Inert, values: Values) -> bool:
+    """A tensor that others are made of, which takes as long as it has elements."""
+    count = elements_of(node, values)
+    return count is not None and values.takes(16 * count)
+
+
+def _sparse_parts(node: Inert, values: Values) -> bool:
+    if type(node) is not tuple or not 3 <= len(node) <= 4:
+        return False
+    *tensors, last = node
+    if type(last) in (bool, type(None)):
+        *tensors, last = tensors
+    return _ints(last, values) and len(tensors) >= 2 and all(_solid(one, values) for one in tensors)
+
+
+def _quantizer(node: Inert, values: Values) -> bool:
+    if type(node) is not tuple or not 3 <= len(node) <= 4:
+        return False
+    if len(node) == 3:
+        return values.name(node[0]) == "torch.per_tensor_affine" and type(node[1]) is float and type(node[2]) is int
+    is_scheme = values.name(node[0]) in ("torch.per_channel_affine", "torch.per_channel_affine_float_qparams")
+    return is_scheme and _solid(node[1], values) and _solid(node[2], values) and type(node[3]) is int
+
+
+def _properties(node: Inert, values: Values) -> bool:
+    words = ("dtype of torch", "layout", "bool", "memory format", "bool")
+    return type(node) is tuple and len(node) == 5 and all(FORMS[w](one, values) for w, one in zip(words, node, strict=True))
+
+
+# Numpy's types of elements
+
+
+_CODE: Final = re.compile(r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9]\d{0,5})").fullmatch
+_INHERITED: Final = 0x1B
+_OF_FIELDS: Final = 0x10
+_ALIGNED: Final = 0x80
+
+
+def element_size(node: Inert, values: Values) -> int | None:
+    """Return the bytes of an element of the type that a dtype is; None if it is none that is whole and listed."""
+    if type(node) is not Call or values.kind(node) != "dtype":
+        return None
+    return _size_of_code(node.args[0])
+
+
+def _size_of_code(code: str) -> int:
+    found = _CODE(code)
+    if found is None:
+        return 0
+    return int(found[1][1:]) * (4 if found[1][0] == "U" else 1)
+
+
+def _code(node: Inert, _: Values) -> bool:
+    return type(node) is str and 0 < (_size_of_code(node) if len(node) < 10 else 0) <= LARGEST_ELEMENT
+
+
+def _flags_of(node: Inert) -> int:
+    return node.state[7] if type(node.state) is tuple else 0
+
+
+def is_state_of_dtype(call: Call, values: Values) -> bool:
+    """Say whether the state of a dtype is the one that its code has, with fields that lie in it."""
+    state, code = call.state, call.args[0]
+    if type(state) is not tuple or len(state) != 8 or state[0] != 3 or state[1] not in ("<", ">", "|", "="):
+        return False
+    _, _, subarray, names, fields, size, alignment, flags = state
+    if subarray is not None or not all(type(one) is int for one in (state[0], size, alignment, flags)):
+        return False
+    kind = code.lstrip("<>=|")[0]
+    if kind not in "SUV":
+        return (names, fields, size, alignment, flags) == (None, None, -1, -1, 0)
+    if size != _size_of_code(code):
+        return False
+    if names is None:
+        return fields is None and (alignment, flags) == ((4, 8) if kind == "U" else (1, 0))
+    if kind != "V" or type(names) is not tuple or type(fields) is not Dict or alignment not in (1, 2, 4, 8, 16):
+        return False
+    if [key for key, _ in fields.pairs] != list(names) or not all(type(one) is str for one in names):
+        return False
+    inherited = _OF_FIELDS
+    for _, field in fields.pairs:
+        if type(field) is not tuple or len(field) != 2 or type(field[1]) is not int or field[1] < 0:
+            return False
+        nbytes = element_size(field[0], values)
+        if nbytes is None or field[1] + nbytes > size:
+            return False
+        inherited |= _flags_of(field[0]) & _INHERITED
+    return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
+
+
+def _array_state(node: Inert, values: Values) -> bool:
+    if type(node) is not tuple or len(node) != 5 or node[0] != 1 or type(node[0]) is not int:
+        return False
+    _, shape, dtype, is_fortran, data = node
+    return type(is_fortran) in (bool, int) and _bytes(data, values) and fits(shape, dtype, data, values)
+
+
+def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
+    """Say whether bytes are those of an array of this shape and type, no more and no less."""
+    nbytes = element_size(dtype, values)
+    if nbytes is None or type(shape) is not tuple or len(shape) > _MAX_RANK:
+        return False
+    if not all(type(one) is int and 0 <= one < 1 << 62 for one in shape):
+        return False
+    return prod(shape) * nbytes == bytes_of(data)
+
+
+def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
+    """Say whether Python takes the hash of a value at once, and of no two that it was chosen for the same."""
+    kind = type(node)
+    if kind is str or kind is bool or kind is float or node is None or kind is bytes:
+        return True
+    if kind is int:
+        return bool(node.bit_length() <= _KEY_BITS)
+    if kind is tuple or (kind is Set and node.frozen):
+        held = node if kind is tuple else node.items
+        return depth < _DEEPEST_KEY and len(held) <= _LONGEST_KEY and all(is_key(one, values, depth + 1) for one in held)
+    if kind is Global:
+        return True
+    return kind is Call and values.made.get(id(node), "") in HASHED
+
+
+HASHED: Final = frozenset(("size", "device", "index", "date", "time", "duration", "time zone", "path", "number", "scalar"))
+"""What calls make that has a hash, which is taken at once."""
+
+_FACTORIES: Final = (
+    *(f"builtins.{name}" for name in "list dict set frozenset tuple int float str bool bytes".split()),
+    *(f"collections.{name}" for name in "OrderedDict defaultdict Counter deque".split()),
+)
+DTYPES: Final = re.compile(
+    r"torch\.(?:float\d+(?:_\w+)?|bfloat16|complex\d+|u?int\d+|bool|bits\w+|q(?:u?int)\d+(?:x\d)?|double|half|float|long"
+    r"|short|int|cfloat|cdouble)"
+).fullmatch
+
+FORMS: Final[dict[str, Form]] = {
+    "None": lambda node, _: node is None,
+    "bool": _is(bool),
+    "int": _is(int),
+    "int?": _is(int, type(None)),
+    "float": _is(float, int),
+    "str": _is(str),
+    "list": _each,
+    "()": lambda node, _: node == () and type(node) is tuple,
+    "the shape of nothing": lambda node, _: type(node) is tuple and node == (0,) and type(node[0]) is int,
+    "'latin1'": lambda node, _: node in ("latin1", "latin-1") and type(node) is str,
+    "0": lambda node, _: type(node) in (bool, int) and node == 0,
+    "1": lambda node, _: type(node) in (bool, int) and node == 1,
+    "list of keys": _keys,
+    "list of pairs": _pairs,
+    "dict": _counts,
+    "ints": _ints,
+    "bytes": _bytes,
+    "1 byte": _some_bytes(1),
+    "4 bytes": _some_bytes(4),
+    "6 bytes": _some_bytes(6),
+    "10 bytes": _some_bytes(10),
+    "text": _latin,
+    "decimal": _matching(rf"[+-]?(?:\d{{1,{LONGEST_NUMBER}}}(?:\.\d{{0,{LONGEST_NUMBER}}})?(?:E[+-]?\d{{1,18}})?|NaN|sNaN|Infinity)"),
+    "ratio": _matching(rf"-?\d{{1,{LONGEST_NUMBER}}}(?:/\d{{1,{LONGEST_NUMBER}}})?"),
+    "part of a path": _path,
+    "factory": _named(*_FACTORIES),
+    "the class object": _named("builtins.object"),
+    "the class Namespace": _named("argparse.Namespace"),
+    "the class ndarray": _named("numpy.ndarray"),
+    "code of a type": _code,
+    "C or F": lambda node, _: node in ("C", "F") and type(node) is str,
+    "storage": _storage,
+    "hooks": _hooks,
+    "flags": _flags,
+    "dtype of torch": lambda node, values: DTYPES(values.name(node)) is not None,
+    "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::\d{1,4})?"),
+    "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,
+    "class of tensors": _named("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
+    "attributes": _attributes,
+    "quantizer": _quantizer,
+    "parts": _sparse_parts,
+    "dense tensor": _solid,
+    "size?": lambda node, values: node is None or (type(node) is Call and values.kind(node) == "size"),
+    "fields": _fields,
+    "fields of an index": _index_fields,
+    "_metadata": _metadata,
+    "properties": _properties,
+    "state of an array": _array_state,
+    "number to 2": lambda node, _: type(node) is int and 0 <= node <= 2,
+    "number from 1 to 3": lambda node, _: type(node) is int and 1 <= node <= 3,
+    **{word: _made(word) for word in ("dtype", "layout", "duration", "time zone", "memory format", "array")},
+}
+"""Each word of a form, and the test for it."""
+
+
+def storage_size(pid: PersistentId, values: Values, classes: Mapping[str, int]) -> int | None:
+    """Return the number of elements of the storage that an id stands for; None if it has another form."""
+    parts = pid.pid
+    if type(parts) is not tuple or not 5 <= len(parts) <= 6 or parts[0] != "storage":
+        return None
+    _, cls, key, location, numel, *view = parts
+    if values.name(cls) not in classes or not (type(key) is str and type(location) is str):
+        return None
+    if type(numel) is not int or not 0 <= numel < 1 << 62:
+        return None
+    if view and view[0] is not None:
+        found: Sequence[Inert] = view[0] if type(view[0]) is tuple else ()
+        if [type(one) for one in found] != [str, int, int]:
+            return None
+    return numel
+

@@ -1,0 +1,283 @@
+"""
+The one judge of pickles: what each name and call comes to, over what the reader has recorded.
+
+A pickle is ``data`` if all that it asks for and calls has a row in ``constructions``; nothing else is. What has none
+runs code, or may, and is ``system`` where ``alarms`` knows the name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+from ckptool.errors import Failure
+from ckptool.pickles import alarms, asked_ids, nodes
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
+from ckptool.pickles.forms import DTYPES, Values, is_key, storage_size
+from ckptool.pickles.machine import Oddity
+from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.pickles.verdicts import Grade, How, Verdict, call_text, cut_text
+from ckptool.sources.source import BytesSource
+
+RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}
+PROGRAM: Final = "__torch__"
+"""The package of TorchScript's classes, which Python does not import."""
+_FORM: Final = "is not of a form that is known to only make data"
+_BESIDE: Final = "is in a module that lies beside the file"
+_LOADER: Final = "what the loader has for an id"
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
+_ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
+"""Modules that are in Python itself."""
+
+
+class Told(NamedTuple):
+    """What calls of one name come to."""
+
+    offset: int
+    """Of the first."""
+    verdict: Verdict
+    times: int
+
+
+def name_at(module: str, name: str, protocol: int) -> str:
+    """Return the full name that Python's unpickler looks up: names of Python 2 are others up to protocol 2."""
+    if protocol < 3:
+        import _compat_pickle as compat
+
+        if (module, name) in compat.NAME_MAPPING:
+            module, name = compat.NAME_MAPPING[module, name]
+        else:
+            module = compat.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"
+
+
+def is_listed(name: str) -> bool:
+    """Say whether a pickle may ask for a name and still be data."""
+    return name in BY_NAME or name in STORAGES or name in VALUES or DTYPES(name) is not None
+
+
+class Judge:
+    """Judges pickles, one after the other."""
+
+    def __init__(self, is_beside: Callable[[str], bool] | None = None) -> None:
+        self._is_beside = is_beside or (lambda _: False)
+        """Says whether a module of this name lies beside the file, so that Python may import that one."""
+        self._head = b""
+        """How a stream of a storage begins that was looked at."""
+
+    def told(self, pickles: Iterable[Pickle]) -> list[Told]:
+        """Return what pickles come to beyond making data, in order; calls that are shown alike together."""
+        found: dict[tuple[str, ...], Told] = {}
+        for offset, one in chain.from_iterable(map(self._verdicts, pickles)):
+            key = (one.how, one.name, one.grade, one.shown() if one.grade == "system" else "")
+            known = found.get(key)
+            found[key] = Told(offset, one, 1) if known is None else known._replace(times=known.times + 1)
+        return list(found.values())
+
+    def grade(self, pickles: Iterable[Pickle]) -> Grade:
+        """Return how far pickles reach: the worst grade of ``told``."""
+        return worst(one for _, one in chain.from_iterable(map(self._verdicts, pickles)))
+
+    def verdicts(self, pickle: Pickle) -> Iterator[tuple[int, Verdict]]:
+        """Yield what each name and call comes to beyond making data, with the offset of its opcode."""
+        yield from self._verdicts(pickle)
+
+    def _verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
+        names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
+        for one in pickle.globals:
+            yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
+        if pickle.has_protocols:
+            yield pickle.start, _other("its protocol", "changes, and with it what names mean")
+        values = Values(names, pickle.end - pickle.start)
+        for node in pickle.persistent_ids:
+            if (numel := storage_size(node, values, STORAGES)) is not None:
+                values.storages[id(node)] = numel
+            else:
+                is_asking = asked_ids.is_asking(node.pid)
+                grade: Grade = "system" if is_asking else "code"
+                yield pickle.start, Verdict(grade, _LOADER, "asks", table.FILES, partial(cut_text, node.pid))
+        yield from self._calls(pickle, values, is_inner=is_inner)
+        for odd in pickle.oddities:
+            yield odd.offset, _of_oddity(odd)
+        if not all(is_key(key, values) for key in pickle.odd_keys):
+            yield pickle.start, _other("a key", "is no value whose hash is taken at once")
+
+    def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
+        if re.fullmatch(table.ACTING, named.module):
+            yield Verdict("system", named.module, "calls", table.IMPORTED, lambda: named.module)
+        shown = alarms.canonical(named.module, named.name)
+        package = alarms.package_of(name)
+        if package not in _ALWAYS_IMPORTED and self._is_beside(package):
+            yield Verdict("code", shown, "refers", _BESIDE, lambda: shown)
+        elif package == PROGRAM:
+            yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
+        elif not is_listed(name):
+            yield Verdict("system" if (why := alarms.reaching(shown)) else "code", shown, "refers", why, lambda: shown)
+
+    def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
+        """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
+        made, storages = values.made, values.storages
+        rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
+        foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
+        values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
+        builds = zip(pickle.build_offsets, pickle.builds, strict=True)
+        state_at, built = next(builds, _NO_BUILD)
+        is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
+        for call, offset in zip(pickle.calls, pickle.call_offsets, strict=True):
+            while state_at < offset:
+                yield from self._state(built, state_at, rows, values, is_wary)
+                state_at, built = next(builds, _NO_BUILD)
+            row = rows.get(id(call.func))
+            if row is not None:
+                values.at = offset
+                if row is _TENSOR and _is_plain_tensor(call, made, storages):
+                    made[id(call)] = "tensor"
+                    continue
+                if takes(row, call, values):
+                    numel = self._storage_of(call.args[0]) if row is _LOADS and not is_inner else None
+                    if row is not _LOADS or numel is not None:
+                        made[id(call)] = row.makes
+                        storages.update({} if numel is None else {id(call): numel})
+                        continue
+            elif id(call.func) in foreign:
+                continue
+            yield offset, _of_call(call, is_wary=is_wary())
+        while built is not None:
+            yield from self._state(built, state_at, rows, values, is_wary)
+            state_at, built = next(builds, _NO_BUILD)
+
+    def _state(
+        self, call: Call, offset: int, rows: Mapping[int, Row], values: Values, is_wary: Callable[[], bool]
+    ) -> Iterator[tuple[int, Verdict]]:
+        row = rows.get(id(call.func))
+        if row is not None:
+            values.at = offset
+            if id(call) in values.made and takes_state(row, call, values):
+                return
+        why, grade = _why_of_state(call) if is_wary() else None, "code"
+        if row is not None or why:
+            name = nodes.class_name(call)
+            shown = partial("{} gets {}".format, name, cut_text(call.state))
+            yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
+
+    def _storage_of(self, data: bytes) -> int | None:
+        """Return how many elements the storage has that a legacy stream is; None if it is anything else, or more."""
+        source = BytesSource(data)
+        try:
+            at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
+            stored = read_pickle(source, at)
+            keys = read_pickle(source, stored.end)
+        except Failure:
+            return None
+        values = Values({id(one): name_at(one.module, one.name, stored.protocol) for one in stored.globals}, 0)
+        if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, keys))):
+            return None
+        numel = storage_size(stored.root, values, STORAGES)
+        return numel if numel is not None and numel <= len(data) else None
+
+    def _begin(self, source: BytesSource) -> int:
+        """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
+        parts: list[Pickle] = []
+        while len(parts) < 3:
+            parts.append(read_pickle(source, parts[-1].end if parts else 0))
+        at = parts[-1].end
+        if [one.root for one in parts[:2]] != [_MAGIC, 1001] or any(map(self._makes_more, parts)):
+            return source.nbytes
+        self._head = source.read(0, at)
+        return at
+
+    def _makes_more(self, pickle: Pickle) -> bool:
+        return next(self._verdicts(pickle, is_inner=True), None) is not None
+
+
+class _Judged(Protocol):
+    @property
+    def how(self) -> How: ...
+    @property
+    def grade(self) -> Grade: ...
+
+
+def worst(verdicts: Iterable[_Judged]) -> Grade:
+    """Return how far verdicts reach together. A name that reaches the system, and is only asked for, runs its module."""
+    grades: set[Grade] = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in verdicts}
+    return max(grades, key=RANK.__getitem__, default="data")
+
+
+def _is_plain_tensor(call: Call, made: Mapping[int, str], storages: Mapping[int, int]) -> bool:
+    """Say at once what ``takes`` says, of most calls that there are: a tensor without flags."""
+    args = call.args
+    if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
+        return False
+    stored, offset, size, stride, needs_grad, hooks = args
+    if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
+        return False
+    if id(stored) not in storages or not _INTS.issuperset(map(type, (*size, *stride))):
+        return False
+    if hooks is None:
+        return True
+    is_empty = type(hooks) is Call and not hooks.args and hooks.pairs is None and hooks.state is None
+    return is_empty and made.get(id(hooks)) == "ordered dict"
+
+
+def _of_call(call: Call, *, is_wary: bool) -> Verdict:
+    """Return what a call comes to that is no row."""
+    func, args = call.func, call.args
+    given = args if type(args) is tuple else (args,)
+    how: How = "calls" if call.how == "reduce" else "builds"
+    name = alarms.found_name(func)
+    if name in _MAKE_OBJECTS and given and (made := alarms.found_name(given[0])) is not None:
+        base = alarms.found_name(given[1]) if name == _MAKE_OBJECTS[0] and len(given) > 1 else None
+        is_called = base is not None and alarms.reaching(base) is not None
+        name, how, given = (base or made) if is_called else made, "calls" if is_called else "builds", given[1:]
+    if name is None:
+        return _of_unnamed(call, how)
+    why = alarms.of_call(name, how, call, is_wary=is_wary)
+    grade: Grade = "system" if why else "code"
+    return Verdict(grade, name, how, why, partial(call_text, name, given))
+
+
+def _of_unnamed(call: Call, how: How) -> Verdict:
+    func = call.func
+    maker = nodes.global_of(func.func) if type(func) is Call else None
+    name = alarms.canonical(maker.module, maker.name) if maker is not None else cut_text(func)
+    if type(func) is Unknown:
+        return Verdict("system", func.why, how, table.UNFOLLOWED, partial(call_text, func.why, call.args))
+    grade: Grade = "system" if maker is not None and how == "calls" and alarms.is_maker(name) else "code"
+    why = table.EVALUATES if grade == "system" else table.UNFOLLOWED
+    return Verdict(grade, name, how, why, partial(call_text, name, call.args))
+
+
+def _why_of_state(call: Call) -> str | None:
+    if (found := alarms.as_method(call.state)) is not None:
+        return f"{table.PASSED}: {found}"
+    return table.THROUGH if alarms.sets_inside(call.state) else None
+
+
+def _of_oddity(odd: Oddity) -> Verdict:
+    """Return what it comes to that what is no object of the pickle is changed, or an object for a second time."""
+    target = odd.target
+    if odd.how == "refers":
+        return Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
+    named = nodes.global_of(target)
+    name = alarms.canonical(named.module, named.name) if named is not None else nodes.class_name(target)
+    is_outside = named is not None or type(target) in (PersistentId, Unknown)
+    is_given = alarms.passed((odd.given,)) or (type(target) is Call and alarms.as_method(target.state))
+    grade: Grade = "system" if is_outside or is_given else "code"
+    return Verdict(grade, name, odd.how, table.CHANGED, lambda: f"{name} gets {cut_text(odd.given)}")
+
+
+def _other(name: str, why: str) -> Verdict:
+    return Verdict("code", name, "odd", why, lambda: f"{name} {why}")
+
+
+_TENSOR: Final = BY_NAME["torch._utils._rebuild_tensor_v2"]
+_LOADS: Final = BY_NAME["torch.storage._load_from_bytes"]
+_INTS: Final = frozenset((int,))
+_NO_BUILD: Final = (sys.maxsize, None)
