@@ -23,7 +23,6 @@ _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _MOST_LOOKED_AT: Final = 1 << 12
 """Values inside the arguments of one call."""
 _MOST_PAIRS: Final = 1000
-_IMPORTERS: Final = ("torch", "numpy", "joblib")
 _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
 """Modules under other names: in C; as ``torch.load`` finds them in zips."""
 _GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute", "dill._dill._getattr")
@@ -34,6 +33,7 @@ _IMPORT: Final = (
     "dill._dill._import_module",
 )
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
+_LOOK_UP: Final = ("operator.attrgetter", "operator.methodcaller")
 _TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
 
 
@@ -53,23 +53,32 @@ def package_of(name: str) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def reaching(name: str) -> str | None:
-    """Return in which way what has this full name reaches the system, if it is known for that."""
-    parts = name.split(".", _MOST_PARTS)
-    if len(parts) > _MOST_PARTS:
-        return table.THROUGH
+def reaching(name: str, qualified: str) -> str | None:
+    """
+    Return in which way what has this full name reaches the system, if it is known for that.
+
+    ``qualified`` is the part of it below its module, which may lead through other modules that this one imported.
+    """
     if name in table.HARMLESS or re.fullmatch(table.VALUES, name):
         return None
     if reason := listed(name):
         return reason
-    for index in range(1, len(parts) - 1):  # through a module that another one has imported
-        if parts[index] in table.MODULES or (reason := listed(".".join(parts[index:]))):
-            return reason or table.THROUGH
-    if not table.INSIDE.isdisjoint(parts[1:]):
+    parts = qualified.split(".", _MOST_PARTS)
+    if len(parts) > _MOST_PARTS:
         return table.THROUGH
-    is_telling = package_of(name) in _IMPORTERS and not table.TELLING_CLASSES.isdisjoint(parts)
-    is_method = parts[0] == "builtins" and len(parts) > 2
-    return table.TELLING_NAME if (parts[-1] in table.TELLING and not is_method) or is_telling else None
+    for index in range(1, len(parts)):
+        if reason := listed(".".join(parts[index - 1 :])):
+            return reason
+    if not table.INSIDE.isdisjoint(parts) or not table.MODULES.isdisjoint(parts[:-1]):
+        return table.THROUGH
+    is_telling = package_of(name) in (*table.KNOWN, "joblib") and not table.TELLING_CLASSES.isdisjoint(parts)
+    is_method = len(parts) > 1 and package_of(name) == "builtins"
+    return table.TELLING_NAME if is_telling or (parts[-1] in table.TELLING and not is_method) else None
+
+
+def reach(named: Global) -> str | None:
+    """Return in which way a name reaches the system, if it is known for that."""
+    return reaching(canonical(named.module, named.name), named.name)
 
 
 def listed(name: str) -> str | None:
@@ -91,46 +100,59 @@ def is_maker(name: str) -> bool:
     return name in table.MAKERS or name.rpartition(".")[2] in table.MAKER_NAMES
 
 
-def found_name(node: Inert, depth: int = 0) -> str | None:
+def found(node: Inert, depth: int = 0) -> Global | None:
     """Return the name of what a node stands for: also of what calls find or wrap."""
     named = nodes.global_of(node)
-    if named is not None:
-        return canonical(named.module, named.name)
-    if type(node) is not Call or depth > _MOST_PARTS or type(node.args) is not tuple or not node.args:
+    if named is not None or type(node) is not Call or depth > _MOST_PARTS:
+        return named
+    func = found(node.func, depth + 1)
+    if func is None or type(node.args) is not tuple or not node.args:
         return None
-    name, args = found_name(node.func, depth + 1), node.args
+    if type(node.func) is Call and type(attribute := _looked_up(node.func)) is str:
+        return _attribute(node.args[0], attribute, depth)
+    name, args = canonical(func.module, func.name), node.args
     first, second = args[0], args[1] if len(args) > 1 else None
     if name in _GET and type(second) is str:
         return _attribute(first, second, depth)
     if name == "operator.getitem" and type(second) is str:
-        return second if found_name(first, depth + 1) == "sys.modules" else _attribute(first, second, depth)
+        holder = found(first, depth + 1)
+        is_modules = holder is not None and canonical(holder.module, holder.name) == "sys.modules"
+        return Global(second, "") if is_modules else _attribute(first, second, depth)
     if name in _IMPORT and type(first) is str:
-        return first
+        return Global(first, "")
     if name == "pkgutil.resolve_name" and type(first) is str:
-        return first.replace(":", ".")
+        module, _, rest = first.partition(":") if ":" in first else first.rpartition(".")
+        return Global(module, rest)
     if name in _UFUNCS and type(first) is str and type(second) is str:
-        return f"{first}.{second}"
+        return Global(first, second)
     if name in _TYPES and type(first) is str:
-        return f"types.{first}"
-    if name in ("functools.partial", "operator.methodcaller"):
+        return Global("types", first)
+    if name == "functools.partial":
         kept = node.state[0] if type(node.state) is tuple and node.state else None
-        return found_name(kept, depth + 1) or found_name(first, depth + 1)
+        return found(kept, depth + 1) or found(first, depth + 1)
     return None
 
 
-def _attribute(holder: Inert, attribute: str, depth: int) -> str | None:
+def _looked_up(func: Call) -> Inert:
+    """Return the attribute that an ``attrgetter`` or ``methodcaller`` looks up; None if it is neither."""
+    named = nodes.global_of(func.func)
+    if named is None or canonical(named.module, named.name) not in _LOOK_UP or type(func.args) is not tuple:
+        return None
+    return func.args[0] if func.args else None
+
+
+def _attribute(holder: Inert, attribute: str, depth: int) -> Global | None:
     """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
     if type(holder) is Call:
         for value in _held_as(holder, attribute):
-            return found_name(value, depth + 1)
-    name = found_name(holder, depth + 1)
-    if name is not None:
-        return f"{name}.{attribute}"
+            return found(value, depth + 1)
+    named = found(holder, depth + 1) or nodes.class_of(holder)
+    if named is not None:
+        return Global(named.module, f"{named.name}.{attribute}" if named.name else attribute)
     if type(holder) is Call:
-        made = nodes.class_of(holder)
-        return f"{canonical(made.module, made.name)}.{attribute}" if made is not None else None
+        return None
     kind = "dict" if type(holder) is Dict else "set" if type(holder) is Set else type(holder).__name__
-    return f"builtins.{kind}.{attribute}"
+    return Global("builtins", f"{kind}.{attribute}")
 
 
 def _held_as(holder: Call, attribute: str) -> Iterator[Inert]:
@@ -152,9 +174,9 @@ def passed(values: Iterable[Inert]) -> str | None:
         if kind is Unknown:
             return str(one.why)
         if kind is Global or kind is Call:
-            name = found_name(one)
-            if name is not None and "." in name and reaching(name):
-                return name
+            named = found(one)
+            if named is not None and named.name and reach(named):
+                return canonical(named.module, named.name)
         if id(one) in seen:
             continue
         seen.add(id(one))
@@ -182,30 +204,32 @@ def as_method(state: Inert) -> str | None:
 def is_wary(named: Global) -> bool:
     """Say whether it matters what calls are given where a pickle asks for this name: it, or what it finds, is known."""
     name = canonical(named.module, named.name)
-    is_finder = name in _GET or name in _IMPORT or name in _UFUNCS or name in _TYPES or name == "pkgutil.resolve_name"
-    return is_finder or reaching(name) is not None or is_maker(name)
+    is_finder = name in _GET or name in _LOOK_UP or name in _IMPORT or name in _UFUNCS or name in _TYPES or name == "pkgutil.resolve_name"
+    return is_finder or reach(named) is not None or is_maker(name)
 
 
-def of_call(name: str, how: How, call: Call, *, is_wary: bool) -> str | None:
+def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None:
     """Return in which way a call of a name reaches the system, by the name or by what it is given; None if neither."""
     args = call.args if type(call.args) is tuple else (call.args,)
-    last = name.rpartition(".")[2]
+    name = canonical(named.module, named.name)
+    one = found(call) if name in (*_GET, *_IMPORT, *_UFUNCS) else None
+    if one is not None and re.fullmatch(table.ACTING, one.module):
+        return table.IMPORTED
     if name in _GET:
-        found = found_name(call)
         is_computed = len(args) > 1 and type(args[1]) is not str
-        return table.UNFOLLOWED if is_computed else reaching(found) if found is not None else None
-    if why := reaching(name):
+        return table.UNFOLLOWED if is_computed else reach(one) if one is not None else None
+    if why := reach(named):
         return why
     if how == "calls" and name in table.CALLED_CLASSES:
         return table.LOADS
-    if last in table.CHANGER_NAMES and args and type(args[0]) is Global:
+    if named.name.rpartition(".")[2] in table.CHANGER_NAMES and args and type(args[0]) is Global:
         return table.CHANGED
     if not is_wary:
         return None
-    found = passed((*args, call.kwargs))
-    if found is None and package_of(name) in table.KNOWN and name not in table.KEEPERS:
-        found = next(filter(None, map(_made_function, args)), None)
-    return f"{table.PASSED}: {found}" if found else None
+    given = passed((*args, call.kwargs))
+    if given is None and package_of(name) in table.KNOWN and name not in table.KEEPERS:
+        given = next(filter(None, map(_made_function, args)), None)
+    return f"{table.PASSED}: {given}" if given else None
 
 
 def _made_function(node: Inert) -> str | None:

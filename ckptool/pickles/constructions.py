@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, element_size, elements_of, fits, is_state_of_dtype
+from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, dense, element_size, fits, is_state_of_dtype
 from ckptool.pickles.nodes import Call, Inert
 
 
@@ -52,7 +52,7 @@ def _is_one_element(call: Call, values: Values) -> bool:
 
 
 def _is_dense(call: Call, values: Values) -> bool:
-    return elements_of(call, values) is not None
+    return dense(call.args, values) is not None
 
 
 def _is_rebuilt(call: Call, values: Values) -> bool:

@@ -127,7 +127,7 @@ DANGEROUS: Final = {
         " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
         " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
         FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
-        " argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
+        " os argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk os.mknod os.lchown os.fchmod os.fchown os.ftruncate os.utime os.setxattr"
         " os.removexattr os.pwrite os.pwritev os.writev os.sendfile os.splice os.copy_file_range os.fdopen os.dup2"
@@ -140,6 +140,9 @@ DANGEROUS: Final = {
         " pathlib.Path.hardlink_to pathlib.Path.link_to pathlib.Path.unlink"
         " numpy.fromfile numpy.save numpy.savez numpy.savetxt numpy.loadtxt"
         " numpy.genfromtxt numpy.memmap numpy.DataSource torch.save torch.serialization.save"
+        " torch.serialization._open_file torch.serialization._open_file_like torch.serialization._open_zipfile_reader"
+        " torch.serialization._open_zipfile_writer torch.serialization._open_zipfile_writer_file"
+        " torch.serialization._open_zipfile_writer_buffer"
         " torch.from_file fsspec.open fsspec.core numpy.lib.npyio numpy.lib._npyio_impl numpy.lib._datasource"
         " numpy.core.memmap numpy._core.memmap numpy.lib.format numpy.lib._format_impl PIL.Image.open"
         " pandas.read_csv pandas.read_table pandas.read_fwf pandas.read_json pandas.read_html pandas.read_xml"
@@ -179,7 +182,8 @@ DANGEROUS: Final = {
         " os.seteuid os.setegid os.setreuid os.setregid os.setresuid os.setresgid os.setgroups os.initgroups os.setsid"
         " builtins.exit builtins.quit tracemalloc fcntl syslog cgitb multiprocessing.process"
         " multiprocessing.context.Process multiprocessing.managers"
-        " copyreg.pickle copyreg.add_extension weakref.finalize"
+        " copyreg.pickle copyreg.add_extension weakref.finalize functools.update_wrapper sys.modules sys.path"
+        " sys.meta_path sys.path_hooks sys.path_importer_cache"
         " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
         " fickling.context",
         _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
@@ -200,7 +204,7 @@ TELLING: Final = words(
     " unsafe_load_all import_string import_path import_by_path load_module load_source load load_model open urlopen"
     " urlretrieve hf_hub_download snapshot_download from_pretrained load_from_checkpoint load_state_dict_from_url"
     " download_url fromfile from_file write_text write_bytes write_file runctx runsource runcode run_string"
-    " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
+    " fork_exec spawn startfile _unpickle parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
 """Last components by which what another package imported from these is known."""
 
@@ -242,6 +246,7 @@ HARMLESS: Final = frozenset(
     | _each("ctypes", "c_uint16 c_uint32 c_uint64 c_char c_wchar")
     | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage", "ssl.TLSVersion"}
     | {"_ctypes._unpickle", "types.CodeType", "types.MethodType", "torch.jit._script.unpackage_script_module"}
+    | {"os.stat_result", "os.terminal_size", "os.PathLike", "os._Environ"}
     | {"_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"}
 )
 """Names of what stands above that reach nothing by themselves: enumerations, errors, records, single numbers."""

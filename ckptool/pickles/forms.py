@@ -176,9 +176,12 @@ def elements_of(node: Inert, values: Values) -> int | None:
     """Return how many elements a dense tensor has; None if there are more than in its storage."""
     while type(node) is Call and values.name(node.func) == "torch._utils._rebuild_parameter":
         node = node.args[0]
-    if type(node) is not Call or values.kind(node) != "tensor" or not (type(node.args) is tuple and len(node.args) > 3):
-        return None
-    count, sizes = values.storages.get(id(node.args[0])), node.args[2]
+    return dense(node.args, values) if type(node) is Call and values.kind(node) == "tensor" else None
+
+
+def dense(args: tuple[Inert, ...], values: Values) -> int | None:
+    """Return how many elements a view of a storage has; None if there are more than in it."""
+    count, sizes = values.storages.get(id(args[0])), args[2]
     if count is None or type(sizes) is not tuple:
         return None
     found = prod(sizes)

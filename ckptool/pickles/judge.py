@@ -119,7 +119,7 @@ class Judge:
         elif package == PROGRAM:
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
         elif not is_listed(name):
-            yield Verdict("system" if (why := alarms.reaching(shown)) else "code", shown, "refers", why, lambda: shown)
+            yield Verdict("system" if (why := alarms.reach(named)) else "code", shown, "refers", why, lambda: shown)
 
     def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
         """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
@@ -161,7 +161,7 @@ class Judge:
             values.at = offset
             if id(call) in values.made and takes_state(row, call, values):
                 return
-        why, grade = _why_of_state(call) if is_wary() else None, "code"
+        why = _why_of_state(call, is_wary=is_wary())
         if row is not None or why:
             name = nodes.class_name(call)
             shown = partial("{} gets {}".format, name, cut_text(call.state))
@@ -231,15 +231,16 @@ def _of_call(call: Call, *, is_wary: bool) -> Verdict:
     func, args = call.func, call.args
     given = args if type(args) is tuple else (args,)
     how: How = "calls" if call.how == "reduce" else "builds"
-    name = alarms.found_name(func)
-    if name in _MAKE_OBJECTS and given and (made := alarms.found_name(given[0])) is not None:
-        base = alarms.found_name(given[1]) if name == _MAKE_OBJECTS[0] and len(given) > 1 else None
-        is_called = base is not None and alarms.reaching(base) is not None
-        name, how, given = (base or made) if is_called else made, "calls" if is_called else "builds", given[1:]
-    if name is None:
+    named = alarms.found(call if type(func) is Call else None) or alarms.found(func)
+    if named is None:
         return _of_unnamed(call, how)
-    why = alarms.of_call(name, how, call, is_wary=is_wary)
+    if alarms.canonical(named.module, named.name) in _MAKE_OBJECTS and given:
+        made = [one for one in map(alarms.found, given[:2]) if one is not None]
+        named = next((one for one in made if alarms.reach(one)), made[0] if made else named)
+        how, given = "builds", given[1:]
+    why = alarms.of_call(named, how, call, is_wary=is_wary)
     grade: Grade = "system" if why else "code"
+    name = alarms.canonical(named.module, named.name)
     return Verdict(grade, name, how, why, partial(call_text, name, given))
 
 
@@ -254,9 +255,11 @@ def _of_unnamed(call: Call, how: How) -> Verdict:
     return Verdict(grade, name, how, why, partial(call_text, name, call.args))
 
 
-def _why_of_state(call: Call) -> str | None:
-    if (found := alarms.as_method(call.state)) is not None:
-        return f"{table.PASSED}: {found}"
+def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
+    if is_wary:
+        found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
+        if found is not None:
+            return f"{table.PASSED}: {found}"
     return table.THROUGH if alarms.sets_inside(call.state) else None
 
 

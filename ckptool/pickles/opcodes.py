@@ -49,7 +49,7 @@ def op_proto(machine: Machine) -> None:
 
 def op_frame(machine: Machine) -> None:
     nbytes = _U64(machine.data, machine.pos + 1)[0]
-    if nbytes > machine.source.nbytes - machine.base - machine.pos - 9:
+    if nbytes > machine.source.nbytes - machine.base - machine.pos - 9 and not machine.is_patient:
         raise machine.truncated(machine.pos + 9 + nbytes)
     machine.rare.add(0x95)
     machine.pos += 9  # frames only help readers of streams

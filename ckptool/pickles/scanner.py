@@ -251,9 +251,11 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
                     _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
                 )
         pos += step
-        if pos >= len(data):
+        if pos >= len(data) and base + pos < end:
             base += pos
-            pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
+            pos, data = 0, source.read(base, min(_WINDOW, end - base))
+    if frame_end is not None and base + pos > frame_end and split is None:
+        split = frame_end
     return Scan(opcodes, tuple(carriers), split)
 
 

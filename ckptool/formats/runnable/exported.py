@@ -100,7 +100,7 @@ def _of_target(value: str) -> str | None:
     if value.startswith("torch.ops.") and operator:
         return FILES if opens_files(library, operator.partition(".")[0]) else None
     _, _, rest = value.partition(".")
-    return (reaching(value) if rest else None) or (FILES if opens_files("", rest.rpartition(".")[2]) else None)
+    return (reaching(value, rest) if rest else None) or (FILES if opens_files("", rest.rpartition(".")[2]) else None)
 
 
 def _of_layout(value: str) -> str | None:
@@ -127,7 +127,7 @@ def _of_layout(value: str) -> str | None:
 def _of_import(named: dict[str, str], key: str) -> str | None:
     if key == "fqn":
         module, _, name = named[key].partition(":")
-        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}")
+        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}", name)
     module, name = named.get("default_factory_module", ""), named[key]
     return LOADS if not module or not is_listed(f"{module}.{name}") else None
 

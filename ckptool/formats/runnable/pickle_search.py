@@ -120,7 +120,8 @@ class Search(Found):
         self._allow_strings(source)
         found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
         self._judged(found, source, record, nested_at, depth)
-        end = found.end if found.broken is None else min(end_of_opcode(source, found.end), source.nbytes)
+        is_torn = found.broken is not None and found.end < source.nbytes
+        end = min(end_of_opcode(source, found.end), source.nbytes) if is_torn else found.end
         scan = scan_around(source, start, end, found.blocks) if found.end > start else Scan({})
         self._scanned(scan, source, record, nested_at, depth)
         if found.is_over_limit:

@@ -40,6 +40,6 @@ def of_settings(text: str, record: str) -> Iterator[Act]:
                 yield Act("system", "runs", rest, f"settings with {rest!r}", UNFOLLOWED, record, found.start())
             continue
         name = call["name"]
-        why = LOADS if name in CALLED_CLASSES else reaching(name)
+        why = LOADS if name in CALLED_CLASSES else reaching(name, name.rpartition(".")[2])
         shown = f"settings that call {cut(name, _LONGEST)}(…)"
         yield Act("system" if why else "code", "runs", name, shown, why or SETTINGS, record, found.start())
