@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ckptool import check
 from tests import build
 from tests.fuzz.loaders import Children, Fault, File
 from tests.fuzz.mutants import likely
@@ -32,8 +33,6 @@ LARGEST = 160
 
 def is_data(data: bytes) -> bool:
     """Return whether a file is graded ``data``."""
-    from ckptool import check
-
     return check(data).grade == "data"
 
 
@@ -163,7 +162,12 @@ def run(seed: int, count: int, seconds: float = float("inf"), *, most_faults: in
             break
         file = next(files)
         result.seen["made"] += 1
-        if file.data not in tried and is_data(file.data):
+        try:
+            is_tried = file.data not in tried and is_data(file.data)
+        except Exception as error:  # noqa: BLE001 - check() ends in a report
+            is_tried = False
+            result.faults.append(Fault(file, "ckptool", f"{type(error).__name__} {error}"))
+        if is_tried:
             tried.add(file.data)
             if len(tried) > 100_000:
                 tried.clear()

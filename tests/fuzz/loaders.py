@@ -166,12 +166,14 @@ def state_of(modules: Iterable[str]) -> dict[str, Any]:
             if isinstance(value, type) and f"{module}.{name}" not in CACHES:
                 found[f"{module}.{name}"] = tuple((key, id(one)) for key, one in list(vars(value).items()))
             elif isinstance(value, types.FunctionType):
-                kept = (value.__defaults__, value.__kwdefaults__, value.__code__, tuple(value.__dict__.items()))
-                found[f"{module}.{name}"] = tuple(map(id, kept[:3])), tuple(map(str, kept[3]))
+                kept = (value.__defaults__, value.__kwdefaults__, value.__code__)
+                own = tuple(str(one) for one in value.__dict__.items() if one[0] not in CACHES)
+                found[f"{module}.{name}"] = tuple(map(id, kept)), own
     return found
 
 
-CACHES = frozenset(("__warningregistry__", "__doc__", "_default_restore_location"))
+CACHES = frozenset(("__warningregistry__", "has_warned", "cache"))
+"""What functions of torch keep: that they have warned, and what they have found."""
 
 
 def used(value: Any, depth: int = 0) -> None:
@@ -223,7 +225,7 @@ class Children:
         kind, loaders = next(one for one in LOADERS.items() if name in one[1])
         nothing = {"pickle": b"N.", "zip": build.torch_zip(None), "legacy": build.legacy(None)}
         for _ in range(2):
-            self.load(File(nothing[kind], kind), loaders[name])
+            self.load(File(nothing.get(kind, b"N."), kind), loaders[name])
         return self.heard()
 
     def heard(self) -> Counter[str]:
@@ -237,7 +239,8 @@ class Children:
             except MemoryError:
                 return None, "MemoryError"
             except Exception as error:  # noqa: BLE001 - whatever it is, the loader refused
-                return None, type(error).__name__
+                is_memory = "DefaultCPUAllocator" in str(error)
+                return None, "MemoryError" if is_memory else type(error).__name__
             except BaseException as error:  # noqa: BLE001
                 return None, f"BaseException {type(error).__name__}"
 

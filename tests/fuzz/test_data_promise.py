@@ -40,7 +40,7 @@ def test_what_is_graded_data_only_makes_data() -> None:
 
 FAULTY = {
     "a command": (call(named("os", "system"), "true"), "os.system"),
-    "code": (call(named("builtins", "exec"), "1"), "compile"),
+    "code": (call(named("builtins", "exec"), "1"), "exec "),
     "a file": (call(named("builtins", "open"), "/dev/null"), "open"),
     "a module": (named("antigravity_of_no_one", "x"), "import antigravity_of_no_one"),
     "a signal": (call(named("os", "abort")), "ends with SIGABRT"),
