@@ -66,8 +66,8 @@ class CheckReport(NamedTuple):
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
     unseen: tuple[str, ...] = ()
     """What of it could not be looked at, and why."""
-    loading: str | None = None
-    """What each way to load it would run, in a sentence."""
+    loading: tuple[str, ...] = ()
+    """What it would run, in a line for each way to load it."""
     only: tuple[str, ...] = ()
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     member: str | None = None
@@ -99,8 +99,7 @@ class CheckReport(NamedTuple):
             allowed = "allowed" if use.is_allowed else "not allowed"
             place = finding.place(use.record, use.offset, use.nested_at)
             yield labelled("global", f"{show(use.name)} {allowed}, {show(place)}")
-        if self.loading is not None:
-            yield labelled("loading", show(self.loading))
+        yield from (labelled("loading", show(one)) for one in self.loading)
         yield labelled("verdict", self.verdict)
 
     @property
@@ -110,8 +109,14 @@ class CheckReport(NamedTuple):
 
     @property
     def grade(self) -> Grade:
-        """How far loading reaches. What was not looked at (``unseen``) may be code."""
-        return reached(self.acts, self.unseen)
+        """How far loading reaches. What was not looked at (``unseen``), or not opened, may be code."""
+        return reached(self.acts, is_whole=self.error is None and not self.unseen)
+
+    @property
+    def known_grade(self) -> Grade | Literal["unknown"]:
+        """The grade; unknown where no more was found than data, and not all was looked at."""
+        is_known = reached(self.acts) == self.grade
+        return self.grade if is_known else "unknown"
 
     @property
     def verdict(self) -> str:

@@ -19,7 +19,6 @@ from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
-from ckptool.formats.runnable.surveys import Act, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
@@ -163,14 +162,7 @@ def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row | None:
 
 
 def _checked(report: CheckReport) -> Row:
-    unseen = report.unseen if report.error is None else (report.error.message,)
-    return _judged(_grade(report.acts, unseen), report.findings, report.worst)
-
-
-def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
-    """Return how far unpickling reaches; what only makes data, as far as was seen, may do more if not all was."""
-    grade = reached(acts)
-    return "unknown" if grade == "data" and unseen else grade
+    return _judged(report.known_grade, report.findings, report.worst)
 
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:

@@ -127,7 +127,7 @@ def glance(checkpoint: Checkpoint) -> Grade | None:
         search.others(archive, "")
     if checkpoint.traits.program:
         _programs(search, checkpoint)
-    if search.acts or search.names or search.unseen:
+    if search.names or search.unseen or any(act.grade != "program" for act in search.acts.values()):
         return None
     for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
         scan = scanned(stream, pickles)

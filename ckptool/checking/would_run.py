@@ -1,8 +1,8 @@
-"""What loading a file would run: findings, and one sentence for each way to load it."""
+"""What loading a file would run: findings, and a line for each way to load it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from ckptool.checking.finding import Advice, Finding, place
@@ -21,6 +21,8 @@ AskAdvice: TypeAlias = Callable[[], Advice | None]
 _SHOWN = 3
 _LOADERS = "torch.jit.load(), torch.export.load(), NeMo's restore_from() and what calls the model"
 _DATA = "only makes data"
+_LAST = ("asks", "refers", "odd")
+"""What is told of after calls."""
 _TRUST = "Unpickle it only if you trust where it comes from."
 _TRUST_LOADER = "Load it only if you trust where it comes from."
 
@@ -62,10 +64,10 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
     """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
     code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
-    acts = sorted(code, key=lambda act: (act.how == "odd", act.how == "refers"))  # what is called comes first
-    packages = dict.fromkeys(act.package for act in acts if act.how != "odd")
+    acts = sorted(code, key=lambda act: _LAST.index(act.how) if act.how in _LAST else -1)
     if acts:
-        what = f"runs code of {some(list(packages))}" if packages else "may do more than make data"
+        packages = _packages(acts)
+        what = f"runs code of {some(packages)}" if packages else "may do more than make data"
         yield Finding("CK206", "warning", f"unpickling {what}: it {deed(acts[0])}", *(advice() or Advice(_TRUST)))
     brought = [act for act in survey.of("code") if act.how == "runs"]
     kinds = {
@@ -121,36 +123,33 @@ def _place(act: Act) -> str:
     return place(act.record, act.offset, act.nested_at)
 
 
-def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool, is_alone: bool = True) -> str:
+def loading(
+    survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool, is_alone: bool = True
+) -> tuple[str, ...]:
     """
-    Return what each way to load a file would run. The first of the checkpoints is the file, the others members.
+    Return a line for each way to load a file: what it would run. The first of the checkpoints is the file, the others
+    members.
 
     Where it is not ``alone``, something is found in other files of its folder.
     """
-    traits = checkpoints[0].traits
+    first = checkpoints[0]
+    traits = first.traits
     is_empty = not (_can_run(checkpoints) or survey.names)
     if not (survey.acts or survey.unseen) and (traits.is_plain or is_empty):
         others = "" if is_alone else "; what other files of the folder run is said above"
-        return f"it holds no pickle: {_plain_call(checkpoints[0])} opens it and runs nothing{others}"
-    own = [act for act in survey.acts if act.how not in ("refers", "runs")]
-    runs = _runs([act for act in own if act.grade == "system"], [act for act in own if act.grade == "code"])
+        return (f"{_plain_call(first)} opens it and runs nothing: it holds no pickle{others}",)
+    runs = _runs([act for act in survey.acts if act.how != "runs"])
     if runs == _DATA and survey.unseen:
         runs += ", as far as it was looked at"
-    programs = [act.text for act in survey.acts if act.how == "runs"]
-    ways = []
     if traits.is_trusted:
-        opens = f"{traits.call} unpickles its index and its values without weights_only"
-        return f"{opens}, which {runs}; ckptool runs nothing"
-    if traits.loader == "torch.load":
-        ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
-        others = "with weights_only=False, or by pickle.load(), it"
-    else:
-        ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
-        others = "unpickling a part of it by itself"
-    if programs:
-        ways[-1] += f", which has {some(programs, 1)}"
-    ways.append(f"{others} {runs}")
-    return "; ".join([*ways, "ckptool runs nothing"])
+        return (f"{traits.call} unpickles its index and its values without weights_only, which {runs}",)
+    if traits.loader != "torch.load":
+        programs = [act.text for act in survey.acts if act.how == "runs" and act.grade != "program"]
+        opens = "runs the program in it" if traits.program else "opens it"
+        has = f", which has {some(programs, 1)}" if programs else ""
+        return (f"{traits.call} {opens}{has}", f"pickle.load() of a part of it {runs}")
+    opens = "refuses it" if refused else "opens it and runs nothing"
+    return (f"torch.load() {opens}", *(f"{loader} {runs}" for loader in traits.unpickled_by))
 
 
 def _plain_call(checkpoint: Checkpoint) -> str:
@@ -159,21 +158,30 @@ def _plain_call(checkpoint: Checkpoint) -> str:
 
 def of_refused(acts: Sequence[Act]) -> Iterator[str]:
     """Yield what unpickling a file would do that cannot be opened; nothing if no more than data is known of it."""
-    done = [act for act in acts if act.how != "refers"]
-    what = _runs([act for act in done if act.grade == "system"], [act for act in done if act.grade == "code"])
+    what = _runs(acts)
     if what != _DATA:
-        yield show(f"what {'loads' if all(act.how == 'runs' for act in done) else 'unpickles'} it all the same {what}")
+        is_program = all(act.how == "runs" for act in acts if act.how != "refers")
+        yield show(f"what {'loads' if is_program else 'unpickles'} it all the same {what}")
 
 
 def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
     return any(one.streams or one.traits.program for one in checkpoints)
 
 
-def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
+def _runs(acts: Sequence[Act]) -> str:
+    """Return what acts run, as part of a sentence."""
+    system = [act.text for act in acts if act.grade == "system" and act.how != "refers"]
+    code = [act for act in acts if act.grade in ("code", "system")]
     if system:
-        return f"calls {some([act.text for act in system], 1)}"
+        return f"calls {some(system, 1)}"
     if code and all(act.why == NATIVE for act in code):
         return f"runs {some(list(dict.fromkeys(act.text for act in code)))}"
-    if code:
-        return f"runs code of {some(list(dict.fromkeys(act.package for act in code)))}"
-    return _DATA
+    if packages := _packages(code):
+        return f"runs code of {some(packages)}"
+    return "may do more than make data" if code else _DATA
+
+
+def _packages(acts: Iterable[Act]) -> list[str]:
+    """Return the packages that code is of, those first of which something is called."""
+    named = [act for act in acts if " " not in act.name]
+    return list(dict.fromkeys(act.package for act in sorted(named, key=lambda act: act.how == "refers")))

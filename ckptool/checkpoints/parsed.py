@@ -38,6 +38,8 @@ class Traits(NamedTuple):
     """What it holds that only torch can write: the code or the graph of a model."""
     loader: str = "torch.load"
     """The function that opens such a file."""
+    unpickled_by: tuple[str, ...] = ("torch.load(weights_only=False)",)
+    """Other functions that open such a file, and call what is in it."""
     is_read: bool = True
     """Whether the loader reads its tensors, and does not only unpickle what is beside them."""
     refusal: str | None = None

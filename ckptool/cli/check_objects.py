@@ -11,7 +11,7 @@ from ckptool.formats import member_in
 from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import cut
 
-SCHEMA = "ckptool.check/2"
+SCHEMA = "ckptool.check/3"
 _LONGEST = 4096
 """Of a name in JSON: torch's own have some dozens of characters."""
 
@@ -51,7 +51,7 @@ def _object(report: CheckReport) -> dict[str, object]:
         return {**found, "error": error_object(report.error)}
     return {
         **found,
-        "loading": report.loading and with_options(report.loading),
+        "loading": list(map(with_options, report.loading)),
         "format": report.format,
         "form": report.form,
         "file_nbytes": report.file_nbytes,

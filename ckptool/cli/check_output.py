@@ -43,8 +43,7 @@ class _Totalled:
         self._width = terminal.width()
 
     def checked(self, report: CheckReport, _: str) -> None:
-        is_known = report.grade != "data" or (report.error is None and not report.unseen)
-        self._totals.graded(report.grade if is_known else "unknown")
+        self._totals.graded(report.known_grade)
         if report.error is not None:
             self._totals.not_opened()
         else:

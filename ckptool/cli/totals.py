@@ -12,7 +12,7 @@ _WORDS = {"warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
 _NAMED = 4
 """Of files that were passed over."""
-_GRADES = ("data", "code", "system", "unknown")
+_GRADES = ("data", "program", "code", "system", "unknown")
 
 
 class Totals:

@@ -24,7 +24,11 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import storage_id
 
 NAME = "pickle"
-TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
+TRAITS = Traits(
+    has_tree=True,
+    refusal="it was written by pickle.dump() and not by torch.save()",
+    unpickled_by=("torch.load(weights_only=False)", "pickle.load()", "joblib.load()"),
+)
 
 _MAX_UNMARKED_NBYTES = 1 << 26
 _FIRST_OPCODES = frozenset(bytes([op]) for op in b"(]})cldVSTUXILFNKMJGBC\x88\x89\x8c")

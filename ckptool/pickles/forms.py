@@ -9,23 +9,26 @@ got its state, or was made in another form, has no word.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Final, TypeAlias
 
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 
 LONGEST_NUMBER: Final = 1000
 """Digits of a number that is text."""
 LARGEST_ELEMENT: Final = 1 << 16
 """Bytes of an element of an array."""
+_LONGEST_TEXT: Final = 2 * LONGEST_NUMBER + 32
 _DEEPEST_KEY: Final = 4
 _LONGEST_KEY: Final = 64
 _KEY_BITS: Final = 61
 """More digits can be chosen so that all have one hash."""
 _MAX_RANK: Final = 64
 _FLAGS: Final = ("conj", "neg")
-_LAYOUTS: Final = frozenset(f"torch.{name}" for name in "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc".split())
+_LAYOUTS: Final = frozenset(
+    f"torch.{name}" for name in "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc".split()
+)
 
 
 class Values:
@@ -77,8 +80,8 @@ def _named(*names: str) -> Form:
 
 
 def _matching(pattern: str) -> Form:
-    matches = re.compile(pattern).fullmatch
-    return lambda node, _: type(node) is str and len(node) <= 2 * LONGEST_NUMBER + 2 and matches(node) is not None
+    # Compiled when it is needed, which few files do.
+    return lambda node, _: type(node) is str and len(node) <= _LONGEST_TEXT and re.fullmatch(pattern, node) is not None
 
 
 def _each(node: Inert, values: Values) -> bool:
@@ -220,7 +223,7 @@ def _properties(node: Inert, values: Values) -> bool:
 # Numpy's types of elements
 
 
-_CODE: Final = re.compile(r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9]\d{0,5})").fullmatch
+_CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9]\d{0,5})"
 _INHERITED: Final = 0x1B
 _OF_FIELDS: Final = 0x10
 _ALIGNED: Final = 0x80
@@ -234,7 +237,7 @@ def element_size(node: Inert, values: Values) -> int | None:
 
 
 def _size_of_code(code: str) -> int:
-    found = _CODE(code)
+    found = re.fullmatch(_CODE, code, re.ASCII)
     if found is None:
         return 0
     return int(found[1][1:]) * (4 if found[1][0] == "U" else 1)
@@ -317,10 +320,15 @@ _FACTORIES: Final = (
     *(f"builtins.{name}" for name in "list dict set frozenset tuple int float str bool bytes".split()),
     *(f"collections.{name}" for name in "OrderedDict defaultdict Counter deque".split()),
 )
-DTYPES: Final = re.compile(
-    r"torch\.(?:float\d+(?:_\w+)?|bfloat16|complex\d+|u?int\d+|bool|bits\w+|q(?:u?int)\d+(?:x\d)?|double|half|float|long"
-    r"|short|int|cfloat|cdouble)"
-).fullmatch
+DTYPES: Final = frozenset(
+    f"torch.{name}"
+    for name in (
+        "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool double float half long int short cdouble"
+        " cfloat chalf float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
+        " bits1x8 bits2x4 bits4x2 bits8 bits16 qint8 qint32 quint8 quint4x2 quint2x4"
+    ).split()
+    + [f"{kind}int{bits}" for kind in ("", "u") for bits in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)]
+)
 
 FORMS: Final[dict[str, Form]] = {
     "None": lambda node, _: node is None,
@@ -345,8 +353,8 @@ FORMS: Final[dict[str, Form]] = {
     "6 bytes": _some_bytes(6),
     "10 bytes": _some_bytes(10),
     "text": _latin,
-    "decimal": _matching(rf"[+-]?(?:\d{{1,{LONGEST_NUMBER}}}(?:\.\d{{0,{LONGEST_NUMBER}}})?(?:E[+-]?\d{{1,18}})?|NaN|sNaN|Infinity)"),
-    "ratio": _matching(rf"-?\d{{1,{LONGEST_NUMBER}}}(?:/\d{{1,{LONGEST_NUMBER}}})?"),
+    "decimal": _matching(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:E[+-]?[0-9]{1,18})?|s?NaN|Infinity)"),
+    "ratio": _matching(r"-?[0-9]+(?:/[0-9]+)?"),
     "part of a path": _path,
     "factory": _named(*_FACTORIES),
     "the class object": _named("builtins.object"),
@@ -357,7 +365,7 @@ FORMS: Final[dict[str, Form]] = {
     "storage": _storage,
     "hooks": _hooks,
     "flags": _flags,
-    "dtype of torch": lambda node, values: DTYPES(values.name(node)) is not None,
+    "dtype of torch": lambda node, values: values.name(node) in DTYPES,
     "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::\d{1,4})?"),
     "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,
     "class of tensors": _named("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
@@ -378,19 +386,21 @@ FORMS: Final[dict[str, Form]] = {
 """Each word of a form, and the test for it."""
 
 
-def storage_size(pid: PersistentId, values: Values, classes: Mapping[str, int]) -> int | None:
-    """Return the number of elements of the storage that an id stands for; None if it has another form."""
-    parts = pid.pid
-    if type(parts) is not tuple or not 5 <= len(parts) <= 6 or parts[0] != "storage":
+def storage_size(pid: Inert, classes: Collection[int]) -> int | None:
+    """
+    Return the number of elements of the storage that an id stands for; None if it has another form.
+
+    ``classes`` are the ids of the names of storages.
+    """
+    if type(pid) is not tuple or not 5 <= len(pid) <= 6:
         return None
-    _, cls, key, location, numel, *view = parts
-    if values.name(cls) not in classes or not (type(key) is str and type(location) is str):
+    word, cls, key, location, numel = pid[:5]
+    if word != "storage" or id(cls) not in classes or type(location) is not str or type(key) not in (str, int):
         return None
     if type(numel) is not int or not 0 <= numel < 1 << 62:
         return None
-    if view and view[0] is not None:
-        found: Sequence[Inert] = view[0] if type(view[0]) is tuple else ()
-        if [type(one) for one in found] != [str, int, int]:
-            return None
+    if len(pid) == 6 and pid[5] is not None:
+        view = pid[5] if type(pid[5]) is tuple else ()
+        return numel if [type(one) for one in view] == [str, int, int] else None
     return numel
 

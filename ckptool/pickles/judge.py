@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
@@ -60,7 +60,7 @@ def name_at(module: str, name: str, protocol: int) -> str:
 
 def is_listed(name: str) -> bool:
     """Say whether a pickle may ask for a name and still be data."""
-    return name in BY_NAME or name in STORAGES or name in VALUES or DTYPES(name) is not None
+    return name in BY_NAME or name in STORAGES or name in VALUES or name in DTYPES
 
 
 class Judge:
@@ -96,13 +96,15 @@ class Judge:
         if pickle.has_protocols:
             yield pickle.start, _other("its protocol", "changes, and with it what names mean")
         values = Values(names, pickle.end - pickle.start)
+        classes = {id(one) for one in pickle.globals if names[id(one)] in STORAGES}
         for node in pickle.persistent_ids:
-            if (numel := storage_size(node, values, STORAGES)) is not None:
+            if (numel := storage_size(node.pid, classes)) is not None:
                 values.storages[id(node)] = numel
             else:
-                is_asking = asked_ids.is_asking(node.pid)
-                grade: Grade = "system" if is_asking else "code"
-                yield pickle.start, Verdict(grade, _LOADER, "asks", table.FILES, partial(cut_text, node.pid))
+                grade: Grade = "system" if asked_ids.is_asking(node.pid) else "code"
+                named = nodes.global_of(node)
+                name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
+                yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
         yield from self._calls(pickle, values, is_inner=is_inner)
         for odd in pickle.oddities:
             yield odd.offset, _of_oddity(odd)
@@ -130,23 +132,28 @@ class Judge:
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)
         state_at, built = next(builds, _NO_BUILD)
         is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
+        tensor, ordered = (next((at for at, one in rows.items() if one is row), 0) for row in (_TENSOR, _ORDERED))
         for call, offset in zip(pickle.calls, pickle.call_offsets, strict=True):
+            at = id(call.func)
+            if at == ordered and call.args is _NO_ARGUMENTS and call.items is None and call.how == "reduce":
+                made[id(call)] = "ordered dict"
+                continue
+            if at == tensor and _is_plain_tensor(call, ordered, storages):
+                made[id(call)] = "tensor"
+                continue
             while state_at < offset:
                 yield from self._state(built, state_at, rows, values, is_wary)
                 state_at, built = next(builds, _NO_BUILD)
-            row = rows.get(id(call.func))
+            row = rows.get(at)
             if row is not None:
                 values.at = offset
-                if row is _TENSOR and _is_plain_tensor(call, made, storages):
-                    made[id(call)] = "tensor"
-                    continue
                 if takes(row, call, values):
                     numel = self._storage_of(call.args[0]) if row is _LOADS and not is_inner else None
                     if row is not _LOADS or numel is not None:
                         made[id(call)] = row.makes
                         storages.update({} if numel is None else {id(call): numel})
                         continue
-            elif id(call.func) in foreign:
+            elif at in foreign:
                 continue
             yield offset, _of_call(call, is_wary=is_wary())
         while built is not None:
@@ -172,15 +179,18 @@ class Judge:
         source = BytesSource(data)
         try:
             at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
+            if (usual := _of_storage()(data, at)) is not None and f"torch.{str(usual[1], 'ascii')}" in STORAGES:
+                if usual[2][0] == len(usual[3]) and usual[7][0] == len(usual[8]):
+                    numel = int.from_bytes(usual[4] or usual[5] or usual[6], "little")
+                    return numel if numel <= len(data) else None
             stored = read_pickle(source, at)
             keys = read_pickle(source, stored.end)
         except Failure:
             return None
-        values = Values({id(one): name_at(one.module, one.name, stored.protocol) for one in stored.globals}, 0)
         if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, keys))):
             return None
-        numel = storage_size(stored.root, values, STORAGES)
-        return numel if numel is not None and numel <= len(data) else None
+        numel = stored.root.pid[4]
+        return numel if numel <= len(data) else None
 
     def _begin(self, source: BytesSource) -> int:
         """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
@@ -210,20 +220,30 @@ def worst(verdicts: Iterable[_Judged]) -> Grade:
     return max(grades, key=RANK.__getitem__, default="data")
 
 
-def _is_plain_tensor(call: Call, made: Mapping[int, str], storages: Mapping[int, int]) -> bool:
+@cache
+def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
+    """Compile what torch writes for a storage, and its key again: a plain pickle has one for each tensor."""
+    return re.compile(
+        rb"\x80\x02\(X\x07\0{3}storageq\0ctorch\n([A-Za-z0-9]{1,20}Storage)\nq\x01X(.)\0{3}([0-9]{1,20})q\x02"
+        rb"X\x03\0{3}cpuq\x03(?:K(.)|M(.{2})|J(.{3}[\0-\x7f]))Ntq\x04Q\.\x80\x02\]q\0X(.)\0{3}([0-9]{1,20})q\x01a\.",
+        re.DOTALL,
+    ).match
+
+
+def _is_plain_tensor(call: Call, ordered: int, storages: Container[int]) -> bool:
     """Say at once what ``takes`` says, of most calls that there are: a tensor without flags."""
     args = call.args
     if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
         return False
     stored, offset, size, stride, needs_grad, hooks = args
-    if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
+    if id(stored) not in storages or type(offset) is not int or type(needs_grad) is not bool:
         return False
-    if id(stored) not in storages or not _INTS.issuperset(map(type, (*size, *stride))):
+    if not (type(size) is tuple and type(stride) is tuple and _INTS.issuperset(map(type, size + stride))):
         return False
-    if hooks is None:
-        return True
-    is_empty = type(hooks) is Call and not hooks.args and hooks.pairs is None and hooks.state is None
-    return is_empty and made.get(id(hooks)) == "ordered dict"
+    if type(hooks) is not Call:
+        return hooks is None
+    is_dict = id(hooks.func) == ordered and hooks.how == "reduce" and hooks.items is None
+    return is_dict and hooks.args is _NO_ARGUMENTS and hooks.pairs is None and hooks.state is None
 
 
 def _of_call(call: Call, *, is_wary: bool) -> Verdict:
@@ -282,5 +302,8 @@ def _other(name: str, why: str) -> Verdict:
 
 _TENSOR: Final = BY_NAME["torch._utils._rebuild_tensor_v2"]
 _LOADS: Final = BY_NAME["torch.storage._load_from_bytes"]
+_ORDERED: Final = BY_NAME["collections.OrderedDict"]
+_NO_ARGUMENTS: Final = ()
+"""There is one empty tuple."""
 _INTS: Final = frozenset((int,))
 _NO_BUILD: Final = (sys.maxsize, None)

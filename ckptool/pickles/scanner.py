@@ -92,12 +92,14 @@ _STEPS: Final = [
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
-_DULL: Final = re.compile(rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}){1,1000}", re.DOTALL).match
-"""Opcodes of protocol 2 without text: they make up nearly all of a pickle, and nothing is to be kept of them."""
 _TEXTS: Final = b"|".join(
-    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 25)
+    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 33)
 )
 """Short texts that can be no pickles, each with its size in front: a key of digits, a device."""
+_DULL: Final = re.compile(
+    rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}|X(?:%b)){1,1000}" % _TEXTS, re.DOTALL
+).match
+"""Opcodes of protocol 2 and short texts: they make up nearly all of a pickle, and nothing is to be kept of them."""
 _OF_STORAGE: Final = (
     rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS
 )
@@ -118,7 +120,7 @@ class Scan(NamedTuple):
     """What was seen on the way through."""
 
     opcodes: dict[int, int]
-    """Every opcode that is used, and the offset of its first use; but for those of protocol 2 that have no text."""
+    """Every opcode that is used, and the offset of its first use; but for those of protocol 2."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
     split_frame: int | None = None

@@ -74,7 +74,7 @@ def test_exit_codes_tell_nothing_something_and_unreadable_apart() -> None:
 def test_json_has_the_published_shape() -> None:
     found = json.loads(run(CHECKPOINT, "--json", "--deep", code=1))
 
-    assert found["schema"] == "ckptool.check/2"
+    assert found["schema"] == "ckptool.check/3"
     assert (found["worst"], found["depth"], found["format"]) == ("warning", "bytes", "torch_zip")
     assert found["records"] == found["matching"] > 0
     assert {"code", "severity", "message", "hint", "command", "path"} == set(found["findings"][0])

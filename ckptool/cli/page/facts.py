@@ -43,7 +43,7 @@ def report_facts(report: CheckReport) -> dict[str, object]:
         "name": shown(local_name(report.path).rstrip("/").rpartition("/")[2] or report.path),
         "verdict": report.outcome,
         "status": "fine" if worst in (None, "info") else worst,
-        "loading": report.loading and shown(with_options(report.loading)),
+        "loading": [shown(with_options(one)) for one in report.loading],
         "findings": [_finding(one) for one in report.findings],
         "error": error and _finding(Finding(error.kind, "error", error.message, error.hint, error.command)),
     }

@@ -21,7 +21,7 @@ from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
 from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
 from ckptool.formats.runnable.settings import of_settings
-from ckptool.formats.runnable.surveys import Act
+from ckptool.formats.runnable.surveys import Act, of_kind
 from ckptool.messages import counted, show_nbytes
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
 from ckptool.sources.source import Source
@@ -30,6 +30,7 @@ _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
+_OF_TORCHSCRIPT: Final = (".py", "bytecode.pkl")
 _EXPORTED: Final = "/archive_format"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
@@ -63,6 +64,7 @@ def of_file(source: Source, record: str) -> Iterator[Act]:
     """
     if source.nbytes > _MOST_READ:
         raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield of_kind("TorchScript", record)
     yield from islice(of_flatbuffer(source.read(0, source.nbytes), record), _MOST_ACTS)
 
 
@@ -71,7 +73,10 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     told = {_PACKAGE if one.endswith(_PACKAGE) else _EXPORTED for one in lowered if one.endswith((_PACKAGE, _EXPORTED))}
     if _PACKAGE in told:
         yield from _sources(archive, record)
+    elif any(_is_program(one, is_exported=False) and one.endswith(_OF_TORCHSCRIPT) for one in lowered):
+        yield of_kind("TorchScript", record)
     if _EXPORTED in told:
+        yield of_kind("an exported program", record)
         yield from islice(_compiled(archive, record), _MOST_ACTS)
     left, count, unread = _MOST_READ, 0, 0
     for name in archive:

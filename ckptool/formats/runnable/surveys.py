@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ckptool.messages import cut
@@ -41,6 +41,11 @@ class Act(NamedTuple):
         return package_of(self.name)
 
 
+def of_kind(name: str, record: str) -> Act:
+    """Return what it comes to that a file holds a program of a kind, whatever that does."""
+    return Act("program", "runs", name, name, None, record, 0)
+
+
 def of_program(name: str, text: str, why: str, record: str, offset: int) -> Act:
     """Return what a program in a file does that reaches the system."""
     return Act("system", "runs", name, text, why, record, offset)
@@ -73,10 +78,10 @@ class Survey(NamedTuple):
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
 
 
-def reached(acts: Iterable[Act], unseen: Sequence[str] = ()) -> Grade:
-    """Return how far acts reach together; what was not looked at may be code."""
+def reached(acts: Iterable[Act], *, is_whole: bool = True) -> Grade:
+    """Return how far acts reach together. What was not looked at, where they are not the ``whole``, may be code."""
     found = worst(acts)
-    return "code" if unseen and found in ("data", "program") else found
+    return found if is_whole or found == "system" else "code"
 
 
 def with_short_names(found: Survey) -> Survey:

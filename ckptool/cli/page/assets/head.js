@@ -37,7 +37,7 @@ function ofTwo(files, compared) {
 function about(file, isAlone) {
 	const found = [element("p", { class: `verdict ${file.status}` }, capital(file.verdict))];
 	const facts = [...(file.facts ?? [])];
-	if (file.loading) facts.push(["loading", [file.loading]]);
+	if (file.loading.length) facts.push(["loading", file.loading]);
 	const findings = [...(file.error ? [file.error] : []), ...file.findings];
 	findings.sort((one, other) => SEVEREST.indexOf(one.severity) - SEVEREST.indexOf(other.severity));
 	const parts = [facts.length ? definitions(facts, "facts") : null, findings.length ? findingList(findings) : null];
