@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from ckptool import check
 from tests import build
-from tests.fuzz.loaders import Children, Fault, File
+from tests.fuzz.loaders import SECONDS, Children, Fault, File
 from tests.fuzz.mutants import likely
 from tests.fuzz.seeds import WIDTHS, Seed, names, seeds
 from tests.fuzz.trees import Changer, Node, walk, written
@@ -141,6 +142,10 @@ class Result:
         self.faults: list[Fault] = []
 
 
+def _too_long(*_: object) -> None:
+    raise TimeoutError("takes too long")
+
+
 def run(seed: int, count: int, seconds: float = float("inf"), *, most_faults: int = 1 << 30) -> Result:
     """Make so many files, or for so long, and load those that are graded ``data``."""
     maker, result = Maker(), Result()
@@ -150,6 +155,7 @@ def run(seed: int, count: int, seconds: float = float("inf"), *, most_faults: in
     batch: list[File] = []
     tried: set[bytes] = set()
     end = time.monotonic() + seconds
+    signal.signal(signal.SIGPROF, _too_long)
     result.faults += children.faults(known)
 
     def flush() -> None:
@@ -162,11 +168,14 @@ def run(seed: int, count: int, seconds: float = float("inf"), *, most_faults: in
             break
         file = next(files)
         result.seen["made"] += 1
+        signal.setitimer(signal.ITIMER_PROF, 2 * SECONDS)
         try:
             is_tried = file.data not in tried and is_data(file.data)
         except Exception as error:  # noqa: BLE001 - check() ends in a report
             is_tried = False
             result.faults.append(Fault(file, "ckptool", f"{type(error).__name__} {error}"))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if is_tried:
             tried.add(file.data)
             if len(tried) > 100_000:
