@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, repeat
 from typing import Final
 
@@ -32,8 +32,9 @@ from ckptool.sources.naming import is_far
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl", ".json", "bytecode.pkl", "constants.pkl")
 """Members that torch alone reads, with the programs that they are of."""
-_TAG: Final = f"{sys.implementation.cache_tag}-{getattr(sys.implementation, '_multiarch', '')}"
-_ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd", ".abi3.so", f".{_TAG}.so", "/__init__.py", "/__init__.pyc")
+_IMPORTED: Final = (sys.stdlib_module_names | {"torch", "numpy"}) - {"test"}
+"""Modules that Python imports for what only makes data, or these import themselves."""
+_ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
@@ -68,12 +69,29 @@ def _search(checkpoint: Checkpoint, limits: Limits) -> Search:
     return Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
 
 
-def modules_beside(path: str | None) -> Callable[[str], bool]:
-    """Return what says whether a module of a name lies beside a file, or in a folder: Python may import that one."""
+def modules_beside(path: str | None) -> Callable[[], str | None]:
+    """Return what returns a module that lies beside a file, or in a folder, under the name of one that a pickle needs."""
     if not path or is_far(path):
-        return lambda _: False
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    return cache(lambda name: any(os.path.exists(os.path.join(folder, f"{name}{end}")) for end in _ENDS_OF_MODULES))
+        return lambda: None
+    return cache(lambda: _module_in(path if os.path.isdir(path) else os.path.dirname(path) or "."))
+
+
+def _module_in(folder: str) -> str | None:
+    try:
+        return _module_of(folder, os.stat(folder).st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _module_of(folder: str, _: int) -> str | None:
+    """Return a module in a folder, as of a time: files of one folder are often looked at one after the other."""
+    with os.scandir(folder) as entries:
+        names = [one.name for one in entries if one.name.partition(".")[0] in _IMPORTED]
+    for name in sorted(names):
+        if name.endswith(_ENDS_OF_MODULES) or os.path.exists(os.path.join(folder, name, "__init__.py")):
+            return name
+    return None
 
 
 def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, dense, element_size, fits, is_state_of_dtype
-from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, dense, element_size, extent, fits, is_state_of_dtype
+from ckptool.pickles.nodes import Call, Global, Inert
 
 
 class Row(NamedTuple):
@@ -51,8 +51,17 @@ def _is_one_element(call: Call, values: Values) -> bool:
     return "V" not in dtype.args[0] and element_size(dtype, values) == bytes_of(data)
 
 
+def _is_view(call: Call, values: Values) -> bool:
+    stored, offset, size, stride, *others = call.args
+    numel = values.storages[id(stored)]
+    if len(others) > 2 and type(others[2]) is Global:  # the elements are of this type, whatever the storage's are
+        numel //= _NBYTES_OF_LARGE.get(values.name(others[2]), 1)
+    found = extent(*(one if type(one) is tuple else one.args[0] for one in (size, stride)))
+    return found is not None and 0 <= offset <= numel - found  # torch would make the storage larger
+
+
 def _is_dense(call: Call, values: Values) -> bool:
-    return dense(call.args, values) is not None
+    return dense(call.args, values) is not None and _is_view(call, values)
 
 
 def _is_rebuilt(call: Call, values: Values) -> bool:
@@ -63,6 +72,16 @@ def _is_rebuilt(call: Call, values: Values) -> bool:
     return name in _REBUILDERS and row is not None and type(args) is tuple and takes(row, Call(func, args), values)
 
 
+_NBYTES_OF_LARGE: Final = {
+    f"torch.{name}": nbytes
+    for nbytes, names in {
+        2: "uint16 int16 float16 bfloat16 half short bits16",
+        4: "uint32 int32 float32 complex32 float int chalf qint32",
+        8: "uint64 int64 float64 complex64 double long cfloat",
+        16: "complex128 cdouble",
+    }.items()
+    for name in names.split()
+}
 _REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
 _CORES: Final = ("numpy.core", "numpy._core")
 _DCP: Final = "torch.distributed.checkpoint"
@@ -133,7 +152,7 @@ ROWS: Final = (
         "numpy/_core/src/multiarray/descriptor.c", state="the state of that code",
     ),
     Row(
-        tuple(f"{core}.multiarray._reconstruct" for core in _CORES), "array", "the class ndarray, the shape of nothing, 1 byte",
+        tuple(f"{core}.multiarray._reconstruct" for core in _CORES), "array", "the class ndarray, the shape of nothing, b",
         "makes an empty array, whose state is bytes of just its size", "numpy/_core/src/multiarray/methods.c",
         state="state of an array",
     ),
@@ -148,18 +167,18 @@ ROWS: Final = (
     # torch
     Row(
         _each("torch._utils", "_rebuild_tensor"), "tensor", "storage, int, ints, ints",
-        "a view of the storage, whose bounds are compared", _UTILS,
+        "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
         _each("torch._utils", "_rebuild_tensor_v2"), "tensor",
         "storage, int, ints, ints, bool, hooks | storage, int, ints, ints, bool, hooks, flags",
-        "a view of the storage, whose bounds are compared", _UTILS,
+        "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
         _each("torch._utils", "_rebuild_tensor_v3"), "tensor",
         "storage, int, ints, ints, bool, hooks, dtype of torch"
         " | storage, int, ints, ints, bool, hooks, dtype of torch, flags",
-        "a view of the storage, whose bounds are compared", _UTILS,
+        "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
         _each("torch._utils", "_rebuild_parameter"), "tensor", "any tensor, bool, hooks", "wraps the tensor", _UTILS,
@@ -262,7 +281,7 @@ _ANY: Final[Mapping[str, Form]] = {
     "any tensor": lambda node, values: values.kind(node) in ("tensor", "tensor with attributes"),
     "name of a row for tensors": lambda node, values: values.name(node) in _REBUILDERS,
     "its arguments": lambda node, _: type(node) is tuple,
-    "bytes of a storage": lambda node, _: type(node) is bytes,
+    "bytes of a storage": lambda node, values: type(node) is bytes and values.takes(len(node)),
 }
 
 

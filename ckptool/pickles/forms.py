@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from math import prod
+from operator import mul
 from typing import Final, TypeAlias
 
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
@@ -20,6 +21,8 @@ LONGEST_NUMBER: Final = 1000
 LARGEST_ELEMENT: Final = 1 << 16
 """Bytes of an element of an array."""
 _LONGEST_TEXT: Final = 2 * LONGEST_NUMBER + 32
+_MOST_KEYS: Final = 1000
+"""Keys whose hash can be chosen."""
 _DEEPEST_KEY: Final = 4
 _LONGEST_KEY: Final = 64
 _KEY_BITS: Final = 61
@@ -45,9 +48,11 @@ class Values:
         """Where what is looked at now is used."""
         self.storages: dict[int, int] = {}
         """How many elements a storage has, by the id of what gives it."""
-        self.nbytes = nbytes
-        self._left = 4 * nbytes + 65_536
+        self.has_old_strings = False
+        """Whether there are strings of Python 2, which readers give other types."""
+        self._left = 16 * nbytes + 65_536
         """Bytes that may be copied: of what the pickle holds, each is there once."""
+        self._keys = _MOST_KEYS
 
     def name(self, node: Inert) -> str:
         return self.names.get(id(node), "") if type(node) is Global else ""
@@ -61,6 +66,12 @@ class Values:
         """Say whether so much more may be copied. The same value may be given to calls again and again."""
         self._left -= nbytes
         return self._left >= 0
+
+
+    def takes_key(self) -> bool:
+        """Say whether there may be one more key whose hash can be chosen: many with one take quadratic time."""
+        self._keys -= 1
+        return self._keys >= 0
 
 
 Form: TypeAlias = Callable[[Inert, Values], bool]
@@ -122,13 +133,29 @@ def _some_bytes(*counts: int) -> Form:
     return lambda node, values: _bytes(node, values) and bytes_of(node) in counts
 
 
+def content(node: Inert) -> bytes | None:
+    """Return the bytes that a literal has, or that a text stands for."""
+    if type(node) in (bytes, bytearray):
+        return bytes(node)
+    text = node.args[0] if node.args else ""
+    return text.encode("latin-1") if text.isascii() else None
+
+
 def bytes_of(node: Inert) -> int:
     """Return how many bytes a literal has, or those that a text stands for."""
     return len(node) if type(node) in (bytes, bytearray) else len(node.args[0]) if node.args else 0
 
 
-def _path(node: Inert, _: Values) -> bool:
-    return type(node) is str and "\0" not in node
+def _path(node: Inert, values: Values) -> bool:
+    return type(node) is str and "\0" not in node and values.takes(16 * len(node))
+
+
+def _array(node: Inert, values: Values) -> bool:
+    """An array that another is made of, of elements of up to 16 bytes."""
+    if type(node) is not Call or values.kind(node) != "array":
+        return False
+    data = node.args[0] if len(node.args) > 3 else node.state[4] if node.state is not None else b""
+    return values.takes(16 * bytes_of(data))
 
 
 def _hooks(node: Inert, values: Values) -> bool:
@@ -154,7 +181,10 @@ def _attributes(node: Inert, _: Values) -> bool:
 
 
 def _is_name(key: Inert) -> bool:
-    return type(key) is str and not key.startswith("__")
+    return type(key) is str and key not in _SETTERS and (key == "_is_buffer" or not key.startswith("_"))
+
+
+_SETTERS: Final = frozenset("data grad requires_grad names real imag grad_fn device dtype layout shape".split())
 
 
 def _fields(node: Inert, _: Values) -> bool:
@@ -191,6 +221,13 @@ def dense(args: tuple[Inert, ...], values: Values) -> int | None:
     return found if all(one >= 0 for one in sizes) and found <= count else None
 
 
+def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int | None:
+    """Return how many elements a storage has at least that a view lies in, from its offset on; None if it is no view."""
+    if len(size) != len(stride) or len(size) > _MAX_RANK or (size and min(*size, *stride) < 0):
+        return None
+    return 0 if 0 in size else sum(map(mul, size, stride)) - sum(stride) + 1
+
+
 def _solid(node: Inert, values: Values) -> bool:
     """A tensor that others are made of, which takes as long as it has elements."""
     count = elements_of(node, values)
@@ -223,7 +260,7 @@ def _properties(node: Inert, values: Values) -> bool:
 # Numpy's types of elements
 
 
-_CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9]\d{0,5})"
+_CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9][0-9]{0,5})"
 _INHERITED: Final = 0x1B
 _OF_FIELDS: Final = 0x10
 _ALIGNED: Final = 0x80
@@ -266,7 +303,7 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         return False
     if names is None:
         return fields is None and (alignment, flags) == ((4, 8) if kind == "U" else (1, 0))
-    if kind != "V" or type(names) is not tuple or type(fields) is not Dict or alignment not in (1, 2, 4, 8, 16):
+    if kind != "V" or values.has_old_strings or type(names) is not tuple or type(fields) is not Dict or alignment not in (1, 2, 4, 8, 16):
         return False
     if [key for key, _ in fields.pairs] != list(names) or not all(type(one) is str for one in names):
         return False
@@ -299,21 +336,23 @@ def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
 
 
 def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
-    """Say whether Python takes the hash of a value at once, and of no two that it was chosen for the same."""
+    """Say whether Python takes the hash of a value at once, and few have one that can be chosen."""
     kind = type(node)
-    if kind is str or kind is bool or kind is float or node is None or kind is bytes:
+    if kind is str or kind is bool or kind is float or node is None or kind is bytes or kind is Global:
         return True
-    if kind is int:
-        return bool(node.bit_length() <= _KEY_BITS)
+    if kind is int and node.bit_length() <= _KEY_BITS:
+        return True
+    if kind is Call and values.made.get(id(node)) == "index":
+        return True
+    if not values.takes_key():
+        return False
     if kind is tuple or (kind is Set and node.frozen):
         held = node if kind is tuple else node.items
         return depth < _DEEPEST_KEY and len(held) <= _LONGEST_KEY and all(is_key(one, values, depth + 1) for one in held)
-    if kind is Global:
-        return True
-    return kind is Call and values.made.get(id(node), "") in HASHED
+    return kind is Call and values.made.get(id(node), "") in _HASHED
 
 
-HASHED: Final = frozenset(("size", "device", "index", "date", "time", "duration", "time zone", "path", "number", "scalar"))
+_HASHED: Final = frozenset(("size", "device", "date", "time", "duration", "time zone", "path", "number", "scalar"))
 """What calls make that has a hash, which is taken at once."""
 
 _FACTORIES: Final = (
@@ -348,7 +387,7 @@ FORMS: Final[dict[str, Form]] = {
     "dict": _counts,
     "ints": _ints,
     "bytes": _bytes,
-    "1 byte": _some_bytes(1),
+    "b": lambda node, values: _bytes(node, values) and content(node) == b"b",
     "4 bytes": _some_bytes(4),
     "6 bytes": _some_bytes(6),
     "10 bytes": _some_bytes(10),
@@ -366,7 +405,7 @@ FORMS: Final[dict[str, Form]] = {
     "hooks": _hooks,
     "flags": _flags,
     "dtype of torch": lambda node, values: values.name(node) in DTYPES,
-    "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::\d{1,4})?"),
+    "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::[0-9]{1,4})?"),
     "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,
     "class of tensors": _named("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
     "attributes": _attributes,
@@ -381,7 +420,8 @@ FORMS: Final[dict[str, Form]] = {
     "state of an array": _array_state,
     "number to 2": lambda node, _: type(node) is int and 0 <= node <= 2,
     "number from 1 to 3": lambda node, _: type(node) is int and 1 <= node <= 3,
-    **{word: _made(word) for word in ("dtype", "layout", "duration", "time zone", "memory format", "array")},
+    "array": _array,
+    **{word: _made(word) for word in ("dtype", "layout", "duration", "time zone", "memory format")},
 }
 """Each word of a form, and the test for it."""
 

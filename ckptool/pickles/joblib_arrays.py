@@ -70,6 +70,8 @@ def _nested(machine: Machine) -> Inert:
     machine.build_offsets.extend(inner.build_offsets)
     machine.odd_keys += inner.odd_keys
     machine.oddities += inner.oddities
+    machine.has_other_text = machine.has_other_text or inner.has_other_text
+    machine.has_far_memo = machine.has_far_memo or inner.has_far_memo
     machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
     if inner.broken is not None:
         raise machine.malformed(inner.broken)

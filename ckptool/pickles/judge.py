@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, asked_ids, nodes
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
-from ckptool.pickles.forms import DTYPES, Values, is_key, storage_size
+from ckptool.pickles.forms import DTYPES, Values, extent, is_key, storage_size
 from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
@@ -29,12 +29,15 @@ RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3
 PROGRAM: Final = "__torch__"
 """The package of TorchScript's classes, which Python does not import."""
 _FORM: Final = "is not of a form that is known to only make data"
-_BESIDE: Final = "is in a module that lies beside the file"
 _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 """Modules that are in Python itself."""
+
+
+_Extents: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], int]
+"""Of shape and strides."""
 
 
 class Told(NamedTuple):
@@ -66,9 +69,9 @@ def is_listed(name: str) -> bool:
 class Judge:
     """Judges pickles, one after the other."""
 
-    def __init__(self, is_beside: Callable[[str], bool] | None = None) -> None:
-        self._is_beside = is_beside or (lambda _: False)
-        """Says whether a module of this name lies beside the file, so that Python may import that one."""
+    def __init__(self, beside: Callable[[], str | None] | None = None) -> None:
+        self._beside = beside or (lambda: None)
+        """Returns a module beside the file that Python may import for one of its own; None if none lies there."""
         self._head = b""
         """How a stream of a storage begins that was looked at."""
 
@@ -93,9 +96,15 @@ class Judge:
         names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
         for one in pickle.globals:
             yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
-        if pickle.has_protocols:
-            yield pickle.start, _other("its protocol", "changes, and with it what names mean")
+        for is_met, what, why in (
+            (pickle.has_protocols, "a second protocol", "with which names mean others"),
+            (pickle.has_other_text, "text of Python 2", "which each reader may take for another"),
+            (pickle.has_far_memo, "an index of the memo", "for which Python takes far more memory than the file has"),
+        ):
+            if is_met:
+                yield pickle.start, _other(what, why)
         values = Values(names, pickle.end - pickle.start)
+        values.has_old_strings = pickle.has_old_strings
         classes = {id(one) for one in pickle.globals if names[id(one)] in STORAGES}
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
@@ -109,15 +118,18 @@ class Judge:
         for odd in pickle.oddities:
             yield odd.offset, _of_oddity(odd)
         if not all(is_key(key, values) for key in pickle.odd_keys):
-            yield pickle.start, _other("a key", "is no value whose hash is taken at once")
+            yield pickle.start, _other("a key", "of which Python may not take the hash at once")
+        factories = [call for call in pickle.calls if values.made.get(id(call)) == "defaultdict" and call.pairs]
+        if any(values.made.get(id(one)) == "defaultdict" for call in factories for _, one in call.pairs or ()):
+            yield pickle.start, _other("a defaultdict in another", "whose end takes from the stack for each")
 
     def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
         if re.fullmatch(table.ACTING, named.module):
             yield Verdict("system", named.module, "calls", table.IMPORTED, lambda: named.module)
         shown = alarms.canonical(named.module, named.name)
         package = alarms.package_of(name)
-        if package not in _ALWAYS_IMPORTED and self._is_beside(package):
-            yield Verdict("code", shown, "refers", _BESIDE, lambda: shown)
+        if package not in _ALWAYS_IMPORTED and (beside := self._beside()) is not None:
+            yield Verdict("code", shown, "refers", f"may import {beside}, which lies beside the file", lambda: shown)
         elif package == PROGRAM:
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
         elif not is_listed(name):
@@ -129,6 +141,7 @@ class Judge:
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
         foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
         values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
+        extents: _Extents = {}
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)
         state_at, built = next(builds, _NO_BUILD)
         is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
@@ -138,7 +151,7 @@ class Judge:
             if at == ordered and call.args is _NO_ARGUMENTS and call.items is None and call.how == "reduce":
                 made[id(call)] = "ordered dict"
                 continue
-            if at == tensor and _is_plain_tensor(call, ordered, storages):
+            if at == tensor and _is_plain_tensor(call, ordered, storages, extents):
                 made[id(call)] = "tensor"
                 continue
             while state_at < offset:
@@ -168,6 +181,7 @@ class Judge:
             values.at = offset
             if id(call) in values.made and takes_state(row, call, values):
                 return
+            values.made.pop(id(call), None)
         why = _why_of_state(call, is_wary=is_wary())
         if row is not None or why:
             name = nodes.class_name(call)
@@ -175,22 +189,24 @@ class Judge:
             yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
 
     def _storage_of(self, data: bytes) -> int | None:
-        """Return how many elements the storage has that a legacy stream is; None if it is anything else, or more."""
+        """Return how many elements the storage has that a legacy stream is, and nothing else; None of any other."""
         source = BytesSource(data)
         try:
             at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
-            if (usual := _of_storage()(data, at)) is not None and f"torch.{str(usual[1], 'ascii')}" in STORAGES:
-                if usual[2][0] == len(usual[3]) and usual[7][0] == len(usual[8]):
-                    numel = int.from_bytes(usual[4] or usual[5] or usual[6], "little")
-                    return numel if numel <= len(data) else None
-            stored = read_pickle(source, at)
-            keys = read_pickle(source, stored.end)
+            if (usual := _of_storage()(data, at)) is not None and usual[2][0] == len(usual[3]) == usual[7][0]:
+                name, key, keys, view = f"torch.{str(usual[1], 'ascii')}", usual[3], [usual[8]], None
+                numel, end = int.from_bytes(usual[4] or usual[5] or usual[6], "little"), usual.end()
+            else:
+                stored = read_pickle(source, at)
+                listed = read_pickle(source, stored.end)
+                if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, listed))):
+                    return None
+                _, cls, key, _, numel, *view = stored.root.pid
+                name, keys, end = name_at(cls.module, cls.name, stored.protocol), listed.root, listed.end
         except Failure:
             return None
-        if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, keys))):
-            return None
-        numel = stored.root.pid[4]
-        return numel if numel <= len(data) else None
+        is_alone = type(keys) is list and keys == [key] and not any(view or ())
+        return numel if is_alone and end + 8 + numel * STORAGES.get(name, 0) == len(data) and name in STORAGES else None
 
     def _begin(self, source: BytesSource) -> int:
         """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
@@ -230,15 +246,26 @@ def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
     ).match
 
 
-def _is_plain_tensor(call: Call, ordered: int, storages: Container[int]) -> bool:
-    """Say at once what ``takes`` says, of most calls that there are: a tensor without flags."""
+def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], extents: _Extents) -> bool:
+    """
+    Say at once what ``takes`` says, of most calls that there are: a tensor without flags.
+
+    ``extents`` are those of the shapes that were met.
+    """
     args = call.args
     if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
         return False
     stored, offset, size, stride, needs_grad, hooks = args
-    if id(stored) not in storages or type(offset) is not int or type(needs_grad) is not bool:
+    if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
         return False
-    if not (type(size) is tuple and type(stride) is tuple and _INTS.issuperset(map(type, size + stride))):
+    try:
+        numel, found = storages[id(stored)], extents[size, stride]
+    except (KeyError, TypeError):
+        numel = storages.get(id(stored), -1)
+        found = extent(size, stride) if _INTS.issuperset(map(type, size + stride)) else None
+        if found is not None and len(extents) < _MOST_EXTENTS:
+            extents[size, stride] = found
+    if found is None or not 0 <= offset <= numel - found:
         return False
     if type(hooks) is not Call:
         return hooks is None
@@ -297,7 +324,7 @@ def _of_oddity(odd: Oddity) -> Verdict:
 
 
 def _other(name: str, why: str) -> Verdict:
-    return Verdict("code", name, "odd", why, lambda: f"{name} {why}")
+    return Verdict("code", name, "odd", why, lambda: f"{name}, {why}")
 
 
 _TENSOR: Final = BY_NAME["torch._utils._rebuild_tensor_v2"]
@@ -306,4 +333,5 @@ _ORDERED: Final = BY_NAME["collections.OrderedDict"]
 _NO_ARGUMENTS: Final = ()
 """There is one empty tuple."""
 _INTS: Final = frozenset((int,))
+_MOST_EXTENTS: Final = 1000
 _NO_BUILD: Final = (sys.maxsize, None)

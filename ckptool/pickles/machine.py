@@ -27,6 +27,7 @@ _MOST_NAMES: Final = 100_000
 _MOST_EMPTY: Final = 450_000
 """Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each.
 An empty list takes 80 bytes while it is read, and two trees of them 150: more would break what we promise."""
+_MOST_AHEAD: Final = 1024
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
@@ -115,6 +116,12 @@ class Machine:
         """In order, those of the opcodes that give an object a state."""
         self.odd_keys: list[Inert] = []
         """Keys of dicts and members of sets that are no text: Python takes their hash."""
+        self.has_old_strings = False
+        """Whether there are strings of Python 2, which readers give other types."""
+        self.has_other_text = False
+        """Whether some of them are not ASCII, so that each reader may take them for other text."""
+        self.has_far_memo = False
+        """Whether an index of the memo is so large that Python needs far more memory for it than the pickle has."""
         self.has_protocols = False
         """Whether the protocol changes on the way, and with it what names mean."""
         self.oddities: list[Oddity] = []
@@ -215,6 +222,8 @@ class Machine:
 
     def put(self, index: int | str, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come. Text is that of an index far out."""
+        if isinstance(index, str) or index > _MOST_AHEAD + self.position - self.start:
+            self.has_far_memo = True
         if isinstance(self.memo, list) and (isinstance(index, str) or index >= len(self.memo)):
             if index == len(self.memo):
                 self.memo.append(value)

@@ -107,18 +107,18 @@ def op_string(machine: Machine) -> None:
     line = machine.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise machine.malformed("a string without quotes")
-    machine.push_line(_python2_text(re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
+    machine.push_line(_python2_text(machine, re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
 
 
 def op_binstring(machine: Machine) -> None:
     nbytes = _I32(machine.data, machine.pos + 1)[0]
     if nbytes < 0:
         raise machine.malformed(f"a string of {nbytes:,} bytes")
-    machine.push(_python2_text(machine.take(machine.pos + 5, nbytes)))
+    machine.push(_python2_text(machine, machine.take(machine.pos + 5, nbytes)))
 
 
 def op_short_binstring(machine: Machine) -> None:
-    machine.push(_python2_text(machine.take(machine.pos + 2, machine.data[machine.pos + 1])))
+    machine.push(_python2_text(machine, machine.take(machine.pos + 2, machine.data[machine.pos + 1])))
 
 
 def op_unicode(machine: Machine) -> None:
@@ -380,8 +380,10 @@ def op_unknown(machine: Machine) -> None:
     raise machine.malformed(f"0x{machine.data[machine.pos]:02x} is not a pickle opcode")
 
 
-def _python2_text(data: bytes) -> str | bytes:
+def _python2_text(machine: Machine, data: bytes) -> str | bytes:
     """Return what a Python 2 ``str`` was: text where it can be, else the bytes (numpy put raw data into them)."""
+    machine.has_old_strings = True
+    machine.has_other_text = machine.has_other_text or not data.isascii()
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError:

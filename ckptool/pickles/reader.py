@@ -79,6 +79,12 @@ class Pickle(NamedTuple):
     """Keys of dicts and members of sets that are no text."""
     has_protocols: bool = False
     """Whether its protocol changes on the way."""
+    has_old_strings: bool = False
+    """Whether there are strings of Python 2 in it, which readers give other types;"""
+    has_other_text: bool = False
+    """whether some are not ASCII, so that each reader may take them for other text."""
+    has_far_memo: bool = False
+    """Whether an index of its memo takes far more memory than it has."""
     oddities: Sequence[Oddity] = ()
     """What has no place in a tree, of one that was read as far as that goes."""
     broken: str | None = None
@@ -177,6 +183,9 @@ def _recorded(machine: Machine, root: Inert) -> Pickle:
         machine.carried,
         machine.odd_keys,
         machine.has_protocols,
+        machine.has_old_strings,
+        machine.has_other_text,
+        machine.has_far_memo,
         machine.oddities,
     )
 

@@ -46,7 +46,7 @@ _NBYTES_OF_STRING: Final = 128
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", "constants.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
 """How names of members end where there may be programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")
 """what is in the names of others that are some, in what remains of an exported one."""
@@ -78,7 +78,7 @@ def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
 class Search(Found):
     """Looks into sources, and keeps what it finds."""
 
-    def __init__(self, limits: Limits, is_beside: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, limits: Limits, beside: Callable[[], str | None] | None = None) -> None:
         super().__init__()
         self.limits = limits
         self._members = 0
@@ -90,7 +90,7 @@ class Search(Found):
         self._pickles_read = 0
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
-        self._judge = Judge(is_beside)
+        self._judge = Judge(beside)
 
     def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
         """Read consecutive pickles, and judge them."""

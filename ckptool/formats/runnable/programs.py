@@ -73,7 +73,9 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     told = {_PACKAGE if one.endswith(_PACKAGE) else _EXPORTED for one in lowered if one.endswith((_PACKAGE, _EXPORTED))}
     if _PACKAGE in told:
         yield from _sources(archive, record)
-    elif any(_is_program(one, is_exported=False) and one.endswith(_OF_TORCHSCRIPT) for one in lowered):
+    elif any(_is_program(one, is_exported=False) and one.endswith(_OF_TORCHSCRIPT) for one in lowered) or any(
+        one.endswith("/constants.pkl") for one in lowered
+    ):
         yield of_kind("TorchScript", record)
     if _EXPORTED in told:
         yield of_kind("an exported program", record)
