@@ -71,7 +71,7 @@ def reaching(name: str, qualified: str) -> str | None:
             return reason
     if not table.INSIDE.isdisjoint(parts) or not table.MODULES.isdisjoint(parts[:-1]):
         return table.THROUGH
-    is_telling = package_of(name) in (*table.KNOWN, "joblib") and not table.TELLING_CLASSES.isdisjoint(parts)
+    is_telling = package_of(name) in ("torch", "numpy", "joblib") and not table.TELLING_CLASSES.isdisjoint(parts)
     is_method = len(parts) > 1 and package_of(name) == "builtins"
     return table.TELLING_NAME if is_telling or (parts[-1] in table.TELLING and not is_method) else None
 
@@ -105,11 +105,13 @@ def found(node: Inert, depth: int = 0) -> Global | None:
     named = nodes.global_of(node)
     if named is not None or type(node) is not Call or depth > _MOST_PARTS:
         return named
-    func = found(node.func, depth + 1)
-    if func is None or type(node.args) is not tuple or not node.args:
+    if type(node.args) is not tuple or not node.args:
         return None
     if type(node.func) is Call and type(attribute := _looked_up(node.func)) is str:
         return _attribute(node.args[0], attribute, depth)
+    func = found(node.func, depth + 1)
+    if func is None:
+        return None
     name, args = canonical(func.module, func.name), node.args
     first, second = args[0], args[1] if len(args) > 1 else None
     if name in _GET and type(second) is str:
@@ -210,7 +212,7 @@ def is_wary(named: Global) -> bool:
 
 def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None:
     """Return in which way a call of a name reaches the system, by the name or by what it is given; None if neither."""
-    args = call.args if type(call.args) is tuple else (call.args,)
+    args = call.args if type(call.args) is tuple and call.args else (call.args,)
     name = canonical(named.module, named.name)
     one = found(call) if name in (*_GET, *_IMPORT, *_UFUNCS) else None
     if one is not None and re.fullmatch(table.ACTING, one.module):
@@ -218,12 +220,14 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
     if name in _GET:
         is_computed = len(args) > 1 and type(args[1]) is not str
         return table.UNFOLLOWED if is_computed else reach(one) if one is not None else None
+    if name == "dill._dill._eval_repr" and type(args[0]) is str and re.fullmatch(table.LITERALS, args[0]):
+        return None
     if why := reach(named):
         return why
     if how == "calls" and name in table.CALLED_CLASSES:
         return table.LOADS
     if named.name.rpartition(".")[2] in table.CHANGER_NAMES and args and type(args[0]) is Global:
-        return table.CHANGED
+        return table.CHANGED if args[0].module != "__main__" else None
     if not is_wary:
         return None
     given = passed((*args, call.kwargs))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, dense, element_size, extent, fits, is_state_of_dtype
+from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, content, dense, element_size, extent, fits, is_state_of_dtype
 from ckptool.pickles.nodes import Call, Global, Inert
 
 
@@ -281,7 +281,7 @@ _ANY: Final[Mapping[str, Form]] = {
     "any tensor": lambda node, values: values.kind(node) in ("tensor", "tensor with attributes"),
     "name of a row for tensors": lambda node, values: values.name(node) in _REBUILDERS,
     "its arguments": lambda node, _: type(node) is tuple,
-    "bytes of a storage": lambda node, values: type(node) is bytes and values.takes(len(node)),
+    "bytes of a storage": lambda node, values: FORMS["bytes"](node, values) and content(node) is not None,
 }
 
 

@@ -131,7 +131,7 @@ DANGEROUS: Final = {
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk os.mknod os.lchown os.fchmod os.fchown os.ftruncate os.utime os.setxattr"
         " os.removexattr os.pwrite os.pwritev os.writev os.sendfile os.splice os.copy_file_range os.fdopen os.dup2"
-        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.basicConfig"
+        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.FileHandler logging.basicConfig"
         " modulefinder pyclbr filecmp netrc configparser.ConfigParser.read xml.etree.ElementTree.parse"
         " fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
         " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
@@ -176,7 +176,7 @@ DANGEROUS: Final = {
         " keras.utils.file_utils keras.src.utils.file_utils transformers.utils.hub transformers.file_utils.cached_path"
         " nltk.download nltk.downloader scipy.datasets scipy.misc.face seaborn.load_dataset torchtext.utils wandb.init"
         " wandb.login wandb.restore wandb.save clearml.Task.init ultralytics.hub.login",
-        _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
+        _CHANGES: "sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.fchdir os.chroot os.umask os.nice os.register_at_fork os.setuid os.setgid"
         " os.seteuid os.setegid os.setreuid os.setregid os.setresuid os.setresgid os.setgroups os.initgroups os.setsid"
@@ -186,9 +186,9 @@ DANGEROUS: Final = {
         " sys.meta_path sys.path_hooks sys.path_importer_cache"
         " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
         " fickling.context",
-        _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
+        _HIDES: "builtins.vars builtins.globals builtins.locals builtins.dir"
         " builtins.input builtins.help builtins.type.__call__"
-        " functools.reduce itertools.starmap operator.call codecs.decode"
+        " operator.call codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
         " types.DynamicClassAttribute hydra.utils hydra._internal dask.core.get dask.get kombu.utils.imports"
         " DataFrame.pipe Series.pipe NDFrame.pipe",
@@ -266,9 +266,12 @@ MAKER_NAMES: Final = words("_make_function _fill_function _make_skel_func _creat
 """Names of calls that make a function of byte code: dill's and cloudpickle's, and those of their copies."""
 
 CHANGER_NAMES: Final = words(
-    "_setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
+    "setattr delattr _setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
 )
 """Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them."""
+
+LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
+"""What dill writes as text, for it to be evaluated."""
 
 CALLED_CLASSES: Final = words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"

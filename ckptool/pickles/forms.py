@@ -137,8 +137,10 @@ def content(node: Inert) -> bytes | None:
     """Return the bytes that a literal has, or that a text stands for."""
     if type(node) in (bytes, bytearray):
         return bytes(node)
-    text = node.args[0] if node.args else ""
-    return text.encode("latin-1") if text.isascii() else None
+    try:
+        return node.args[0].encode("latin-1") if node.args else b""
+    except UnicodeEncodeError:
+        return None
 
 
 def bytes_of(node: Inert) -> int:

@@ -18,7 +18,7 @@ from ckptool.errors import Failure
 from ckptool.pickles import alarms, asked_ids, nodes
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
-from ckptool.pickles.forms import DTYPES, Values, extent, is_key, storage_size
+from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
 from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
@@ -109,8 +109,10 @@ class Judge:
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
                 values.storages[id(node)] = numel
+            elif asked_ids.is_call(node.pid):
+                yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
-                grade: Grade = "system" if asked_ids.is_asking(node.pid) else "code"
+                grade: Grade = "system" if asked_ids.is_sourced_object(node.pid) else "code"
                 named = nodes.global_of(node)
                 name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
                 yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
@@ -161,7 +163,7 @@ class Judge:
             if row is not None:
                 values.at = offset
                 if takes(row, call, values):
-                    numel = self._storage_of(call.args[0]) if row is _LOADS and not is_inner else None
+                    numel = self._storage_of(content(call.args[0]) or b"") if row is _LOADS and not is_inner else None
                     if row is not _LOADS or numel is not None:
                         made[id(call)] = row.makes
                         storages.update({} if numel is None else {id(call): numel})
