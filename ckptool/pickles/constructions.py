@@ -329,14 +329,3 @@ def _has_form(args: tuple[Inert, ...], words: tuple[Form, ...], more: Form | Non
         return False
     return more is None or all(more(one, values) for one in args[count:])
 
-
-def table() -> str:
-    """Return the rows as a table of Markdown."""
-    lines = ["| name | arguments | state, items | what it does, and where that can be read |", "|---|---|---|---|"]
-    for row in ROWS:
-        names = ", ".join(f"`{name}`" for name in row.names)
-        forms = " or ".join(f"`{one.strip()}`" if one.strip() else "none" for one in row.forms.split(" | "))
-        gets = ", ".join(filter(None, (row.state, row.items)))
-        how = "made without a call; " if row.builds else ""
-        lines.append(f"| {names} | {forms} | {gets} | {how}{row.why} ({row.source}) |")
-    return "\n".join(lines)

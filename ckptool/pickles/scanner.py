@@ -57,6 +57,7 @@ _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 """What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
+_TEXT_OF_PROTOCOL_2: Final = ord("X")
 _FREQUENT: Final = b"X\x8c"
 """Opcodes of strings that readers have no table for."""
 _OF_RARE_STRINGS: Final = (_TEXT | _BYTES).difference(_FREQUENT)
@@ -258,6 +259,7 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
             pos, data = 0, source.read(base, min(_WINDOW, end - base))
     if frame_end is not None and base + pos > frame_end and split is None:
         split = frame_end
+    opcodes.pop(_TEXT_OF_PROTOCOL_2, None)
     return Scan(opcodes, tuple(carriers), split)
 
 

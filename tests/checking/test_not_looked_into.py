@@ -193,8 +193,7 @@ def test_a_file_of_a_folder_that_is_more_than_is_looked_at_is_said(name: str, tm
     report = check(place)
     assert {"CK205", "CK209"} & codes(place)
     assert exit_code(place, "--fail-on", "system") == 1
-    assert report.loading is not None
-    assert "what other files of the folder run is said above" in report.loading
+    assert "what other files of the folder run is said above" in report.loading[0]
 
 
 OTHER_PROGRAMS = {
@@ -346,12 +345,10 @@ def test_a_packed_file_of_nothing_has_a_row_as_one_that_is_not_packed(content: b
 
 def test_a_file_without_pickles_is_said_of_the_loader_that_opens_it(tmp_path: Path) -> None:
     place = written(tmp_path / "x", {})
-    assert check(place).loading == "it holds no pickle: safetensors.torch.load_file() opens it and runs nothing"
+    said = "safetensors.torch.load_file() opens it and runs nothing: it holds no pickle"
+    assert check(place).loading == (said,)
     written(place, {".hidden": EVIL})
-    assert check(place).loading == (
-        "it holds no pickle: safetensors.torch.load_file() opens it and runs nothing; what other files of the folder "
-        "run is said above"
-    )
+    assert check(place).loading == (f"{said}; what other files of the folder run is said above",)
 
 
 def test_bytes_that_a_tensor_of_a_plain_pickle_has_are_looked_into_by_scan(tmp_path: Path) -> None:

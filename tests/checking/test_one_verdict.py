@@ -56,7 +56,7 @@ HELD = {
 
 def known(report: CheckReport) -> str:
     """Return the grade, or that it is not known."""
-    return "unknown" if report.grade == "data" and (report.unseen or report.error) else report.grade
+    return report.known_grade
 
 
 def worst(severity: object) -> object:

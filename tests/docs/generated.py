@@ -12,6 +12,7 @@ import ckptool
 from ckptool import errors
 from ckptool.checking.codes import CODES
 from ckptool.checking.explain import explain
+from ckptool.pickles.constructions import ROWS
 
 PACKAGE = Path(ckptool.__file__).parent
 
@@ -111,6 +112,22 @@ def names() -> str:
     return _rows(("name", "what it is"), ("---", "---"), *rows)
 
 
+def constructions() -> str:
+    """Return the calls that a pickle may have and be data."""
+    header = ("name", "arguments", "state, items", "what it does", "source")
+    rows = (
+        (
+            ", ".join(f"`{name}`" for name in row.names),
+            " or ".join(f"`{one.strip()}`" if one.strip() else "none" for one in row.forms.split(" | ")),
+            ", ".join(filter(None, (row.state, row.items))),
+            ("made without a call; " if row.builds else "") + row.why,
+            f"`{row.source}`",
+        )
+        for row in ROWS
+    )
+    return _rows(header, ("---",) * len(header), *rows)
+
+
 def messages() -> str:
     """Return the table of error messages that people paste, with what ``check --explain`` says to each."""
     rows = []
@@ -124,6 +141,7 @@ def messages() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "constructions": constructions,
     "codes": codes,
     "exceptions": exceptions,
     "messages": messages,

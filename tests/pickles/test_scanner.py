@@ -28,8 +28,8 @@ VALUES: list[Any] = [
 ]
 
 
-DULL = frozenset(b"()]}NRQtbuaes\x81\x85\x86\x87\x88\x89KhqJjrMG")
-"""Opcodes of protocol 2 without text, of which nothing is kept."""
+DULL = frozenset(b"()]}NRQtbuaes\x81\x85\x86\x87\x88\x89KhqJjrMGX")
+"""Opcodes of protocol 2, of which nothing is kept."""
 
 
 def scanned(data: bytes) -> Scan:

@@ -143,6 +143,8 @@ class Search(Found):
         if scan.split_frame is not None:
             self.note(_SPLIT, record, scan.split_frame, nested_at)
         for at, nbytes, is_text in scan.carriers:
+            if at + nbytes > source.nbytes:
+                continue  # of a pickle that breaks off in it
             where = at if nested_at is None else nested_at
             if is_text:
                 self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, where, depth)
