@@ -29,12 +29,13 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
-from ckptool import check
 from ckptool.pickles.effects import SPLIT_FRAME, Effect
 from ckptool.pickles.grades import grade_of
-from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.reaching import canonical
 from ckptool.pickles.tracer import trace
+
+from ckptool import check
+from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.sources.source import BytesSource
 
 Noted = tuple[str, str]

@@ -224,9 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _share(asked: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "tests.fuzz.data_promise", "--count", str(asked.count // asked.processes)]
     command += ["--seconds", str(asked.seconds), *(["--save", str(asked.save)] if asked.save else [])]
-    started = [
-        subprocess.Popen([*command, "--seed", str(asked.seed + number)]) for number in range(asked.processes)
-    ]
+    started = [subprocess.Popen([*command, "--seed", str(asked.seed + number)]) for number in range(asked.processes)]
     return max(one.wait() for one in started)
 
 

@@ -114,7 +114,9 @@ def loaders_of(file: File) -> dict[str, Callable[[bytes], Any]]:
     """Return the loaders of a file by their names; an encoding matters where there are texts of Python 2."""
     loaders = LOADERS[file.kind]
     if file.kind == "pickle" and not any(code in file.data for code in b"STU"):
-        return {name: loader for name, loader in loaders.items() if " of latin1" not in name and " of bytes" not in name}
+        return {
+            name: loader for name, loader in loaders.items() if " of latin1" not in name and " of bytes" not in name
+        }
     return loaders
 
 

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ckptool.pickles import constructions, forms
+from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor
 from tests.fuzz.trees import Node, read, walk
 
 
@@ -62,7 +64,34 @@ def values() -> Iterator[Any]:
 
 
 def arrays() -> Iterator[Any]:
-    for code in "? b B h H i I l L q Q e f d g F D G S3 U3 V5 M8[s] m8[D] >f4 >i8 O".split():
+    for code in [
+        "?",
+        "b",
+        "B",
+        "h",
+        "H",
+        "i",
+        "I",
+        "l",
+        "L",
+        "q",
+        "Q",
+        "e",
+        "f",
+        "d",
+        "g",
+        "F",
+        "D",
+        "G",
+        "S3",
+        "U3",
+        "V5",
+        "M8[s]",
+        "m8[D]",
+        ">f4",
+        ">i8",
+        "O",
+    ]:
         yield np.zeros(3, code), np.dtype(code)
         yield np.zeros(1, code)[0]
     yield np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros((0, 3)), np.array(5)
@@ -83,8 +112,10 @@ def tensors() -> Iterator[Any]:
         yield torch.zeros(3, dtype=kind)
     for name in ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "float8_e8m0fnu", "float4_e2m1fn_x2"):
         if hasattr(torch, name):
-            yield torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name)) if "float" in name else torch.zeros(
-                3, dtype=getattr(torch, name)
+            yield (
+                torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name))
+                if "float" in name
+                else torch.zeros(3, dtype=getattr(torch, name))
             )
     shared = torch.arange(8.0)
     yield [shared[:4], shared[4:], shared.view(2, 4).t(), shared.expand(2, 8)]
@@ -114,6 +145,47 @@ def tensors() -> Iterator[Any]:
     yield packed, torch.Generator().get_state()
 
 
+DEVICE_TENSOR = "_rebuild_device_tensor_from_"
+
+
+def by_hand() -> Iterator[bytes]:
+    """Yield pickles of what few picklers write, or none on this machine."""
+    stream = legacy(storage(rest=(None,)), [("0", 4, floats())])
+    tensor_of = tensor(call(named("torch.storage", "_load_from_bytes"), raw(stream)))
+    dtype = call(named("numpy", "dtype"), "f4", False, True)
+    array_of = call(named("numpy._core.numeric", "_frombuffer"), raw(floats()), dtype, (4,), "C")
+    hooks = call(named("collections", "OrderedDict"))
+    for name, held in (("numpy", array_of), ("cpu_tensor", tensor_of)):
+        yield pickled(call(named("torch._utils", DEVICE_TENSOR + name), held, named("torch", "float32"), "cpu", False))
+    for name in ("build_intlist", "build_tensorlist", "build_doublelist", "build_boollist"):
+        yield pickled(call(named("torch.jit._pickle", name), [1, 2]))
+    stored = call(named("torch.storage", "_load_from_bytes"), raw(stream))
+    yield pickled(call(named("torch._utils", "_rebuild_tensor"), stored, 0, (4,), (1,)))
+    yield pickled(call(named("torch.jit._pickle", "restore_type_tag"), [1], "List[int]"))
+    yield pickled(call(named("torch._utils", "_rebuild_parameter_with_state"), tensor_of, True, hooks, {"tag": 1}))
+    yield pickled(
+        call(named("copyreg", "_reconstructor"), named("argparse", "Namespace"), named("builtins", "object"), None)
+        + ops({"lr": 0.1})
+        + b"b",
+        protocol=4,
+    )
+    for member in ("_MEM_FORMAT_ENCODING", "WriteItemType"):
+        module = "metadata" if member.startswith("_") else "planner"
+        yield pickled(call(named(f"torch.distributed.checkpoint.{module}", member), 1))
+    for name in ("planner.SavePlan", "planner.WriteItem", "planner.TensorWriteData", "planner.BytesIOWriteData"):
+        module, _, last = name.partition(".")
+        yield pickled(named(f"torch.distributed.checkpoint.{module}", last) + b")\x81" + ops({"items": [1]}) + b"b")
+    index = named("torch.distributed.checkpoint.metadata", "MetadataIndex") + b")\x81"
+    yield pickled(index + ops({"fqn": "w", "offset": call(named("torch", "Size"), (0, 0)), "index": 0}) + b"b")
+    properties = named("torch.distributed.checkpoint.metadata", "TensorProperties") + b")\x81"
+    layout = call(named("torch.serialization", "_get_layout"), "torch.strided")
+    kept = call(named("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), 0)
+    yield pickled(properties + ops((named("torch", "float32"), layout, False, kept, False)) + b"b")
+    for path in sorted(FOLDERS.rglob(".metadata")):
+        yield path.read_bytes()
+
+
+FOLDERS = Path(__file__).parents[2] / "fixtures" / "folders"
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 WIDTHS = {
     "DoubleStorage": 8, "LongStorage": 8, "ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "IntStorage": 4,
@@ -134,6 +206,7 @@ def seeds() -> list[Seed]:
             with suppress(Exception):
                 found.append(of_zip(saved(value, is_zip=True), f"{number}"))
                 found.append(of_legacy(saved(value, is_zip=False), f"{number}"))
+    found += (Seed(read(data), {}) for data in by_hand())
     for path in sorted(FIXTURES.glob("*.pth")):
         with suppress(Exception):
             found.append((of_zip if "-zip" in path.name else of_legacy)(path.read_bytes(), path.stem))
@@ -190,25 +263,81 @@ def _renamed(root: Node, prefix: str) -> None:
 
 
 def names() -> list[tuple[str, str]]:
-    """Return the names that the trees ask for, and some that no data asks for."""
+    """Return the names that data may ask for, those that the trees ask for, and some that no data asks for."""
+    listed = {*constructions.BY_NAME, *constructions.VALUES, *constructions.STORAGES, *forms.DTYPES}
+    split = {tuple(name.rsplit(".", 1)) for name in listed}
     found = {node.said for seed in seeds() for node in walk(seed.root) if node.kind == "name"}
-    return sorted(found | set(OTHERS))
+    return sorted(found | split | set(OTHERS))
 
 
 OTHERS = [
     tuple(one.split(" "))
-    for one in (
-        "builtins getattr,builtins list,builtins dict,builtins tuple,builtins str,builtins int,builtins float,"
-        "builtins bytes,builtins bool,builtins object,builtins type,builtins iter,builtins map,builtins property,"
-        "builtins memoryview,builtins reversed,builtins enumerate,builtins zip,builtins Exception,builtins frozenset,"
-        "__builtin__ list,__builtin__ set,__builtin__ long,__builtin__ unicode,__builtin__ xrange,__builtin__ bytes,"
-        "argparse Namespace,collections ChainMap,collections UserDict,collections UserList,functools partial,"
-        "operator itemgetter,types MappingProxyType,types MethodType,torch Tensor,torch Size,torch.storage "
-        "_load_from_bytes,torch._tensor _rebuild_from_type_v2,numpy ndarray,numpy dtype,numpy matrix,numpy recarray,"
-        "numpy float64,numpy str_,numpy bytes_,numpy void,numpy datetime64,numpy object_,numpy.core.multiarray scalar,"
-        "torch.nn.modules.module Module,torch.nn.modules.linear Linear,torch.optim.adam Adam,torch.utils.data dataset,"
-        "torch FloatStorage,torch.cuda FloatTensor,torch.nn.parameter UninitializedParameter,copyreg _reconstructor,"
-        "copyreg __newobj__,copy_reg _reconstructor,os path,mypkg Net,typing ForwardRef,string Template,"
-        "numpy._core.numeric _frombuffer,numpy.core.numeric _frombuffer,numpy._core.multiarray _reconstruct"
-    ).split(",")
+    for one in [
+        "builtins getattr",
+        "builtins list",
+        "builtins dict",
+        "builtins tuple",
+        "builtins str",
+        "builtins int",
+        "builtins float",
+        "builtins bytes",
+        "builtins bool",
+        "builtins object",
+        "builtins type",
+        "builtins iter",
+        "builtins map",
+        "builtins property",
+        "builtins memoryview",
+        "builtins reversed",
+        "builtins enumerate",
+        "builtins zip",
+        "builtins Exception",
+        "builtins frozenset",
+        "__builtin__ list",
+        "__builtin__ set",
+        "__builtin__ long",
+        "__builtin__ unicode",
+        "__builtin__ xrange",
+        "__builtin__ bytes",
+        "argparse Namespace",
+        "collections ChainMap",
+        "collections UserDict",
+        "collections UserList",
+        "functools partial",
+        "operator itemgetter",
+        "types MappingProxyType",
+        "types MethodType",
+        "torch Tensor",
+        "torch Size",
+        "torch.storage _load_from_bytes",
+        "torch._tensor _rebuild_from_type_v2",
+        "numpy ndarray",
+        "numpy dtype",
+        "numpy matrix",
+        "numpy recarray",
+        "numpy float64",
+        "numpy str_",
+        "numpy bytes_",
+        "numpy void",
+        "numpy datetime64",
+        "numpy object_",
+        "numpy.core.multiarray scalar",
+        "torch.nn.modules.module Module",
+        "torch.nn.modules.linear Linear",
+        "torch.optim.adam Adam",
+        "torch.utils.data dataset",
+        "torch FloatStorage",
+        "torch.cuda FloatTensor",
+        "torch.nn.parameter UninitializedParameter",
+        "copyreg _reconstructor",
+        "copyreg __newobj__",
+        "copy_reg _reconstructor",
+        "os path",
+        "mypkg Net",
+        "typing ForwardRef",
+        "string Template",
+        "numpy._core.numeric _frombuffer",
+        "numpy.core.numeric _frombuffer",
+        "numpy._core.multiarray _reconstruct",
+    ]
 ]

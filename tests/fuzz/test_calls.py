@@ -12,10 +12,10 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from ckptool.pickles.effects import Tracer
 
 from ckptool import check
 from ckptool.pickles import effect_opcodes
-from ckptool.pickles.effects import Tracer
 from tests.build import call, named
 from tests.checking.test_would_run import CONTAINERS, PIECES
 from tests.fuzz import judged

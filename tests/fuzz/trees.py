@@ -63,8 +63,25 @@ def walk(root: Node) -> list[Node]:
 # Reading
 
 _VALUES = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8"
-    " BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
+    [
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "BINFLOAT",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "BYTEARRAY8",
+    ]
 )
 _FIXED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
@@ -196,8 +213,10 @@ class Writer:
 
     def get(self, index: int) -> None:
         kind = self.chance.randrange(3) if index < 256 else self.chance.randrange(1, 3)
-        self.out += (b"h" + bytes([index]) if kind == 0 and self.protocol else b"g%d\n" % index) if kind < 2 else (
-            b"j" + pack("<I", index)
+        self.out += (
+            (b"h" + bytes([index]) if kind == 0 and self.protocol else b"g%d\n" % index)
+            if kind < 2
+            else (b"j" + pack("<I", index))
         )
 
     def put(self, node: Node) -> None:
@@ -349,9 +368,7 @@ class Writer:
         if kind > 0.97 and abs(value) < 1 << 80:
             return b"L%dL\n" % value
         digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        return (
-            b"\x8a" + bytes([len(digits)]) if len(digits) < 256 else b"\x8b" + pack("<i", len(digits))
-        ) + digits
+        return (b"\x8a" + bytes([len(digits)]) if len(digits) < 256 else b"\x8b" + pack("<i", len(digits))) + digits
 
 
 def _is_ascii(node: Node) -> bool:
@@ -409,7 +426,7 @@ class Changer:
     def tree(self, chance: random.Random) -> Node:
         """Return a tree of a seed that was changed some times, or one that is made of such."""
         root = chance.choice(self.seeds).copy()
-        for _ in range(chance.choice((0, 1, 1, 1, 2, 2, 3, 5))):
+        for _ in range(chance.choice((0, 1, 1, 1, 1, 2, 2, 4))):
             self.change(root, chance)
         kind = chance.randrange(8)
         if kind == 0:
@@ -438,6 +455,9 @@ class Changer:
         if kind == 10:
             args = Node("tuple", None, [self.any(chance, root) for _ in range(chance.choice((0, 1, 1, 2, 3)))])
             return Node(chance.choice(("call", "new")), None, [Node("name", chance.choice(self.names)), args])
+        if kind == 11 and chance.random() < 0.3:
+            items = [self.any(chance, root) for _ in range(chance.choice((0, 2, 2, 4)))]
+            return Node(chance.choice(("dict", "list", "frozenset", "set")), None, items)
         return self.state(chance)
 
     def state(self, chance: random.Random) -> Node:
