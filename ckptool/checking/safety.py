@@ -70,7 +70,7 @@ def _search(checkpoint: Checkpoint, limits: Limits) -> Search:
 
 
 def modules_beside(path: str | None) -> Callable[[], str | None]:
-    """Return what returns a module that lies beside a file, or in a folder, under the name of one that a pickle needs."""
+    """Return what returns a module beside a file, or in a folder, that Python may import for one of its own."""
     if not path or is_far(path):
         return lambda: None
     return cache(lambda: _module_in(path if os.path.isdir(path) else os.path.dirname(path) or "."))

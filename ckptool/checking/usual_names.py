@@ -20,6 +20,7 @@ TORCHSCRIPT: Final = frozenset(
 
 _CLASS_OF_TORCH: Final = r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*"
 
+
 def is_torchscripts(module: str, name: str) -> bool:
     """Say whether TorchScript puts ``module.name`` in its pickles: a class in the archive's own code, or a type tag."""
     return module.partition(".")[0] == "__torch__" or f"{module}.{name}" in TORCHSCRIPT

@@ -10,8 +10,8 @@ from ckptool.checking.safety import references
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.messages import counted, show, some
-from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE
 from ckptool.pickles.alarms import canonical
+from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.weights_only import is_allowed
 

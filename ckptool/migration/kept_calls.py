@@ -24,18 +24,16 @@ class Calls(NamedTuple):
     """The calls that reach the system, as text, and what each does."""
 
 
-def kept_calls(
-    checkpoint: Checkpoint, plan: Plan, changes: Changes, reopened: Callable[[], Checkpoint]
-) -> tuple[str, ...]:
+def kept_calls(plan: Plan, changes: Changes, reopened: Callable[[], Checkpoint]) -> tuple[str, ...]:
     """
     Return the classes and functions that unpickling the new file would call, beyond what makes data.
 
-    The tree of the checkpoint is not needed; where something is refused, ``reopened`` gives one that has it.
+    Where something is refused, ``reopened`` gives the checkpoint with its tree.
 
     Raises:
         MigrationRefused: One of them runs commands or text, opens files or connections, or changes the interpreter.
     """
-    found = _calls_of(checkpoint, plan)
+    found = _calls_of(plan)
     if found.system and not changes.keep_calls:
         (shown, why), *more = found.system.items()
         others = f" and {counted(len(more), 'call')} more" if more else ""
@@ -55,12 +53,12 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
     try:
         with reopened() as checkpoint:
             plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
-            return not _calls_of(checkpoint, plan).system
+            return not _calls_of(plan).system
     except Failure:
         return False
 
 
-def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
+def _calls_of(plan: Plan) -> Calls:
     if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
     from ckptool.formats.runnable.pickle_search import Search
@@ -71,4 +69,3 @@ def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
     acts = [act for act in search.survey().acts if act.grade != "program" and act.how != "refers"]
     names = dict.fromkeys(act.name for act in acts)
     return Calls(tuple(names), {act.text: act.why or "" for act in acts if act.grade == "system"})
-

@@ -189,7 +189,7 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         else:
             planned = report.planned(checkpoint, plan, asked, nbytes)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        planned = planned._replace(calls=kept_calls(checkpoint, plan, asked, opened))
+        planned = planned._replace(calls=kept_calls(plan, asked, opened))
         check_cancelled(checkpoint.source.cancellation)
         if wanted.dry_run:
             return planned

@@ -206,7 +206,14 @@ def as_method(state: Inert) -> str | None:
 def is_wary(named: Global) -> bool:
     """Say whether it matters what calls are given where a pickle asks for this name: it, or what it finds, is known."""
     name = canonical(named.module, named.name)
-    is_finder = name in _GET or name in _LOOK_UP or name in _IMPORT or name in _UFUNCS or name in _TYPES or name == "pkgutil.resolve_name"
+    is_finder = (
+        name in _GET
+        or name in _LOOK_UP
+        or name in _IMPORT
+        or name in _UFUNCS
+        or name in _TYPES
+        or name == "pkgutil.resolve_name"
+    )
     return is_finder or reach(named) is not None or is_maker(name)
 
 
@@ -226,7 +233,7 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
         return why
     if how == "calls" and name in table.CALLED_CLASSES:
         return table.LOADS
-    if named.name.rpartition(".")[2] in table.CHANGER_NAMES and args and type(args[0]) is Global:
+    if named.name.rpartition(".")[2] in table.CHANGER_NAMES and type(args[0]) is Global:
         return table.CHANGED if args[0].module != "__main__" else None
     if not is_wary:
         return None

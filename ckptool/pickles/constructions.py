@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ckptool.pickles.forms import FORMS, Form, Values, bytes_of, content, dense, element_size, extent, fits, is_state_of_dtype
+from ckptool.pickles.forms import (
+    FORMS,
+    Form,
+    Values,
+    bytes_of,
+    content,
+    dense,
+    element_size,
+    extent,
+    fits,
+    is_state_of_dtype,
+)
 from ckptool.pickles.nodes import Call, Global, Inert
 
 
@@ -141,7 +152,7 @@ ROWS: Final = (
     Row(("datetime.timedelta",), "duration", "int, int, int", "keeps three numbers", _DATETIME),
     Row(("datetime.timezone",), "time zone", "duration | duration, str", "keeps what it is given", _DATETIME),
     Row(("decimal.Decimal",), "number", "decimal", "reads the digits, and multiplies nothing", "Modules/_decimal"),
-    Row(("fractions.Fraction",), "number", "ratio | int, int", "divides two numbers by their divisor", "Lib/fractions.py"),
+    Row(("fractions.Fraction",), "number", "ratio | int, int", "divides by a common divisor", "Lib/fractions.py"),
     Row(
         (*_paths("pathlib"), *_paths("pathlib._local")), "path", "part of a path...", "splits text; looks at no file",
         "Lib/pathlib",
@@ -152,12 +163,14 @@ ROWS: Final = (
         "numpy/_core/src/multiarray/descriptor.c", state="the state of that code",
     ),
     Row(
-        tuple(f"{core}.multiarray._reconstruct" for core in _CORES), "array", "the class ndarray, the shape of nothing, b",
+        tuple(f"{core}.multiarray._reconstruct" for core in _CORES), "array",
+        "the class ndarray, the shape of nothing, b",
         "makes an empty array, whose state is bytes of just its size", "numpy/_core/src/multiarray/methods.c",
         state="state of an array",
     ),
     Row(
-        tuple(f"{core}.numeric._frombuffer" for core in _CORES), "array", "bytes, dtype, ints, str | bytes, dtype, ints, str, ints",
+        tuple(f"{core}.numeric._frombuffer" for core in _CORES), "array",
+        "bytes, dtype, ints, str | bytes, dtype, ints, str, ints",
         "looks at bytes of just its size", "numpy/_core/numeric.py", whole=_holds_elements,
     ),
     Row(
@@ -212,19 +225,32 @@ ROWS: Final = (
         _each("torch._utils", "_rebuild_meta_tensor_no_storage"), "tensor without data",
         "dtype of torch, ints, ints, bool", "has no elements", _UTILS,
     ),
-    Row(("torch.storage._load_from_bytes",), "storage", "bytes of a storage", "unpickles them: they are judged alike", "torch/storage.py"),
-    Row(("torch.serialization._get_layout",), "layout", "name of a layout", "looks the name up in a dict", "torch/serialization.py"),
+    Row(
+        ("torch.storage._load_from_bytes",), "storage", "bytes of a storage",
+        "unpickles them: they are judged alike", "torch/storage.py",
+    ),
+    Row(
+        ("torch.serialization._get_layout",), "layout", "name of a layout",
+        "looks the name up in a dict", "torch/serialization.py",
+    ),
     Row(("torch.Size",), "size", "ints", "copies the numbers", "torch/csrc/Size.cpp"),
-    Row(("torch.device",), "device", "name of a device | name of a device, int", "keeps what it is given", "torch/csrc/Device.cpp"),
+    Row(
+        ("torch.device",), "device", "name of a device | name of a device, int",
+        "keeps what it is given", "torch/csrc/Device.cpp",
+    ),
     Row(
         _each("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"), "list", "list",
         "gives what it is given", "torch/jit/_pickle.py",
     ),
-    Row(("torch.jit._pickle.restore_type_tag",), "list", "anything, str", "gives what it is given", "torch/jit/_pickle.py"),
+    Row(
+        ("torch.jit._pickle.restore_type_tag",), "list", "anything, str",
+        "gives what it is given", "torch/jit/_pickle.py",
+    ),
     # The index of torch.distributed.checkpoint
     Row(
         (
-            *_each(f"{_DCP}.metadata", "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata"),
+            *_each(f"{_DCP}.metadata", "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata"),
+            f"{_DCP}.metadata.ChunkStorageMetadata",
             *_each(f"{_DCP}.planner", "SavePlan WriteItem TensorWriteData BytesIOWriteData"),
             f"{_DCP}.filesystem._StorageInfo",
         ),
@@ -239,8 +265,8 @@ ROWS: Final = (
         builds=True, state="properties",
     ),
     Row(
-        _each(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"), "memory format", "number to 2", "gives a member of the enumeration",
-        f"{_DATACLASSES}/metadata.py",
+        _each(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"), "memory format", "number to 2",
+        "gives a member of the enumeration", f"{_DATACLASSES}/metadata.py",
     ),
     Row(
         _each(f"{_DCP}.planner", "WriteItemType"), "member", "number from 1 to 3", "gives a member of the enumeration",
@@ -328,4 +354,3 @@ def _has_form(args: tuple[Inert, ...], words: tuple[Form, ...], more: Form | Non
     if not all(form(one, values) for form, one in zip(words, args, strict=False)):
         return False
     return more is None or all(more(one, values) for one in args[count:])
-

@@ -11,7 +11,6 @@ import sys
 from typing import Final
 
 
-
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -127,11 +126,13 @@ DANGEROUS: Final = {
         " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
         " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
         FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
-        " os argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
+        " os argparse.FileType shutil"
+        " os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk os.mknod os.lchown os.fchmod os.fchown os.ftruncate os.utime os.setxattr"
         " os.removexattr os.pwrite os.pwritev os.writev os.sendfile os.splice os.copy_file_range os.fdopen os.dup2"
-        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.FileHandler logging.basicConfig"
+        " os.close os.closerange mailbox zipapp wave.Wave_write wave.Wave_read logging.handlers logging.FileHandler"
+        " logging.basicConfig"
         " modulefinder pyclbr filecmp netrc configparser.ConfigParser.read xml.etree.ElementTree.parse"
         " fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
         " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
@@ -204,7 +205,8 @@ TELLING: Final = words(
     " unsafe_load_all import_string import_path import_by_path load_module load_source load load_model open urlopen"
     " urlretrieve hf_hub_download snapshot_download from_pretrained load_from_checkpoint load_state_dict_from_url"
     " download_url fromfile from_file write_text write_bytes write_file runctx runsource runcode run_string"
-    " fork_exec spawn startfile _unpickle parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
+    " _unpickle"
+    " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
 """Last components by which what another package imported from these is known."""
 

@@ -30,7 +30,7 @@ _KEY_BITS: Final = 61
 _MAX_RANK: Final = 64
 _FLAGS: Final = ("conj", "neg")
 _LAYOUTS: Final = frozenset(
-    f"torch.{name}" for name in "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc".split()
+    f"torch.{name}" for name in ["strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
 )
 
 
@@ -66,7 +66,6 @@ class Values:
         """Say whether so much more may be copied. The same value may be given to calls again and again."""
         self._left -= nbytes
         return self._left >= 0
-
 
     def takes_key(self) -> bool:
         """Say whether there may be one more key whose hash can be chosen: many with one take quadratic time."""
@@ -186,7 +185,9 @@ def _is_name(key: Inert) -> bool:
     return type(key) is str and key not in _SETTERS and (key == "_is_buffer" or not key.startswith("_"))
 
 
-_SETTERS: Final = frozenset("data grad requires_grad names real imag grad_fn device dtype layout shape".split())
+_SETTERS: Final = frozenset(
+    ["data", "grad", "requires_grad", "names", "real", "imag", "grad_fn", "device", "dtype", "layout", "shape"]
+)
 
 
 def _fields(node: Inert, _: Values) -> bool:
@@ -224,7 +225,7 @@ def dense(args: tuple[Inert, ...], values: Values) -> int | None:
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int | None:
-    """Return how many elements a storage has at least that a view lies in, from its offset on; None if it is no view."""
+    """Return how many elements a view spans from its offset on; None if it is no view."""
     if len(size) != len(stride) or len(size) > _MAX_RANK or (size and min(*size, *stride) < 0):
         return None
     return 0 if 0 in size else sum(map(mul, size, stride)) - sum(stride) + 1
@@ -256,7 +257,11 @@ def _quantizer(node: Inert, values: Values) -> bool:
 
 def _properties(node: Inert, values: Values) -> bool:
     words = ("dtype of torch", "layout", "bool", "memory format", "bool")
-    return type(node) is tuple and len(node) == 5 and all(FORMS[w](one, values) for w, one in zip(words, node, strict=True))
+    return (
+        type(node) is tuple
+        and len(node) == 5
+        and all(FORMS[w](one, values) for w, one in zip(words, node, strict=True))
+    )
 
 
 # Numpy's types of elements
@@ -305,7 +310,13 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         return False
     if names is None:
         return fields is None and (alignment, flags) == ((4, 8) if kind == "U" else (1, 0))
-    if kind != "V" or values.has_old_strings or type(names) is not tuple or type(fields) is not Dict or alignment not in (1, 2, 4, 8, 16):
+    if (
+        kind != "V"
+        or values.has_old_strings
+        or type(names) is not tuple
+        or type(fields) is not Dict
+        or alignment not in (1, 2, 4, 8, 16)
+    ):
         return False
     if [key for key, _ in fields.pairs] != list(names) or not all(type(one) is str for one in names):
         return False
@@ -350,7 +361,9 @@ def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
         return False
     if kind is tuple or (kind is Set and node.frozen):
         held = node if kind is tuple else node.items
-        return depth < _DEEPEST_KEY and len(held) <= _LONGEST_KEY and all(is_key(one, values, depth + 1) for one in held)
+        return (
+            depth < _DEEPEST_KEY and len(held) <= _LONGEST_KEY and all(is_key(one, values, depth + 1) for one in held)
+        )
     return kind is Call and values.made.get(id(node), "") in _HASHED
 
 
@@ -358,16 +371,49 @@ _HASHED: Final = frozenset(("size", "device", "date", "time", "duration", "time 
 """What calls make that has a hash, which is taken at once."""
 
 _FACTORIES: Final = (
-    *(f"builtins.{name}" for name in "list dict set frozenset tuple int float str bool bytes".split()),
-    *(f"collections.{name}" for name in "OrderedDict defaultdict Counter deque".split()),
+    *(
+        f"builtins.{name}"
+        for name in ["list", "dict", "set", "frozenset", "tuple", "int", "float", "str", "bool", "bytes"]
+    ),
+    *(f"collections.{name}" for name in ["OrderedDict", "defaultdict", "Counter", "deque"]),
 )
 DTYPES: Final = frozenset(
     f"torch.{name}"
-    for name in (
-        "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool double float half long int short cdouble"
-        " cfloat chalf float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
-        " bits1x8 bits2x4 bits4x2 bits8 bits16 qint8 qint32 quint8 quint4x2 quint2x4"
-    ).split()
+    for name in [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "complex128",
+        "complex64",
+        "complex32",
+        "bool",
+        "double",
+        "float",
+        "half",
+        "long",
+        "int",
+        "short",
+        "cdouble",
+        "cfloat",
+        "chalf",
+        "float8_e5m2",
+        "float8_e4m3fn",
+        "float8_e5m2fnuz",
+        "float8_e4m3fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
+        "bits1x8",
+        "bits2x4",
+        "bits4x2",
+        "bits8",
+        "bits16",
+        "qint8",
+        "qint32",
+        "quint8",
+        "quint4x2",
+        "quint2x4",
+    ]
     + [f"{kind}int{bits}" for kind in ("", "u") for bits in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)]
 )
 
@@ -409,7 +455,9 @@ FORMS: Final[dict[str, Form]] = {
     "dtype of torch": lambda node, values: values.name(node) in DTYPES,
     "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::[0-9]{1,4})?"),
     "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,
-    "class of tensors": _named("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
+    "class of tensors": _named(
+        "torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"
+    ),
     "attributes": _attributes,
     "quantizer": _quantizer,
     "parts": _sparse_parts,
@@ -445,4 +493,3 @@ def storage_size(pid: Inert, classes: Collection[int]) -> int | None:
         view = pid[5] if type(pid[5]) is tuple else ()
         return numel if [type(one) for one in view] == [str, int, int] else None
     return numel
-

@@ -156,7 +156,7 @@ class Judge:
             if at == tensor and _is_plain_tensor(call, ordered, storages, extents):
                 made[id(call)] = "tensor"
                 continue
-            while state_at < offset:
+            while state_at < offset and built is not None:
                 yield from self._state(built, state_at, rows, values, is_wary)
                 state_at, built = next(builds, _NO_BUILD)
             row = rows.get(at)
@@ -233,7 +233,7 @@ class _Judged(Protocol):
 
 
 def worst(verdicts: Iterable[_Judged]) -> Grade:
-    """Return how far verdicts reach together. A name that reaches the system, and is only asked for, runs its module."""
+    """Return how far verdicts reach together; a name that is only asked for runs its module."""
     grades: set[Grade] = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in verdicts}
     return max(grades, key=RANK.__getitem__, default="data")
 
@@ -260,10 +260,10 @@ def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], exte
     stored, offset, size, stride, needs_grad, hooks = args
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
         return False
+    numel = storages.get(id(stored), -1)
     try:
-        numel, found = storages[id(stored)], extents[size, stride]
+        found: int | None = extents[size, stride]
     except (KeyError, TypeError):
-        numel = storages.get(id(stored), -1)
         found = extent(size, stride) if _INTS.issuperset(map(type, size + stride)) else None
         if found is not None and len(extents) < _MOST_EXTENTS:
             extents[size, stride] = found
@@ -336,4 +336,4 @@ _NO_ARGUMENTS: Final = ()
 """There is one empty tuple."""
 _INTS: Final = frozenset((int,))
 _MOST_EXTENTS: Final = 1000
-_NO_BUILD: Final = (sys.maxsize, None)
+_NO_BUILD: Final[tuple[int, Call | None]] = (sys.maxsize, None)

@@ -224,15 +224,16 @@ class Machine:
         """Remember a value under an index, in whatever order they come. Text is that of an index far out."""
         if isinstance(index, str) or index > _MOST_AHEAD + self.position - self.start:
             self.has_far_memo = True
-        if isinstance(self.memo, list) and (isinstance(index, str) or index >= len(self.memo)):
-            if index == len(self.memo):
-                self.memo.append(value)
-                return
-            self.memo = dict(enumerate(self.memo))
         memo: Any = self.memo
-        if type(memo) is list or index in memo:
-            self.doubled.append(memo[index])  # it may have been taken from there before
-        memo[index] = value
+        if type(memo) is list and (isinstance(index, str) or index >= len(memo)):
+            if index == len(memo):
+                memo.append(value)
+                return
+            memo = self.memo = dict(enumerate(memo))
+        known: Any = memo
+        if type(known) is list or index in known:
+            self.doubled.append(known[index])  # it may have been taken from there before
+        known[index] = value
 
     def next_index(self) -> int:
         """Return the index that the memo has next if they come in order; -1 once one did not."""

@@ -214,6 +214,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         memo.append(stack[-1])
                         following += 1
                     else:
+                        machine.pos = pos
                         machine.put(index, stack[-1])
                         memo, following = machine.memo, machine.next_index()
                     pos += 5
@@ -238,6 +239,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                             memo.append(stack[-1])
                             following += 1
                         else:
+                            machine.pos = pos
                             machine.put(len(memo), stack[-1])
                         pos += 1
                         continue

@@ -16,7 +16,6 @@ import subprocess
 import urllib.parse
 import zipfile
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

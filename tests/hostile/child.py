@@ -33,7 +33,6 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
-import ckptool.pickles.graph_text
 import ckptool.sources.unavailable
 from ckptool.cli import cli
 from ckptool.cli.text import error_text

@@ -29,7 +29,7 @@ from ckptool.pickles.joblib_arrays import read_as_far_with_arrays
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_as_far
-from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, may_hold_pickles, scan_around, storage_pickle
+from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, scan_around, storage_pickle
 from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -46,7 +46,15 @@ _NBYTES_OF_STRING: Final = 128
 _MOST_PICKLES: Final = 10_000
 """That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", "constants.pkl", ".json", ".data/extern_modules", "archive_format", SETTINGS)
+_OF_PROGRAMS: Final = (
+    ".py",
+    "bytecode.pkl",
+    "constants.pkl",
+    ".json",
+    ".data/extern_modules",
+    "archive_format",
+    SETTINGS,
+)
 """How names of members end where there may be programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")
 """what is in the names of others that are some, in what remains of an exported one."""
@@ -63,7 +71,9 @@ _TEXT_OPCODES: Final = frozenset(
 
 
 _SPLIT: Final = Verdict("system", "a split frame", "calls", UNFOLLOWED, lambda: _SPLIT_FRAME)
-_SPLIT_FRAME: Final = "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
+_SPLIT_FRAME: Final = (
+    "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
+)
 
 
 def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:

@@ -66,7 +66,7 @@ def _planned(
             edit = edit._replace(plan=edit.plan._replace(target=path))
             selection.refuse_nothing(checkpoint, edit.plan, changes)
         planned = report_of(checkpoint, edit, changes)
-        planned = planned._replace(calls=kept_calls(checkpoint, edit.plan, changes, opened), how="in place")
+        planned = planned._replace(calls=kept_calls(edit.plan, changes, opened), how="in place")
         check_cancelled(limits.cancellation)
         if dry_run or edit.changes_nothing:
             return planned, edit.edit, None
