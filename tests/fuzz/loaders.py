@@ -21,6 +21,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import joblib
@@ -154,7 +155,7 @@ def state_of(modules: Iterable[str]) -> dict[str, Any]:
         "reducers": tuple(map(id, __import__("copyreg").dispatch_table.values())),
         "readers of torch": tuple(map(id, torch.serialization._package_registry)),
         "generator of torch": bytes(torch.get_rng_state().numpy()[:64]),
-        "generator of numpy": np.random.get_state()[1].tobytes(),  # type: ignore[union-attr, index, call-overload]
+        "generator of numpy": str(np.random.get_state()),  # noqa: NPY002
         "errors of numpy": str(np.geterr()),
         "type of tensors": str(torch.get_default_dtype()),
         "gradients": torch.is_grad_enabled(),
@@ -311,8 +312,7 @@ class Children:
 
     def _serve(self, files: Sequence[File], writer: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        with open("/proc/self/statm") as stream:
-            pages = int(stream.read().split()[0])
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

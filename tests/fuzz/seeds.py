@@ -52,7 +52,8 @@ def values() -> Iterator[Any]:
     yield collections.Counter("abca"), collections.deque([1, 2], 3), collections.deque([1])
     yield bytearray(b"abc"), complex(1, 2), range(1, 9, 2), slice(1, None, 2), Ellipsis, NotImplemented
     yield set(), frozenset(), [1, 2].__class__, type(None), object()
-    yield dt.date(2020, 1, 2), dt.datetime(2020, 1, 2, 3, 4, 5, 6), dt.time(1, 2, 3), dt.timedelta(1, 2, 3)
+    yield dt.datetime(2020, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001
+    yield dt.date(2020, 1, 2), dt.time(1, 2, 3), dt.timedelta(1, 2, 3)
     yield dt.datetime(2020, 1, 2, tzinfo=dt.timezone.utc), dt.timezone(dt.timedelta(hours=1), "X")
     yield dt.datetime(2020, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC"), fold=1)
     yield decimal.Decimal("1.5"), fractions.Fraction(1, 3), uuid.UUID(int=5)
@@ -63,35 +64,11 @@ def values() -> Iterator[Any]:
     yield from tensors()
 
 
+CODES = "? b B h H i I l L q Q e f d g F D G S3 U3 V5 M8[s] m8[D] >f4 >i8 O"
+
+
 def arrays() -> Iterator[Any]:
-    for code in [
-        "?",
-        "b",
-        "B",
-        "h",
-        "H",
-        "i",
-        "I",
-        "l",
-        "L",
-        "q",
-        "Q",
-        "e",
-        "f",
-        "d",
-        "g",
-        "F",
-        "D",
-        "G",
-        "S3",
-        "U3",
-        "V5",
-        "M8[s]",
-        "m8[D]",
-        ">f4",
-        ">i8",
-        "O",
-    ]:
+    for code in CODES.split():
         yield np.zeros(3, code), np.dtype(code)
         yield np.zeros(1, code)[0]
     yield np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros((0, 3)), np.array(5)
@@ -271,73 +248,36 @@ def names() -> list[tuple[str, str]]:
 
 
 OTHERS = [
-    tuple(one.split(" "))
-    for one in [
-        "builtins getattr",
-        "builtins list",
-        "builtins dict",
-        "builtins tuple",
-        "builtins str",
-        "builtins int",
-        "builtins float",
-        "builtins bytes",
-        "builtins bool",
-        "builtins object",
-        "builtins type",
-        "builtins iter",
-        "builtins map",
-        "builtins property",
-        "builtins memoryview",
-        "builtins reversed",
-        "builtins enumerate",
-        "builtins zip",
-        "builtins Exception",
-        "builtins frozenset",
-        "__builtin__ list",
-        "__builtin__ set",
-        "__builtin__ long",
-        "__builtin__ unicode",
-        "__builtin__ xrange",
-        "__builtin__ bytes",
-        "argparse Namespace",
-        "collections ChainMap",
-        "collections UserDict",
-        "collections UserList",
-        "functools partial",
-        "operator itemgetter",
-        "types MappingProxyType",
-        "types MethodType",
-        "torch Tensor",
-        "torch Size",
-        "torch.storage _load_from_bytes",
-        "torch._tensor _rebuild_from_type_v2",
-        "numpy ndarray",
-        "numpy dtype",
-        "numpy matrix",
-        "numpy recarray",
-        "numpy float64",
-        "numpy str_",
-        "numpy bytes_",
-        "numpy void",
-        "numpy datetime64",
-        "numpy object_",
-        "numpy.core.multiarray scalar",
-        "torch.nn.modules.module Module",
-        "torch.nn.modules.linear Linear",
-        "torch.optim.adam Adam",
-        "torch.utils.data dataset",
-        "torch FloatStorage",
-        "torch.cuda FloatTensor",
-        "torch.nn.parameter UninitializedParameter",
-        "copyreg _reconstructor",
-        "copyreg __newobj__",
-        "copy_reg _reconstructor",
-        "os path",
-        "mypkg Net",
-        "typing ForwardRef",
-        "string Template",
-        "numpy._core.numeric _frombuffer",
-        "numpy.core.numeric _frombuffer",
-        "numpy._core.multiarray _reconstruct",
-    ]
+    (module, name)
+    for module, held in {
+        "builtins": "getattr list dict tuple str int float bytes bool object type iter map property memoryview reversed"
+        " enumerate zip Exception frozenset",
+        "__builtin__": "list set long unicode xrange bytes",
+        "argparse": "Namespace",
+        "collections": "ChainMap UserDict UserList",
+        "functools": "partial",
+        "operator": "itemgetter",
+        "types": "MappingProxyType MethodType",
+        "torch": "Tensor Size FloatStorage",
+        "torch.storage": "_load_from_bytes",
+        "torch._tensor": "_rebuild_from_type_v2",
+        "numpy": "ndarray dtype matrix recarray float64 str_ bytes_ void datetime64 object_",
+        "numpy.core.multiarray": "scalar",
+        "torch.nn.modules.module": "Module",
+        "torch.nn.modules.linear": "Linear",
+        "torch.optim.adam": "Adam",
+        "torch.utils.data": "dataset",
+        "torch.cuda": "FloatTensor",
+        "torch.nn.parameter": "UninitializedParameter",
+        "copyreg": "_reconstructor __newobj__",
+        "copy_reg": "_reconstructor",
+        "os": "path",
+        "mypkg": "Net",
+        "typing": "ForwardRef",
+        "string": "Template",
+        "numpy._core.numeric": "_frombuffer",
+        "numpy.core.numeric": "_frombuffer",
+        "numpy._core.multiarray": "_reconstruct",
+    }.items()
+    for name in held.split()
 ]

@@ -1,4 +1,4 @@
-"""What is graded ``data`` only makes data: a slice of ``tests.fuzz.data_promise`` in every run, a minute with --full."""
+"""What is graded ``data`` only makes data: some of ``tests.fuzz.data_promise`` in every run, a minute with --full."""
 
 from __future__ import annotations
 
