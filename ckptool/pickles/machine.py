@@ -230,10 +230,10 @@ class Machine:
                 memo.append(value)
                 return
             memo = self.memo = dict(enumerate(memo))
-        known: Any = memo
-        if type(known) is list or index in known:
-            self.doubled.append(known[index])  # it may have been taken from there before
-        known[index] = value
+        is_there = type(memo) is list or index in memo
+        if is_there:
+            self.doubled.append(memo[index])  # it may have been taken from there before
+        memo[index] = value
 
     def next_index(self) -> int:
         """Return the index that the memo has next if they come in order; -1 once one did not."""

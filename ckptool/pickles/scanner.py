@@ -243,7 +243,8 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
                 step = 9
                 if frame_end is not None and split is None:
                     split = base + pos
-                frame_end = stop = base + pos + 9 + int.from_bytes(data[pos + 1 : pos + 9], "little")
+                frame_end = base + pos + 9 + int.from_bytes(data[pos + 1 : pos + 9], "little")
+                stop = min(frame_end, end)
             elif op == _STOP:
                 step = 1
                 if frame_end not in (None, base + pos + 1) and split is None:

@@ -5,7 +5,7 @@ them for their tests; zips, tars, arrays of numpy and compressed files are unpac
 
 Programs of all opcodes are made from a seed and given to Python's unpickler, in C and in Python, with recorders in the
 place of every name: inert classes that note what is called and give further recorders. Nothing real is ever looked up
-or called. What they noted has to be told by ``trace``, in the same order. Exits 1 if something is missing.
+or called. What they noted has to be recorded by ``read_as_far``. Exits 1 if something is missing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
-from ckptool.pickles.effects import SPLIT_FRAME, Effect
-from ckptool.pickles.grades import grade_of
-from ckptool.pickles.reaching import canonical
-from ckptool.pickles.tracer import trace
-
 from ckptool import check
+from ckptool.pickles.alarms import canonical
+from ckptool.pickles.judge import is_listed
 from ckptool.pickles.nodes import Call, Global, PersistentId
+from ckptool.pickles.reader import read_as_far
+from ckptool.pickles.scanner import end_of_opcode, scan
 from ckptool.sources.source import BytesSource
 
 Noted = tuple[str, str]
@@ -45,7 +44,6 @@ SPLIT = "split frame"
 EXTENSIONS = (7, 300, 70_000)
 FOLLOWED = {"builtins.getattr", "copyreg._reconstructor", "copyreg.__newobj__", "torch.storage._load_from_bytes"}
 """What these find, build or load is said, not that they are called."""
-_KINDS = {"refers": "refers", "calls": "calls", "builds": "calls", "sets": "sets", "adds": "adds", "asks": "asks"}
 
 
 # What Python's unpickler does
@@ -110,8 +108,6 @@ def label(node: Any) -> str:
     calls = 0
     while isinstance(node, Call):
         node, calls = node.func, calls + 1
-    if getattr(node, "why", None) == SPLIT_FRAME:
-        return SPLIT
     name = str(node) if isinstance(node, Global) else "pid" if isinstance(node, PersistentId) else _other(node)
     return name + "()" * calls
 
@@ -121,29 +117,29 @@ def _other(node: Any) -> str:
     return f"evil.ext{code}" if code.isdigit() else "?"
 
 
-def told(data: bytes) -> list[Noted]:
-    found: list[Noted] = []
-
-    def listen(effect: Effect) -> None:
-        if effect.how in _KINDS:
-            found.append((_KINDS[effect.how], label(effect.target)))
-
-    trace(BytesSource(data), 0, listen)
-    return found
+def told(data: bytes) -> set[Noted]:
+    source = BytesSource(data)
+    read = read_as_far(source)
+    found = {("refers", label(one)) for one in read.globals}
+    found |= {("calls", label(one.func)) for one in read.calls}
+    found |= {("sets", label(one)) for one in read.builds}
+    found |= {("adds", label(one)) for one in read.calls if one.items or one.pairs}
+    found |= {("asks", "pid") for _ in read.persistent_ids}
+    found |= {(odd.how, label(odd.target)) for odd in read.oddities}
+    is_torn = read.broken is not None and read.end < len(data)
+    end = min(end_of_opcode(source, read.end), len(data)) if is_torn else read.end
+    return found | ({("refers", SPLIT)} if scan(source, 0, end).split_frame is not None else set())
 
 
 def missing(data: bytes) -> Noted | None:
     """Return the first thing that an unpickler does and we do not tell, or None."""
     ours = told(data)
+    if ("refers", SPLIT) in ours:
+        return None
     for base in (pickle.Unpickler, pickle._Unpickler):  # type: ignore[attr-defined]
-        rest = iter(ours)
-        last: Noted | None = None
         for one in unpickled(data, base):
-            if one[0] == "adds" and one == last:
-                continue  # each item of one opcode
-            if one not in rest:
-                return None if ("refers", SPLIT) in ours else one
-            last = one
+            if one not in ours:
+                return one
     return None
 
 
@@ -351,7 +347,7 @@ def unlisted(data: bytes) -> Iterator[Noted]:
         for kind, name in unpickled(content, pickle._Unpickler):  # type: ignore[attr-defined]
             module, _, last = name.rpartition(".")
             full = canonical(module, last)
-            plain = grade_of(full, last, "calls")[0] == "data" or full in FOLLOWED
+            plain = is_listed(full) or full in FOLLOWED or module.startswith("__torch__")
             if kind == "calls" and module and not plain and full not in listed and "(" not in name:
                 yield kind, name
         lost = missing(content)
