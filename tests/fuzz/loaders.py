@@ -130,7 +130,7 @@ class Watcher:
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self.on and event not in HARMLESS:
+        if self.on and event not in HARMLESS and not (event == "import" and finds_nothing(args[0])):
             self.on = False
             self.heard.append(f"{event} {args!r:.150}")
             self.on = True
@@ -143,6 +143,12 @@ class Watcher:
             yield
         finally:
             self.on = False
+
+
+def finds_nothing(module: str) -> bool:
+    """Say whether a module is asked for below one that is no package, as those of other Pythons: no file is looked at."""
+    above = sys.modules.get(module.rpartition(".")[0])
+    return above is not None and not hasattr(above, "__path__")
 
 
 def state_of(modules: Iterable[str]) -> dict[str, Any]:
