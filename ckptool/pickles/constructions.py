@@ -152,7 +152,7 @@ ROWS: Final = (
     Row(("datetime.timedelta",), "duration", "int, int, int", "keeps three numbers", _DATETIME),
     Row(("datetime.timezone",), "time zone", "duration | duration, str", "keeps what it is given", _DATETIME),
     Row(("decimal.Decimal",), "number", "decimal", "reads the digits, and multiplies nothing", "Modules/_decimal"),
-    Row(("fractions.Fraction",), "number", "ratio | int, int", "divides by a common divisor", "Lib/fractions.py"),
+    Row(("fractions.Fraction",), "number", "ratio | number, number", "divides by a common divisor", "Lib/fractions.py"),
     Row(
         (*_paths("pathlib"), *_paths("pathlib._local")), "path", "part of a path...", "splits text; looks at no file",
         "Lib/pathlib",
@@ -215,11 +215,11 @@ ROWS: Final = (
     ),
     Row(
         _each("torch._utils", "_rebuild_device_tensor_from_numpy"), "tensor of a device",
-        "array, dtype of torch, name of a device, bool", "copies to the device", _UTILS,
+        "array, dtype of torch, device to copy to, bool", "copies to the device", _UTILS,
     ),
     Row(
         _each("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), "tensor of a device",
-        "dense tensor, dtype of torch, name of a device, bool", "copies to the device", _UTILS,
+        "dense tensor, dtype of torch, device to copy to, bool", "copies to the device", _UTILS,
     ),
     Row(
         _each("torch._utils", "_rebuild_meta_tensor_no_storage"), "tensor without data",

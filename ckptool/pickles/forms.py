@@ -91,7 +91,11 @@ def _named(*names: str) -> Form:
 
 def _matching(pattern: str) -> Form:
     # Compiled when it is needed, which few files do.
-    return lambda node, _: type(node) is str and len(node) <= _LONGEST_TEXT and re.fullmatch(pattern, node) is not None
+    def form(node: Inert, values: Values) -> bool:
+        is_short = type(node) is str and len(node) <= _LONGEST_TEXT and values.takes(8 * len(node))
+        return is_short and re.fullmatch(pattern, node) is not None
+
+    return form
 
 
 def _each(node: Inert, values: Values) -> bool:
@@ -174,11 +178,13 @@ def _storage(node: Inert, values: Values) -> bool:
     return id(node) in values.storages
 
 
-def _attributes(node: Inert, _: Values) -> bool:
+def _attributes(node: Inert, values: Values) -> bool:
     """Python's attributes of a tensor, which are set by name: one that torch has a setter for refuses a literal."""
     if type(node) is not Dict:
         return node is None
-    return all(_is_name(key) and type(value) in (bool, int, float, str, type(None)) for key, value in node.pairs)
+    return values.takes(16 * len(node.pairs)) and all(
+        _is_name(key) and type(value) in (bool, int, float, str, type(None)) for key, value in node.pairs
+    )
 
 
 def _is_name(key: Inert) -> bool:
@@ -190,8 +196,8 @@ _SETTERS: Final = frozenset(
 )
 
 
-def _fields(node: Inert, _: Values) -> bool:
-    return type(node) is Dict and all(type(key) is str and not key.startswith("_") for key, _ in node.pairs)
+def _fields(node: Inert, values: Values) -> bool:
+    return _counts(node, values) and all(type(key) is str and not key.startswith("_") for key, _ in node.pairs)
 
 
 def _metadata(node: Inert, values: Values) -> bool:
@@ -422,6 +428,7 @@ FORMS: Final[dict[str, Form]] = {
     "bool": _is(bool),
     "int": _is(int),
     "int?": _is(int, type(None)),
+    "number": lambda node, _: type(node) is int and node.bit_length() <= 512,
     "float": _is(float, int),
     "str": _is(str),
     "list": _each,
@@ -454,6 +461,7 @@ FORMS: Final[dict[str, Form]] = {
     "flags": _flags,
     "dtype of torch": lambda node, values: values.name(node) in DTYPES,
     "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::[0-9]{1,4})?"),
+    "device to copy to": _matching(r"(?:cpu|cuda|xpu|mps|xla|meta|npu)(?::[0-9]{1,4})?"),
     "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,
     "class of tensors": _named(
         "torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"

@@ -199,8 +199,8 @@ def _unsafe(machine: Machine, what: str, why: str, kind: str) -> UnsafePickle:
 
 def op_inst(machine: Machine) -> None:
     module, name = machine.lines(2)
-    args = tuple(machine.pop_mark())
-    _called(machine, machine.intern(str(module, "utf-8"), str(name, "utf-8")), args)
+    found = machine.intern(str(module, "utf-8"), str(name, "utf-8"))
+    _called(machine, found, tuple(machine.pop_mark()))
 
 
 def op_obj(machine: Machine) -> None:
@@ -229,9 +229,10 @@ def op_build(machine: Machine) -> None:
     machine.pos += 1
     state, target = machine.stack.pop(), machine.stack[-1]
     if not isinstance(target, Call):
-        if not (machine.is_patient and isinstance(target, OUTSIDE)):
+        if machine.is_patient and isinstance(target, OUTSIDE):
+            machine.note("sets", target, state)
+        elif not (machine.is_patient and _sets_nothing(state)):
             raise machine.malformed("a state for something that is no object")
-        machine.note("sets", target, state)
         return
     if target.state is not None:
         if not machine.is_patient:
@@ -243,6 +244,15 @@ def op_build(machine: Machine) -> None:
     machine.build_offsets.append(machine.base + machine.opcode)
     if machine.on_build is not None:
         machine.stack[-1] = machine.on_build(machine, target)
+
+
+def _sets_nothing(state: Inert) -> bool:
+    """Say whether Python takes a state for none, whatever it is for."""
+    if type(state) is tuple and len(state) == 2:
+        return _sets_nothing(state[0]) and _sets_nothing(state[1])
+    if type(state) in (Dict, Set):
+        return not (state.pairs if type(state) is Dict else state.items)
+    return not isinstance(state, (Call, *OUTSIDE)) and not state
 
 
 def op_persid(machine: Machine) -> None:
@@ -309,7 +319,7 @@ def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
-    elif machine.is_patient and isinstance(target, OUTSIDE):
+    elif machine.is_patient and (not values or isinstance(target, (bytearray, *OUTSIDE))):
         machine.note("adds", target, values)
     else:
         raise machine.malformed("items for something that is no list")
@@ -342,7 +352,7 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
-    elif machine.is_patient and isinstance(target, (list, *OUTSIDE)):
+    elif machine.is_patient and (not pairs or isinstance(target, (list, *OUTSIDE))):
         machine.note("adds", target, pairs)
     else:
         raise machine.malformed("pairs for something that is no dict")

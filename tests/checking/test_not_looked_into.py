@@ -131,7 +131,7 @@ def test_a_second_array_in_a_file_is_looked_into(name: str, tmp_path: Path) -> N
     many = BytesIO()
     for _ in range(40):
         np.save(many, ARRAYS[name])
-    assert codes(written(tmp_path / "y", {"many.npy": many.getvalue()})) == set()
+    assert codes(written(tmp_path / "y", {"many.npy": many.getvalue()})) <= {"CK206"}
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -123,7 +123,7 @@ def told(data: bytes) -> set[Noted]:
     found = {("refers", label(one)) for one in read.globals}
     found |= {("calls", label(one.func)) for one in read.calls}
     found |= {("sets", label(one)) for one in read.builds}
-    found |= {("adds", label(one)) for one in read.calls if one.items or one.pairs}
+    found |= {("adds", label(one)) for one in read.calls}  # of no items, too
     found |= {("asks", "pid") for _ in read.persistent_ids}
     found |= {(odd.how, label(odd.target)) for odd in read.oddities}
     is_torn = read.broken is not None and read.end < len(data)

@@ -1,0 +1,142 @@
+"""What is graded ``data`` is made by the table of constructions, in just these forms; whatever else is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptool import check
+from ckptool.fleet import row
+from ckptool.pickles.constructions import BY_NAME, ROWS, word
+from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
+
+
+def built(made: bytes, state: Any) -> bytes:
+    return made + ops(state) + b"b"
+
+
+def dtype(code: str, *state: Any) -> bytes:
+    made = call(named("numpy", "dtype"), code, False, True)
+    return built(made, state or (3, "<", None, None, None, -1, -1, 0))
+
+
+def array(shape: tuple[int, ...], kind: bytes, data: bytes) -> bytes:
+    empty = call(named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (0,), raw(b"b"))
+    return built(empty, (1, shape, kind, False, raw(data)))
+
+
+ORDERED = call(named("collections", "OrderedDict"))
+POINTER = {"__array_interface__": {"data": (0x41414141, False), "shape": (1,), "typestr": "<f8", "version": 3}}
+FLOAT64 = dtype("f8")
+ONE = array((1,), FLOAT64, bytes(8))
+VIEW = (storage(), 0, (4,), (1,), False, ORDERED)
+REBUILD = named("torch._utils", "_rebuild_tensor_v2")
+NO_DATA = {
+    "an address for a number": call(named("numpy", "float64"), built(ORDERED, POINTER)),
+    "an address for an array": call(
+        named("numpy", "ndarray"), (1,), "<f8", built(call(named("argparse", "Namespace")), POINTER)
+    ),
+    "attributes of a dict": built(ORDERED, {"items": 1}),
+    "a namespace with a method": built(named("argparse", "Namespace") + b")\x81", {"__setstate__": 1}),
+    "attributes of a name": built(named("collections", "OrderedDict"), {"pop": 1}),
+    "defaults of a function": built(REBUILD, (None, {"__defaults__": (None, 7)})),
+    "a second state": built(ONE + b"q\1" + b"0h\1", (1, (1,), FLOAT64, False, raw(bytes(8)))),
+    "an array that gets its state in a list": b"](" + ONE[:-1] + b"be" + b"0" + ONE + b"q\1b",
+    "a type of the process": call(named("numpy", "dtype"), "f8", False, False),
+    "fields beyond a type": dtype(
+        "V8", 3, "|", None, ("a",), {"a": (FLOAT64, 1)}, 8, 1, 16
+    ),
+    "a type that lies about objects": dtype(
+        "V8", 3, "|", None, ("a",), {"a": (dtype("O8", 3, "|", None, None, None, -1, -1, 63), 0)}, 8, 1, 16
+    ),
+    "flags that are not those of the fields": dtype("V8", 3, "|", None, ("a",), {"a": (FLOAT64, 0)}, 8, 1, 27),
+    "too few elements": array((2,), FLOAT64, bytes(8)),
+    "an array that is allocated": call(
+        named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (1 << 32,), raw(b"b")
+    ),
+    "another codec": call(named("_codecs", "encode"), "x", "cp037"),
+    "a codec of a bytearray": call(named("builtins", "bytearray"), "x", "rot13"),
+    "many bytes": call(named("builtins", "bytearray"), 1 << 44),
+    "a number that takes long": call(named("fractions", "Fraction"), "1e400000000"),
+    "a view beyond its storage": call(REBUILD, storage(), 2, (4,), (1,), False, ORDERED),
+    "a view backwards": call(REBUILD, storage(), 3, (4,), (-1,), False, ORDERED),
+    "hooks": call(REBUILD, *VIEW[:5], ORDERED + ops(0) + ops(1) + b"s"),
+    "flags of another kind": call(REBUILD, *VIEW, {"data": True}),
+    "a tensor's setter": call(
+        named("torch._tensor", "_rebuild_from_type_v2"), REBUILD, named("torch", "Tensor"), VIEW, {"data": 1}
+    ),
+    "another function for a tensor": call(
+        named("torch._tensor", "_rebuild_from_type_v2"), named("torch._utils", "_rebuild_nested_tensor"),
+        named("torch", "Tensor"), VIEW, {},
+    ),
+    "a class": named("mypkg", "Net"),
+    "a name of Python 2 under protocol 4": b"\x80\4" + call(named("__builtin__", "set"), []),
+    "a deep key": b"}" + b")" + b"\x85" * 100 + b"Ns",
+    "keys of one hash": ops({index * ((1 << 61) - 1): 0 for index in range(1 << 11)}),
+    "shared keys": b"}(" + b"K\1" * 64 + b"tq\1" + (b"0(" + b"h\1" * 64 + b"tq\1") * 4 + b"Ns",
+    "copies of a list": ops(list(range(3000))) + b"q\1" + (b"0" + call(named("builtins", "set"), b"h\1")) * 999,
+    "an index of the memo far out": b"K\1r\xff\xff\xff\x0f",
+    "the id of a class with its source": ops(("module", named("torch.nn", "Linear"), "x.py", "")) + b"Q",
+    "bytes that are no storage": call(named("torch.storage", "_load_from_bytes"), raw(pickled({"a": 1}))),
+    "bytes with another pickle behind": call(
+        named("torch.storage", "_load_from_bytes"),
+        raw(legacy(storage(rest=(None,)), [("0", 4, floats())]) + pickled(1)),
+    ),
+    "defaultdicts in each other": call(named("collections", "defaultdict"))
+    + ops("a") + call(named("collections", "defaultdict")) + ops("b") + ops(1) + b"ss",
+    "an object of torch": named("torch.nn.modules.linear", "Linear") + b")\x81",
+    "TorchScript's classes": named("__torch__", "Net") + b")\x81",
+    "a class to be called later": call(named("collections", "defaultdict"), named("mypkg", "Net")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_DATA)
+def test_what_is_of_no_row_is_not_data(name: str, tmp_path: Path) -> None:
+    for data in (
+        pickled({"x": NO_DATA[name]}),
+        torch_zip({"w": tensor(storage()), "x": NO_DATA[name]}, {"0": floats()}),
+    ):
+        (tmp_path / "x").write_bytes(data)
+        assert check(tmp_path / "x").grade != "data"
+        assert row(str(tmp_path / "x"))["grade"] != "data"
+
+
+def test_what_these_are_made_of_is_data() -> None:
+    fields = dtype("V16", 3, "|", None, ("a", "b"), {"a": (FLOAT64, 0), "b": (dtype("i4"), 8)}, 16, 1, 16)
+    known = [
+        ONE, array((1,), fields, bytes(16)), built(ORDERED, {"_metadata": {}}), call(named("__builtin__", "set"), [1]),
+        built(named("argparse", "Namespace") + b")\x81", {"a": 1}), call(named("collections", "defaultdict")),
+        call(named("_codecs", "encode"), "\xff", "latin1"), call(named("fractions", "Fraction"), "-1/3"),
+    ]  # fmt: skip
+    for one in known:
+        assert check(pickled({"x": one})).grade == "data", one
+    assert check(torch_zip({"x": call(REBUILD, *VIEW)}, {"0": floats()})).grade == "data"
+
+
+@pytest.mark.parametrize("module", ["fractions.py", "numbers.py", "torch/__init__.py"])
+def test_a_module_beside_the_file_may_be_imported(module: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickled({"x": call(named("fractions", "Fraction"), "1/2")}))
+    assert check(tmp_path / "x.pkl").grade == "data"
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).write_text("raise SystemExit")
+    report = check(tmp_path / "x.pkl")
+    assert report.grade == "code"
+    assert row(str(tmp_path / "x.pkl"))["grade"] == "code"
+
+
+def test_a_protocol_that_changes_changes_names() -> None:
+    name = call(named("__builtin__", "set"), [])
+    assert check(b"\x80\2" + name + b".").grade == "data"
+    for data in (b"\x80\4\x80\2" + name + b".", b"\x80\2\x80\4" + name + b".", b"\x80\4" + name + b"."):
+        assert check(data).grade == "code"
+
+
+def test_each_row_has_a_reason_a_source_and_words_that_are_known() -> None:
+    assert len(BY_NAME) == sum(len(row.names) for row in ROWS)
+    for one in ROWS:
+        assert one.why
+        assert "/" in one.source
+        for form in one.forms.split(" | "):
+            assert all(word(part.removesuffix("...")) for part in form.strip().split(", ") if part)
