@@ -146,7 +146,7 @@ class Watcher:
 
 
 def finds_nothing(module: str) -> bool:
-    """Say whether a module is asked for below one that is no package, as those of other Pythons: nothing is looked for."""
+    """Say whether a module is asked for below one that is no package, as other Pythons have some. None is looked for."""
     above = sys.modules.get(module.rpartition(".")[0])
     return above is not None and not hasattr(above, "__path__")
 
