@@ -146,7 +146,7 @@ class Watcher:
 
 
 def finds_nothing(module: str) -> bool:
-    """Say whether a module is asked for below one that is no package, as other Pythons have some. None is looked for."""
+    """Say whether a module is asked for below one that is no package, so that none is looked for."""
     above = sys.modules.get(module.rpartition(".")[0])
     return above is not None and not hasattr(above, "__path__")
 
