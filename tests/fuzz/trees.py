@@ -311,6 +311,8 @@ class Writer:
         return b"%s\n%s\n" % (module.encode("utf-8", "replace"), name.encode("utf-8", "replace"))
 
     def old_text(self, data: bytes) -> bytes:
+        if data.isalnum() and self.chance.random() < 0.2:
+            return b"S'" + data + b"'\n"
         if len(data) < 256 and self.chance.random() < 0.8:
             return b"U" + bytes([len(data)]) + data
         return b"T" + pack("<i", len(data)) + data
