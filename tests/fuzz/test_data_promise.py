@@ -1,0 +1,128 @@
+"""What is graded ``data`` only makes data: some of ``tests.fuzz.data_promise`` in every run, a minute with --full."""
+
+from __future__ import annotations
+
+import pickletools
+import random
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from ckptool.pickles.constructions import BY_NAME, ROWS
+from tests.build import call, legacy, named, ops, pickled, torch_zip
+from tests.fuzz.data_promise import Maker, as_it_was, is_data
+from tests.fuzz.trees import read, walk, written
+from tests.scale import scaled, times
+
+pytest.importorskip("resource", reason="limits on memory are POSIX's")
+ROOT = Path(__file__).parents[2]
+SECONDS = times(4, 60)
+
+
+@pytest.fixture(scope="module")
+def maker() -> Maker:
+    return Maker()
+
+
+@scaled
+def test_what_is_graded_data_only_makes_data() -> None:
+    # In a process of its own, which forks: no thread of the tests' is lost in it.
+    command = [sys.executable, "-m", "tests.fuzz.data_promise", "--count", "1000000000", "--seconds", str(SECONDS)]
+    done = subprocess.run([*command, "--seed", "20261126"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 faults of 0 kinds" in done.stdout
+    tried = re.search(r"([0-9,]+) of them data, ([0-9,]+) loads", done.stdout)
+    assert tried is not None
+    assert int(tried[1].replace(",", "")) > 5 * SECONDS
+    assert int(tried[2].replace(",", "")) > 20 * SECONDS
+
+
+FAULTY = {
+    "a command": (call(named("os", "system"), "true"), "os.system"),
+    "code": (call(named("builtins", "exec"), "1"), "exec "),
+    "a file": (call(named("builtins", "open"), "/dev/null"), "open"),
+    "a module": (named("antigravity_of_no_one", "x"), "antigravity_of_no_one"),
+    "a signal": (call(named("os", "abort")), "ends with SIGABRT"),
+    "an end": (call(named("os", "_exit"), 3), "ends with exit 3"),
+    "an exit": (call(named("sys", "exit")), "BaseException SystemExit"),
+    "a class that changes": (named("argparse", "Namespace") + ops((None, {"touched": 1})) + b"b", "changed argparse"),
+    "defaults that change": (
+        named("torch._utils", "_rebuild_parameter") + ops((None, {"__defaults__": (7,)})) + b"b",
+        "changed torch._utils",
+    ),
+    "memory": (call(named("builtins", "bytearray"), 1 << 44), "MemoryError"),
+    "time": (call(named("fractions", "Fraction"), "1e400000000"), "takes too long"),
+    "random numbers": (call(named("torch", "manual_seed"), 7), "changed generator of torch"),
+}
+CHILD = """
+import sys
+from pathlib import Path
+from tests.fuzz.loaders import Children, File
+children = Children(["argparse", "torch._utils", "fractions", "builtins", "os", "sys"], [])
+folder = Path(sys.argv[1])
+for path in sorted(folder.iterdir()):
+    files = [File(b"N.", "pickle"), File(path.read_bytes(), path.suffix[1:]), File(b"K\\1.", "pickle")]
+    print(path.stem, sorted({fault.what for fault in children.faults(files)}), sep="|")
+"""
+
+
+def test_what_it_is_looking_for_is_found(tmp_path: Path) -> None:
+    for number, (name, (value, _)) in enumerate(FAULTY.items()):
+        kind, make = (("pickle", pickled), ("zip", torch_zip), ("legacy", legacy))[number % 3]
+        (tmp_path / f"{name}.{kind}").write_bytes(make({"x": value}))  # type: ignore[operator]
+    (tmp_path / "nothing.pickle").write_bytes(pickled({"x": 1}))
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    found = dict(line.split("|", 1) for line in done.stdout.splitlines())
+    assert found.pop("nothing") == "[]"
+    assert found.keys() == FAULTY.keys()
+    for name, (_, expected) in FAULTY.items():
+        assert expected in found[name], (name, found[name])
+
+
+def test_files_are_the_same_for_the_same_seed(maker: Maker) -> None:
+    first, again, other = (list(islice(maker.files(seed), 50)) for seed in ("1", "1", "2"))
+
+    assert first == again != other
+
+
+def test_honest_files_come_through_reading_and_writing(maker: Maker) -> None:
+    chance = random.Random(1)
+    for number, seed in enumerate(maker.honest):
+        for protocol in (0, 2, 4):
+            data = written(seed.root, chance, protocol)
+            again = written(read(data), random.Random(number), protocol)
+            assert read(again).kind == seed.root.kind
+    files = [as_it_was(maker, seed, chance) for seed in maker.honest]
+    assert {file.kind for file in files} == {"pickle", "zip", "legacy"}
+    assert sum(is_data(file.data) for file in files[::9]) > len(files[::9]) / 2
+
+
+def test_each_row_of_the_table_is_tried(maker: Maker) -> None:
+    tried: set[str] = set()
+    for seed in maker.honest:
+        file = as_it_was(maker, seed, random.Random(1))
+        names = {".".join(node.said) for node in walk(seed.root) if node.kind == "name"}
+        if names & BY_NAME.keys() - tried and is_data(file.data):
+            tried |= names
+    for row in ROWS:
+        assert tried & set(row.names), row.names
+
+
+@pytest.mark.filterwarnings("ignore")  # of escapes that texts at random have
+def test_all_opcodes_are_used(maker: Maker) -> None:
+    seen: set[str] = set()
+    for file in islice(maker.files("1"), 4000):
+        if file.kind == "pickle":
+            try:
+                seen |= {opcode.name for opcode, _, _ in pickletools.genops(file.data)}
+            except ValueError:
+                continue  # names of no characters that a line may have, or numbers of too many digits
+    assert {opcode.name for opcode in pickletools.opcodes} - seen <= {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER"}
