@@ -89,7 +89,6 @@ def test_what_a_zip_without_its_end_announces_is_read_from_what_is_there(length:
     probe = Probe(source, DEFAULT_LIMITS, lambda one: one.read())
     assert (torch_zip.truncated(probe, error) is error) == (length < 200)
     assert sum(source.sizes) < 1 << 17
-    assert len(probe.trees) == (length == 200)
 
 
 # Pickles
