@@ -15,17 +15,19 @@ from typing import Final
 from ckptool.checkpoints.companions import PartOf
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, UnsupportedFeature
-from ckptool.formats import sharded
-from ckptool.formats.directories import choosing, slices, torch_checkpointing
+from ckptool.formats import safetensors, sharded
+from ckptool.formats.directories import choosing, dcp_safetensors, slices, torch_checkpointing
 from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
 from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.probe import Probe
-from ckptool.messages import counted
+from ckptool.messages import counted, show
 from ckptool.sources.files import FileSource
 from ckptool.sources.paths import directory_entries
 
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
+_DEEPEST: Final = 2
+"""How many folders above a file may be those of ranks."""
 _SETS: Final = (
     (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
     (re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9_]+_(?:optim|model)_states\.pt"), "of DeepSpeed"),
@@ -50,18 +52,31 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     if found is not None and slice_of is not None:
         gap = slices.gap_among(slices.siblings(name, names))
         found = found._replace(what=f"{found.what}{gap}", is_slice=slice_of.is_slice)
-    found = found or slice_of or of_ranks(path, parsed, probe)
+    found = found or slice_of or _pieces(name, place or ".", parsed) or of_ranks(path, parsed, probe)
     return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
 def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
-    """Return the slices that a file is one of where each lies in the folder of a rank; None if it is none of them."""
-    place, name = os.path.split(path)
-    above, own = os.path.split(os.path.abspath(place))
-    folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
-    names = [f"{one}/{name}" for one in folders if os.path.isfile(os.path.join(above, one, name))]
-    part = _slice_of(above, f"{own}/{name}", names, parsed, probe) if len(names) > 1 else None
-    return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
+    """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
+    place, inside = os.path.split(path)
+    above = os.path.abspath(place)
+    for _ in range(_DEEPEST):
+        place = os.path.normpath(os.path.join(place, os.pardir))
+        above, own = os.path.split(above)
+        folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
+        names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
+        part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
+        if part is not None:
+            return part._replace(path=place)
+        inside = f"{own}/{inside}"
+    return None
+
+
+def _pieces(name: str, place: str, parsed: Parsed) -> PartOf | None:
+    """Return the files that one of DCP's sharded safetensors is one of; None if its tensors are whole."""
+    what, text = "pieces of tensors, as one rank wrote them", parsed.metadata.get(safetensors.OF_PIECES)
+    is_whole = text is None or (not dcp_safetensors.OF_RANK.fullmatch(name) and sharded.begins_at_zero(text))
+    return None if is_whole else PartOf(what, place, True, f"Give {show(place)}, the folder with all of them.")
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
@@ -80,7 +95,8 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     shard = choosing.shard_of(name)
     if shard is not None and shard[2] > 1:
         index = next((one for one in names if choosing.belongs_to(one, name)), "")
-        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
+        whole = os.path.join(place, index) if index else place
+        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, f"Give {show(whole)}, with all of them.")
     if name in VALUES and ".metadata" in names:
         return PartOf(VALUES[name][1], place)
     if torch_checkpointing.has_part(place, name, names):
@@ -101,8 +117,9 @@ def rank_of_megatron(path: str) -> PartOf | None:
     if _RANK.fullmatch(name) is None:
         return None
     ranks = [one for one in directory_entries(above, folders=True) if _RANK.fullmatch(one)]
-    what = f"one of {counted(len(ranks), 'rank')} of Megatron-LM"
-    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if len(ranks) > 1 else None
+    what = f"{f'one of {len(ranks)} ranks' if len(ranks) > 1 else f'{name} without the other ranks'} of Megatron-LM"
+    is_part = len(ranks) > 1 or re.search("[1-9]", name)
+    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if is_part else None
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:
