@@ -52,6 +52,10 @@ _INDEX: Final = re.compile(
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
+_SCALED: Final = "with scales"
+"""In the names of schemes of no known layout."""
+_PARAMETER: Final = re.compile(r"(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
+"""The same in names of what a net has itself."""
 _NO_SCALE: Final = ("bias", "norm")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
@@ -109,6 +113,11 @@ class Quantization(NamedTuple):
         """The schemes alone."""
         return "; ".join(scheme.name for scheme in self.schemes)
 
+    @property
+    def of_no_layout(self) -> set[str]:
+        """The weights that only may be those of the scales that there are, as no layout has such names."""
+        return {name for scheme in self.schemes if _SCALED in scheme.name for name in scheme.weights}
+
     def damage(self, left: Mapping[str, str]) -> str | None:
         """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
@@ -123,6 +132,8 @@ class Quantization(NamedTuple):
     def apart(self, after: Quantization | None, names: Mapping[str, str]) -> set[str]:
         """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
         found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
+        lost = after.of_no_layout - {names[name] for name in self.of_no_layout if name in names} if after else ()
+        found |= {name: set() for name in lost}  # which the names still told before, and no loader finds now
         kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
         return {one for of, others in kept for one in others if names.get(one) not in of}
 
@@ -180,6 +191,7 @@ def find(
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
     scales = [name for name in tensors if name in floats and _SCALE.search(name) and not name.endswith("bias")]
+    scales = [name for name in scales if not _PARAMETER.search(name)]
     rest = {name: info for name, info in rest.items() if name not in found}
     unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
     if said and not found and not unknown:
@@ -253,22 +265,28 @@ def _of_other_names(
     """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
+    twins: dict[str, list[str]] = {}  # of the same name in another dict
+    for name in tensors if rest else ():
+        if name.count(".") > 1 and tensors[name].dtype.name in FLOATS | _POWERS:
+            twins.setdefault(name.partition(".")[2], []).append(name)
     always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
     for name, info in rest.items():
         (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
         if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or dtype == "int64" or _INDEX.search(last))):
             continue
         if dtype in _FP8 | _OF_TORCH:
-            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
+            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, {_SCALED} {where}"
             if dtype in always and (scales or is_part) and not (is_flat and is_some):
                 yield _Weight(name, name, kind, kind, dtype not in _FP8)
             continue
         is_values = _WEIGHT.fullmatch(last)
-        near = _near(name, below) if is_values else []
+        apart = twins.get(name.partition(".")[2], []) if is_values and not is_flat else []
+        apart = [one for one in apart if tensors[one].numel < info.numel and _grain(info.shape, tensors[one].shape)]
+        near = (_near(name, below) if is_values else []) + apart
         numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
         is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
         if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):
-            kind = f"integers with scales ({dtype})"
+            kind = f"integers {_SCALED} ({dtype})"
             yield _Weight(name, name, kind, kind, needs=tuple(near))
 
 
