@@ -54,8 +54,7 @@ def refuse_slice(checkpoint: Checkpoint) -> None:
     """Raise IncompleteWeights if the tensors of a file are themselves parts, which no model fits."""
     part = checkpoint.part_of
     if part is not None and part.is_slice:
-        why = "a part of the model is not among them" if checkpoint.shards else "no model fits this one alone"
-        raise _incomplete((), f"{part.what}: {why}", part.remedy or SAVE_WHOLE)
+        raise _incomplete((), f"{part.what}: no model fits this one alone", part.remedy or SAVE_WHOLE)
     if any(str(one) == REFERENCE for one in checkpoint.globals):
         raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
 

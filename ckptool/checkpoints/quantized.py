@@ -52,9 +52,7 @@ _INDEX: Final = re.compile(
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
-_SCALED: Final = "with scales"
-"""In the names of schemes of no known layout."""
-_PARAMETER: Final = re.compile(r"(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
+_PARAMETER: Final = re.compile(r"bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
 """The same in names of what a net has itself."""
 _NO_SCALE: Final = ("bias", "norm")
 _KEEP: Final = (
@@ -113,11 +111,6 @@ class Quantization(NamedTuple):
         """The schemes alone."""
         return "; ".join(scheme.name for scheme in self.schemes)
 
-    @property
-    def of_no_layout(self) -> set[str]:
-        """The weights that only may be those of the scales that there are, as no layout has such names."""
-        return {name for scheme in self.schemes if _SCALED in scheme.name for name in scheme.weights}
-
     def damage(self, left: Mapping[str, str]) -> str | None:
         """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
@@ -132,8 +125,13 @@ class Quantization(NamedTuple):
     def apart(self, after: Quantization | None, names: Mapping[str, str]) -> set[str]:
         """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
         found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
-        lost = after.of_no_layout - {names[name] for name in self.of_no_layout if name in names} if after else ()
-        found |= {name: set() for name in lost}  # which the names still told before, and no loader finds now
+        # What has names of a known layout would not be found under others.
+        loose = [
+            {name for one in by.schemes if "with scales" in one.name for name in one.weights}
+            for by in (self, after)
+            if by
+        ]
+        found |= {new: set() for name, new in names.items() if new in loose[-1] and name not in loose[0]}
         kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
         return {one for of, others in kept for one in others if names.get(one) not in of}
 
@@ -190,8 +188,7 @@ def find(
     rest = {name: info for name, info in small.items() if name not in found}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
-    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not name.endswith("bias")]
-    scales = [name for name in scales if not _PARAMETER.search(name)]
+    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not _PARAMETER.search(name)]
     rest = {name: info for name, info in rest.items() if name not in found}
     unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
     if said and not found and not unknown:
@@ -275,7 +272,7 @@ def _of_other_names(
         if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or dtype == "int64" or _INDEX.search(last))):
             continue
         if dtype in _FP8 | _OF_TORCH:
-            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, {_SCALED} {where}"
+            kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
             if dtype in always and (scales or is_part) and not (is_flat and is_some):
                 yield _Weight(name, name, kind, kind, dtype not in _FP8)
             continue
@@ -286,7 +283,7 @@ def _of_other_names(
         numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
         is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
         if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):
-            kind = f"integers {_SCALED} ({dtype})"
+            kind = f"integers with scales ({dtype})"
             yield _Weight(name, name, kind, kind, needs=tuple(near))
 
 

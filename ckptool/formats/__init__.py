@@ -153,7 +153,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
     says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-3:]))
     if not says:
         parsed = _read(probe)
-        is_odd = any("flat_param" in one or one == _PIECES for one in (*parsed.contents.tensors, *parsed.metadata))
+        is_odd = any("flat_param" in name for name in parsed.contents.tensors) or _PIECES in parsed.metadata
         if not isinstance(path, str) or not is_odd:
             return parsed
     from ckptool.formats.directories import sets

@@ -177,15 +177,12 @@ def refuse_broken_plan(
 
 def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
     """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
-    codes = [one.name for one, into in taken if isinstance(into, torch.nn.Parameter) and _are_codes(one, into)]
+    floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
+    codes = [one.name for one in floats if len(one.shape) > 1 and one.dtype in TYPES - CASTABLE]
     if codes:
         fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
         hint = "Dequantise them with what quantised them; if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
-
-
-def _are_codes(one: LazyTensor, into: torch.Tensor) -> bool:
-    return len(one.shape) > 1 and one.dtype in TYPES - CASTABLE and into.dtype.is_floating_point
 
 
 def _load_plainly(

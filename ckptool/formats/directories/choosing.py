@@ -129,11 +129,10 @@ def belongs_to(index: str, name: str) -> bool:
     return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
 
 
-def unnamed(index: str, shards: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the files of an index's set, by their names and numbers, that are none of the ``shards`` that it names."""
-    sets = {(one[0], one[2:]) for shard in shards if (one := shard_of(shard)) is not None}
-    there = [name for name in names if belongs_to(index, name) and name not in shards]
-    return [name for name in there if (one := shard_of(name)) is not None and (one[0], one[2:]) in sets]
+def unnamed(shards: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the files of the same sets as the ``shards`` that an index names, by their names and numbers."""
+    sets = {(one[0], one[2:]) for one in map(shard_of, shards) if one is not None}
+    return [name for name in names if name not in shards and (one := shard_of(name)) and (one[0], one[2:]) in sets]
 
 
 def other_set(index: str, files: Sequence[str]) -> Candidate | None:

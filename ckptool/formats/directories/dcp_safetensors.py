@@ -32,7 +32,7 @@ _INFO: Final = safetensors.OF_PIECES
 _SUFFIX: Final = ".safetensors"
 _INDEX: Final = ".safetensors.index.json"
 _HEAD_NBYTES: Final = 1 << 20
-OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
+_OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
 _MOST_LOOKED_AT: Final = 8
 
 
@@ -40,7 +40,7 @@ def sniff(folder: FolderSource) -> bool:
     """Say whether one of the first files of safetensors says where its pieces begin."""
     mark = f'"{_INFO}"'.encode()
     files = _files(folder)[:_MOST_LOOKED_AT]
-    if files and OF_RANK.fullmatch(files[0]) is None and any(name.endswith(_INDEX) for name in folder.files):
+    if files and _OF_RANK.fullmatch(files[0]) is None and any(name.endswith(_INDEX) for name in folder.files):
         return False  # whole tensors, as the index says
     return any(mark in folder.head(name, _HEAD_NBYTES) for name in files)
 
@@ -48,7 +48,7 @@ def sniff(folder: FolderSource) -> bool:
 def _files(folder: FolderSource) -> list[str]:
     """Return the files of safetensors in a folder that have the name of a rank's; all of them if none has."""
     found = [name for name in folder.files if name.endswith(_SUFFIX)]
-    return [name for name in found if OF_RANK.fullmatch(name)] or found
+    return [name for name in found if _OF_RANK.fullmatch(name)] or found
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -115,7 +115,7 @@ def _reach(name: str, parts: Sequence[Part]) -> tuple[int, ...]:
 
 
 def _ranks(files: Sequence[str]) -> Iterator[Remark]:
-    known = {int(match[1]) for file in files if (match := OF_RANK.fullmatch(file))}
+    known = {int(match[1]) for file in files if (match := _OF_RANK.fullmatch(file))}
     missing = [rank for rank in range(1, max(known, default=0)) if rank not in known] if len(known) < 1 << 20 else []
     if missing:
         what = (
@@ -139,7 +139,7 @@ def _missing_parts(parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
     meshes: dict[frozenset[int], None] = {}
     ranks_of: dict[str, set[int]] = {}
     for own in parts.values():
-        found = [match for part in own if (match := OF_RANK.fullmatch(part.file))]
+        found = [match for part in own if (match := _OF_RANK.fullmatch(part.file))]
         ranks = frozenset(int(match[1]) for match in found)
         if len({part.box for part in own}) > 1:
             meshes[ranks] = None

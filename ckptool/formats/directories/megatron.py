@@ -94,10 +94,9 @@ def ranks_said(root: Inert) -> int:
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
     """Raise FileUnavailable if there are fewer ranks than the arguments of the training say."""
     args = next((one for one in map(_arguments, roots) if one), {})
-    named = [[int(number) for number in match.groups(0)] for match in map(_RANK.fullmatch, found) if match]
-    groups = max(name.count("_") - 1 for name in found)
-    said = prod(args.get(size, 1) for size in _SIZES[:groups])
-    count = max(said, prod(max(one) + 1 for one in zip(*named, strict=True)))
+    named = [[*map(int, re.findall(r"\d+", name))] for name in found]
+    said = prod(args.get(size, 1) for size in _SIZES[: max(map(len, named))])
+    count = max(said, prod(max(one) + 1 for one in zip(*named, strict=False)))
     if len(found) < count:
         raise FileUnavailable(
             f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}",

@@ -15,8 +15,8 @@ from typing import Final
 from ckptool.checkpoints.companions import PartOf
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, UnsupportedFeature
-from ckptool.formats import safetensors, sharded
-from ckptool.formats.directories import choosing, dcp_safetensors, slices, torch_checkpointing
+from ckptool.formats import sharded
+from ckptool.formats.directories import choosing, slices, torch_checkpointing
 from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
 from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.probe import Probe
@@ -26,8 +26,6 @@ from ckptool.sources.paths import directory_entries
 
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
-_DEEPEST: Final = 2
-"""How many folders above a file may be those of ranks."""
 _SETS: Final = (
     (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
     (re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9_]+_(?:optim|model)_states\.pt"), "of DeepSpeed"),
@@ -52,31 +50,21 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     if found is not None and slice_of is not None:
         gap = slices.gap_among(slices.siblings(name, names))
         found = found._replace(what=f"{found.what}{gap}", is_slice=slice_of.is_slice)
-    found = found or slice_of or _pieces(name, place or ".", parsed) or of_ranks(path, parsed, probe)
+    found = found or slice_of or of_ranks(path, parsed, probe)
     return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
-def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
+def of_ranks(path: str, parsed: Parsed, probe: Probe, below: str = "") -> PartOf | None:
     """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
-    place, inside = os.path.split(path)
-    above = os.path.abspath(place)
-    for _ in range(_DEEPEST):
-        place = os.path.normpath(os.path.join(place, os.pardir))
-        above, own = os.path.split(above)
-        folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
-        names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
-        part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
-        if part is not None:
-            return part._replace(path=place)
-        inside = f"{own}/{inside}"
-    return None
-
-
-def _pieces(name: str, place: str, parsed: Parsed) -> PartOf | None:
-    """Return the files that one of DCP's sharded safetensors is one of; None if its tensors are whole."""
-    what, text = "pieces of tensors, as one rank wrote them", parsed.metadata.get(safetensors.OF_PIECES)
-    is_whole = text is None or (not dcp_safetensors.OF_RANK.fullmatch(name) and sharded.begins_at_zero(text))
-    return None if is_whole else PartOf(what, place, True, f"Give {show(place)}, the folder with all of them.")
+    place, name = os.path.split(path)
+    above, own = os.path.split(os.path.abspath(place))
+    inside = f"{name}{below}"
+    folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
+    names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
+    part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
+    if part is None and not below:
+        return of_ranks(place if own in place else os.path.abspath(place), parsed, probe, f"/{name}")
+    return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:

@@ -24,7 +24,10 @@ from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
-from ckptool.messages import counted, some
+from ckptool.formats.directories.megatron import ranks_said
+from ckptool.formats.safetensors import OF_PIECES
+from ckptool.formats.sharded import begins_at_zero
+from ckptool.messages import counted, show, some
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -138,13 +141,13 @@ def _nearest(name: str, others: Sequence[str]) -> list[str]:
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, or what it holds, where no other is there."""
-    from ckptool.formats.directories.megatron import ranks_said
-
     own, what, remedy = parsed.contents.tensors, "", ""
     if parsed.shards:
-        unnamed = choosing.unnamed(name, [one.name for one in parsed.shards], names)
-        what = f"shards by an index that does not name {some(unnamed)}" if unnamed else ""
+        unnamed = choosing.unnamed([one.name for one in parsed.shards], names)
+        what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
         remedy = "Get the index again, or remove what is left from another save."
+    elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
+        what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
     elif any(map(_FLAT.fullmatch, own)):
         what = _OF_FSDP
     elif len(siblings(name, names)) > 1 or not own:
