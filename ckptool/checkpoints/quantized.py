@@ -125,13 +125,9 @@ class Quantization(NamedTuple):
     def apart(self, after: Quantization | None, names: Mapping[str, str]) -> set[str]:
         """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
         found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
-        # What has names of a known layout would not be found under others.
-        loose = [
-            {name for one in by.schemes if "with scales" in one.name for name in one.weights}
-            for by in (self, after)
-            if by
-        ]
-        found |= {new: set() for name, new in names.items() if new in loose[-1] and name not in loose[0]}
+        both = (self.schemes, after.schemes if after is not None else ())
+        loose, now = ({name for one in by if "with scales" in one.name for name in one.weights} for by in both)
+        found |= {new: set() for name, new in names.items() if new in now and name not in loose}  # no loader finds them
         kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
         return {one for of, others in kept for one in others if names.get(one) not in of}
 

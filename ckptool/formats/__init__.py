@@ -46,7 +46,6 @@ _OF_A_SET = re.compile(
     re.IGNORECASE,
 )
 """What files of several, or that are kept beside others, have in their names, or in those of their folders."""
-_PIECES = "DCP_SHARDING_INFO"
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
 _LONGEST_POINTER = 512
@@ -153,7 +152,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
     says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-3:]))
     if not says:
         parsed = _read(probe)
-        is_odd = any("flat_param" in name for name in parsed.contents.tensors) or _PIECES in parsed.metadata
+        is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
         if not isinstance(path, str) or not is_odd:
             return parsed
     from ckptool.formats.directories import sets

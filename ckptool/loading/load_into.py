@@ -178,8 +178,7 @@ def refuse_broken_plan(
 def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
     """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
     floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
-    codes = [one.name for one in floats if len(one.shape) > 1 and one.dtype in TYPES - CASTABLE]
-    if codes:
+    if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in TYPES - CASTABLE]:
         fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
         hint = "Dequantise them with what quantised them; if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
