@@ -51,7 +51,7 @@ MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partiti
 
 
 def refuse_slice(checkpoint: Checkpoint) -> None:
-    """Raise IncompleteWeights if the tensors of a file are themselves parts, which no model fits."""
+    """Raise IncompleteWeights if the tensors of a file are parts, or some of a model's: no model fits it."""
     part = checkpoint.part_of
     if part is not None and part.is_slice:
         raise _incomplete((), f"{part.what}: no model fits this one alone", part.remedy or SAVE_WHOLE)

@@ -6,7 +6,7 @@ Megatron-LM's checkpoints from before ``torch_dist``: a file for each rank.
     iter_0000100/mp_rank_00_001/…                   and pipeline parallelism; a third number for experts
 
 The files do not say which tensors are split, nor along which dimension: what joins them is rules by architecture. So
-several ranks are listed side by side; one alone is the whole.
+several ranks are listed side by side; the only one is the whole.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
-    Ranks have copies of what is not cut, such as norms, and most of the matrices differ. Where names do not say that
-    they are of ranks, most norms have to be copies, and matrices to be as different as those of two models are.
+    Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
+    models are. Where names do not say that they are of ranks, most norms have to be copies.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
