@@ -42,10 +42,11 @@ def slice_of(rank: int, world: int = 2) -> Tensors:
 
 def trained(step: int, *frozen: str) -> Tensors:
     """Return a whole model at some time of its training."""
+    before = full()  # which sets the seed, too
     torch.manual_seed(step + 1)
     return {
         name: whole.clone() if name in frozen or name == "rope.freqs" else whole + torch.randn(whole.shape) / 8
-        for name, whole in full().items()
+        for name, whole in before.items()
     }
 
 
