@@ -431,13 +431,13 @@ def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
 def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK160: the file is one of several that are one checkpoint."""
     part = checkpoint.part_of
-    if part is not None:
+    if part is not None and not any(one.role == "leftover" for one in checkpoint.beside):  # that is CK162
         yield Finding(
             "CK160",
             "warning",
             f"{part.what}: what is in the others is not here",
-            "Give what they are together:",
-            command_line(part.path, "inspect"),
+            part.remedy if checkpoint.shards else "Give what they are together:",
+            None if checkpoint.shards else command_line(part.path, "inspect"),
         )
 
 

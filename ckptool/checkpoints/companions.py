@@ -52,7 +52,9 @@ class PartOf(NamedTuple):
     path: str
     """The path to give for all of them together."""
     is_slice: bool = False
-    """Whether its tensors themselves are parts: no model fits it."""
+    """Whether its tensors are parts themselves, or not all that a model has: no model fits it."""
+    remedy: str = ""
+    """What to do, where it is not to save the model whole."""
 
 
 class ClassSource(NamedTuple):

@@ -51,10 +51,10 @@ MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partiti
 
 
 def refuse_slice(checkpoint: Checkpoint) -> None:
-    """Raise IncompleteWeights if the tensors of a file are themselves parts, which no model fits."""
+    """Raise IncompleteWeights if the tensors of a file are parts, or some of a model's: no model fits it."""
     part = checkpoint.part_of
     if part is not None and part.is_slice:
-        raise _incomplete((), f"{part.what}: no model fits this one alone", SAVE_WHOLE)
+        raise _incomplete((), f"{part.what}: no model fits this one alone", part.remedy or SAVE_WHOLE)
     if any(str(one) == REFERENCE for one in checkpoint.globals):
         raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
 

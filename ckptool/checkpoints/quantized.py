@@ -52,6 +52,8 @@ _INDEX: Final = re.compile(
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
+_PARAMETER: Final = re.compile(r"bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
+"""The same in names of what a net has itself."""
 _NO_SCALE: Final = ("bias", "norm")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
@@ -123,6 +125,9 @@ class Quantization(NamedTuple):
     def apart(self, after: Quantization | None, names: Mapping[str, str]) -> set[str]:
         """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
         found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
+        both = (self.schemes, after.schemes if after is not None else ())
+        loose, now = ({name for one in by if "with scales" in one.name for name in one.weights} for by in both)
+        found |= {new: set() for name, new in names.items() if new in now and name not in loose}  # no loader finds them
         kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
         return {one for of, others in kept for one in others if names.get(one) not in of}
 
@@ -179,7 +184,7 @@ def find(
     rest = {name: info for name, info in small.items() if name not in found}
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
-    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not name.endswith("bias")]
+    scales = [name for name in tensors if name in floats and _SCALE.search(name) and not _PARAMETER.search(name)]
     rest = {name: info for name, info in rest.items() if name not in found}
     unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
     if said and not found and not unknown:
@@ -253,6 +258,10 @@ def _of_other_names(
     """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
+    twins: dict[str, list[str]] = {}  # of the same name in another dict
+    for name in tensors if rest else ():
+        if name.count(".") > 1 and tensors[name].dtype.name in FLOATS | _POWERS:
+            twins.setdefault(name.partition(".")[2], []).append(name)
     always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
     for name, info in rest.items():
         (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
@@ -264,7 +273,9 @@ def _of_other_names(
                 yield _Weight(name, name, kind, kind, dtype not in _FP8)
             continue
         is_values = _WEIGHT.fullmatch(last)
-        near = _near(name, below) if is_values else []
+        apart = twins.get(name.partition(".")[2], []) if is_values and not is_flat else []
+        apart = [one for one in apart if tensors[one].numel < info.numel and _grain(info.shape, tensors[one].shape)]
+        near = (_near(name, below) if is_values else []) + apart
         numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
         is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
         if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):

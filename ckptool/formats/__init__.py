@@ -123,7 +123,7 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
-    if parsed.part_of is None and _OF_A_SET.search(os.path.basename(os.path.abspath(path))):
+    if parsed.part_of is None and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
         from ckptool.formats.directories import sets
 
         part = sets.rank_of_megatron(path)
@@ -144,10 +144,11 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:]))
+    says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-3:]))
     if not says:
         parsed = _read(probe)
-        if not isinstance(path, str) or not any("flat_param" in name for name in parsed.contents.tensors):
+        is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
+        if not isinstance(path, str) or not is_odd:
             return parsed
     from ckptool.formats.directories import sets
 

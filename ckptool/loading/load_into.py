@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -18,8 +18,9 @@ import torch
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken
+from ckptool.checkpoints.quantized import CASTABLE, TYPES
 from ckptool.checkpoints.weights import Weights, WeightsChoice
-from ckptool.errors import KeyMismatch
+from ckptool.errors import KeyMismatch, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
@@ -32,10 +33,11 @@ from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_own_memory
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.messages import show, some
+from ckptool.messages import counted, show, some
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
+from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -146,6 +148,8 @@ def _load_itself(
     try:
         rehearsed = rehearse(model, entries, strict=strict)
         if not break_quantized:
+            own = dict(model.named_parameters())
+            _refuse_integers((one, own.get(name)) for name, one in chosen.tensors.items())
             gone = set(rehearsed.unexpected) if rehearsed is not None else ()
             taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
             refuse_broken_quantized(checkpoint, ((one, cast_of(one, dtype)) for one in taken_in))
@@ -165,9 +169,19 @@ def refuse_broken_plan(
     """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
     if allowed:
         return
+    _refuse_integers((one.source, one.tensor) for one in filling.targets if not one.tensor.is_meta)
     targets = ((one.source, one.tensor) for one in filling.targets)
     kinds = ((source, cast_of(source, dtype) if tensor.is_meta else tensor.dtype) for source, tensor in targets)
     refuse_broken_quantized(checkpoint, kinds)
+
+
+def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
+    """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
+    floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
+    if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in TYPES - CASTABLE]:
+        fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
+        hint = "Dequantise them with what quantised them; if this is meant, say so with `break_quantized=True`."
+        raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
 
 
 def _load_plainly(

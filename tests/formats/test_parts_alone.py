@@ -270,3 +270,107 @@ def test_references_to_tensors_point_to_where_they_are(tmp_path: Path, monkeypat
         refused = run("migrate", path, tmp_path / "out.pth")
         assert refused.exit_code == 1
         assert "files of their own" in refused.output
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+@pytest.mark.parametrize(
+    "stem", ["model{}.safetensors", "pytorch_model{}.bin", "diffusion_pytorch_model{}.fp16.safetensors"]
+)
+def test_one_shard_is_written_only_if_asked(stem: str, is_indexed: bool, tmp_path: Path) -> None:
+    names = [stem.format(f"-0000{number}-of-00003") for number in (1, 2, 3)]
+    for number, name in enumerate(names if is_indexed else names[:1]):
+        tensors = {f"layers.{number}.weight": torch.randn(4, 4)}
+        save_file(tensors, tmp_path / name) if stem.endswith("s") else torch.save(tensors, tmp_path / name)
+    shard, target = tmp_path / names[0], tmp_path / "whole.safetensors"
+    if is_indexed:
+        weight_map = {f"layers.{number}.weight": name for number, name in enumerate(names)}
+        index = stem.format("").replace(".fp16.safetensors", ".safetensors.index.fp16.json")
+        index = index if index.endswith(".json") else f"{index}.index.json"
+        (tmp_path / index).write_text(json.dumps({"weight_map": weight_map}))
+        assert ckptool.load(tmp_path).keys() == weight_map.keys()
+
+    assert said(shard)["CK160"] == "warning"
+    done = run("migrate", shard, target)
+    assert (done.exit_code, target.exists()) == (1, False)
+    assert "shard 1 of 3" in done.output
+    assert "--allow-missing" in done.output
+    with pytest.raises(IncompleteWeights, match="shard 1 of 3"):
+        ckptool.load(shard)
+    assert run("migrate", shard, target, "--allow-missing").exit_code == 0
+    assert ckptool.load(target).keys() == {"layers.0.weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "is_part"),
+    [
+        ("shard-00001-model-00001-of-00001.safetensors", 0, True),
+        ("shard-00002-model-00001-of-00001.safetensors", 8, True),
+        ("renamed.safetensors", 8, True),
+        ("model-00001-of-00001.safetensors", 0, False),
+    ],
+)
+def test_pieces_of_one_rank_are_written_only_if_asked(name: str, offset: int, is_part: bool, tmp_path: Path) -> None:
+    text = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [offset, 0]}})}
+    save_file({"w": torch.ones(8, 4)}, tmp_path / name, text)
+
+    assert ("CK160" in said(tmp_path / name)) == is_part
+    done = run("migrate", tmp_path / name, tmp_path / "whole.pth")
+    assert done.exit_code == is_part
+    assert ("pieces of tensors" in done.output) == is_part
+    assert run("migrate", tmp_path / name, tmp_path / "part.pth", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize(("left", "is_hole"), [("00002-of-00003", True), ("00001-of-00002", False), ("", False)])
+def test_an_index_that_does_not_name_a_shard_beside_it(left: str, is_hole: bool, tmp_path: Path) -> None:
+    folder, target = tmp_path / "in", tmp_path / "whole.safetensors"
+    folder.mkdir()
+    names = {number: f"model-0000{number}-of-00003.safetensors" for number in (1, 3)}
+    for number, name in names.items():
+        save_file({f"layers.{number}.weight": torch.ones(4)}, folder / name)
+    if left:
+        save_file({"layers.2.weight": torch.ones(4)}, folder / f"model-{left}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {f"layers.{one}.weight": name for one, name in names.items()}}))
+
+    for place in (folder, index):
+        done = run("migrate", place, target, "--force")
+        assert (done.exit_code, "does not name" in done.output) == (int(is_hole), is_hole)
+        if is_hole:
+            with pytest.raises(IncompleteWeights, match=f"does not name model-{left}"):
+                ckptool.load(place)
+        assert len(ckptool.load(place, allow_missing=True)) == 2
+    assert ("CK162" in said(folder)) == bool(left)
+
+
+@pytest.mark.parametrize(
+    ("place", "holds"),
+    [
+        ("mp_rank_03/model_optim_rng.pt", {}),
+        ("mp_rank_00_001/model_optim_rng.pt", {}),
+        ("mp_rank_00/model_optim_rng.pt", {"args": {"tensor_model_parallel_size": 4}}),
+        ("mp_rank_00/model_optim_rng.pt", {"args": argparse.Namespace(tensor_model_parallel_size=4)}),
+        ("mp_rank_00_model_states.pt", {"mp_world_size": 4}),
+    ],
+)
+def test_one_rank_of_model_parallelism_is_none(place: str, holds: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "iteration" / place
+    path.parent.mkdir(parents=True)
+    key = "module" if holds.get("mp_world_size") else "model"
+    torch.save({key: {"w": torch.ones(4, 4)}, **holds}, path)
+
+    assert said(path)["CK160"] == "warning"
+    for refused in (path, path.parent, tmp_path / "iteration"):
+        done = run("migrate", refused, tmp_path / "whole.safetensors")
+        assert done.exit_code in (1, 2), refused
+        assert not (tmp_path / "whole.safetensors").exists()
+    assert run("migrate", path, tmp_path / "whole.safetensors", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize("said_sizes", [{}, {"args": {"tensor_model_parallel_size": 1}}, {"args": None}])
+def test_the_only_rank_of_megatron_is_whole(said_sizes: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "iteration" / "mp_rank_00" / "model_optim_rng.pt"
+    path.parent.mkdir(parents=True)
+    torch.save({"model": {"w": torch.ones(4, 4)}, **said_sizes}, path)
+
+    for place in (path, path.parent, tmp_path / "iteration"):
+        assert ckptool.load(place).keys() == {"w"}

@@ -42,10 +42,11 @@ def slice_of(rank: int, world: int = 2) -> Tensors:
 
 def trained(step: int, *frozen: str) -> Tensors:
     """Return a whole model at some time of its training."""
+    before = full()  # which sets the seed, too
     torch.manual_seed(step + 1)
     return {
         name: whole.clone() if name in frozen or name == "rope.freqs" else whole + torch.randn(whole.shape) / 8
-        for name, whole in full().items()
+        for name, whole in before.items()
     }
 
 
@@ -471,3 +472,29 @@ def test_no_series_is_taken_for_slices(name: str, tmp_path: Path) -> None:
     for file, tensors in SERIES[name]:
         assert not {"CK155", "CK160", "CK145"} & said(tmp_path / file).keys()
         assert ckptool.load(tmp_path / file).keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("pattern", ["stage{}.pth", "part{}/model.safetensors", "epoch_{}_of_3.pt"])
+def test_stages_of_one_training_are_no_slices(pattern: str, tmp_path: Path) -> None:
+    frozen = [name for name in full() if "norm" in name or "bias" in name]
+    for number in (1, 2, 3):
+        write(tmp_path / "in" / pattern.format(number), trained(number, *frozen))
+
+    for number in (1, 2, 3):
+        path = tmp_path / "in" / pattern.format(number)
+        assert "CK160" not in said(path)
+        assert ckptool.load(path).keys() == full().keys()
+
+
+@pytest.mark.parametrize("place", ["rank_{}/ckpt/model.pt", "mp_rank_0{}/weights/model.safetensors", "{}/a/model.pt"])
+def test_slices_two_folders_deep_are_seen(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        write(tmp_path / "in" / place.format(rank), slice_of(rank))
+    path = tmp_path / "in" / place.format(1)
+
+    for one in (path, path.parent, path.parent.parent):
+        assert said(one)["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(one)
+    monkeypatch.chdir(path.parent)
+    assert said(Path(path.name))["CK160"] == "warning"

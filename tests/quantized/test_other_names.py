@@ -178,7 +178,8 @@ def test_one_shard_alone_is_not_cast_without_the_others(weight: State, scale: St
     for path in shards(tmp_path / "set", weight, scale):
         if all(one.dtype == torch.int32 for one in (weight if "00001-" in path.name else scale).values()):
             continue
-        result = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "o.safetensors"), "--dtype", "float64"])
+        args = ["migrate", str(path), str(tmp_path / "o.safetensors"), "--dtype", "float64", "--allow-missing"]
+        result = CliRunner().invoke(cli, args)
 
         assert result.exit_code == 1, result.output
         assert "a cast breaks quantised weights" in result.output
@@ -192,7 +193,7 @@ def test_one_shard_of_a_plain_net_is_cast(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     first = {"m.weight": torch.randn(8, 8), "m.weight_scale": torch.ones(1), "ls1.scale": torch.ones(1)}
     for path in shards(tmp_path / "set", first, {"logit_scale": torch.ones(1), "n.weight": torch.randn(8, 8)}):
-        ckptool.migrate(path, tmp_path / path.name, dtype="bfloat16")
+        ckptool.migrate(path, tmp_path / path.name, dtype="bfloat16", allow_missing=True)
 
 
 @pytest.mark.parametrize(
@@ -237,3 +238,54 @@ def test_plain_nets_stay_plain(tmp_path: Path) -> None:
 
     assert said(tmp_path / "m.pth") == []
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", ["logit_scale", "blocks.0.layer_scale", "blocks.0.norm.query_norm.scale"])
+def test_parameters_that_are_called_scales_scale_no_8_bits(name: str, tmp_path: Path) -> None:
+    save_file({"blocks.0.qkv.weight": fp8(8, 8), name: torch.ones(8)}, tmp_path / "m.safetensors")
+
+    ckptool.migrate(tmp_path / "m.safetensors", tmp_path / "cast.safetensors", dtype="bfloat16")
+    ckptool.migrate(tmp_path / "m.safetensors", tmp_path / "left.safetensors", exclude=[name])
+    assert ckptool.load(tmp_path / "left.safetensors").keys() == {"blocks.0.qkv.weight"}
+    assert not said(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("keys", [("model", "scales"), ("weights", "alpha"), ("state_dict", "meta")])
+def test_integers_whose_scales_are_in_another_dict(keys: tuple[str, str], tmp_path: Path) -> None:
+    values = {f"{one}.weight": whole(8, 16, dtype=torch.int8) for one in "ab"}
+    torch.save({keys[0]: values, keys[1]: {name: torch.ones(8) for name in values}}, tmp_path / "m.pth")
+
+    with pytest.raises(MigrationRefused, match=rf"a\.weight without {keys[1]}\.a\.weight"):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict", key=keys[0])
+    with pytest.raises(MigrationRefused, match="a cast breaks"):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
+    ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth")
+    assert "integers with scales" in said(tmp_path / "m.pth")[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+def test_a_model_of_floats_takes_no_matrices_of_integers(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(8, 8, dtype=dtype), "bias": torch.ones(8)}, tmp_path / "m.pth")
+    hooked, plain = nn.Linear(8, 8), nn.Linear(8, 8)
+    hooked.register_load_state_dict_post_hook(lambda module, keys: None)
+    before = plain.weight.clone()
+
+    for model in (plain, hooked):
+        with pytest.raises(UnsupportedFeature, match=r"1 tensor of integers.*: weight"):
+            ckptool.load_into(model, tmp_path / "m.pth")
+    with pytest.raises(UnsupportedFeature, match="1 tensor of integers"):
+        ckptool.LiveModel(plain).reload(tmp_path / "m.pth")
+    assert torch.equal(plain.weight, before)
+    ckptool.load_into(plain, tmp_path / "m.pth", break_quantized=True)
+    assert torch.equal(plain.weight, torch.ones(8, 8))
+
+
+@pytest.mark.parametrize("rename", [r"^m\.(.*\.weight)$=net.\1", r"^m\.(.*_scale)$=\1", r"^m\.a\.weight$=z.a.weight"])
+def test_a_new_prefix_does_not_part_8_bits_from_their_scales(rename: str, tmp_path: Path) -> None:
+    state = {f"m.{one}.weight": fp8(8, 8) for one in "ab"} | {f"m.{one}.weight_scale": torch.ones(8, 1) for one in "ab"}
+    save_file(state, tmp_path / "m.safetensors")
+    pair = rename.partition("=")[::2]
+
+    with pytest.raises(MigrationRefused, match="what scales"):
+        ckptool.migrate(tmp_path / "m.safetensors", tmp_path / "o.safetensors", rename=[pair])
+    ckptool.migrate(tmp_path / "m.safetensors", tmp_path / "o.safetensors", rename=[(r"^m\.", "net.")])

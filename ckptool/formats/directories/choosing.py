@@ -129,6 +129,12 @@ def belongs_to(index: str, name: str) -> bool:
     return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
 
 
+def unnamed(shards: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the files of the same sets as the ``shards`` that an index names, by their names and numbers."""
+    sets = {(one[0], one[2:]) for one in map(shard_of, shards) if one is not None}
+    return [name for name in names if name not in shards and (one := shard_of(name)) and (one[0], one[2:]) in sets]
+
+
 def other_set(index: str, files: Sequence[str]) -> Candidate | None:
     """Return the one complete set of shards in a folder that could be of an index, if that names none of them."""
     own = [one for one in files if belongs_to(index, one)]

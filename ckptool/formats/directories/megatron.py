@@ -6,12 +6,13 @@ Megatron-LM's checkpoints from before ``torch_dist``: a file for each rank.
     iter_0000100/mp_rank_00_001/…                   and pipeline parallelism; a third number for experts
 
 The files do not say which tensors are split, nor along which dimension: what joins them is rules by architecture. So
-several ranks are listed side by side; one alone is the whole.
+several ranks are listed side by side; the only one is the whole.
 """
 
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
@@ -84,12 +85,18 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     return side_by_side.of_files(folder, probe, NAME, TRAITS, files, why)
 
 
+def ranks_said(root: Inert) -> int:
+    """Return how many ranks of model parallelism saved a file each, as one of them says: Megatron's, or DeepSpeed's."""
+    world = nodes.lookup(nodes.mapping_pairs(root) or [], "mp_world_size")
+    return world if is_size(world) and world else prod(_arguments(root).get(size, 1) for size in _SIZES[:2])
+
+
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
     """Raise FileUnavailable if there are fewer ranks than the arguments of the training say."""
     args = next((one for one in map(_arguments, roots) if one), {})
-    count = 1
-    for size in _SIZES[: max(name.count("_") - 1 for name in found)]:
-        count *= args.get(size, 1)
+    named = [[*map(int, re.findall(r"\d+", name))] for name in found]
+    said = prod(args.get(size, 1) for size in _SIZES[: max(map(len, named))])
+    count = max(said, prod(max(one) + 1 for one in zip(*named, strict=False)))
     if len(found) < count:
         raise FileUnavailable(
             f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}",
@@ -102,6 +109,7 @@ def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
 
 def _arguments(root: Inert) -> dict[str, int]:
     """Return the sizes of the parallel groups, as the arguments of the training have them."""
-    args = nodes.attribute_pairs(nodes.lookup(nodes.mapping_pairs(root) or [], "args"))
+    found = nodes.lookup(nodes.mapping_pairs(root) or [], "args")
+    args = nodes.mapping_pairs(found) or nodes.attribute_pairs(found)
     sizes = {name: nodes.lookup(args, name) for name in _SIZES}
     return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}

@@ -20,7 +20,7 @@ from ckptool.formats.directories import choosing, slices, torch_checkpointing
 from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
 from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.probe import Probe
-from ckptool.messages import counted
+from ckptool.messages import counted, show
 from ckptool.sources.files import FileSource
 from ckptool.sources.paths import directory_entries
 
@@ -54,13 +54,16 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     return slices.with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
-def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
-    """Return the slices that a file is one of where each lies in the folder of a rank; None if it is none of them."""
+def of_ranks(path: str, parsed: Parsed, probe: Probe, below: str = "") -> PartOf | None:
+    """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
     place, name = os.path.split(path)
     above, own = os.path.split(os.path.abspath(place))
+    inside = f"{name}{below}"
     folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
-    names = [f"{one}/{name}" for one in folders if os.path.isfile(os.path.join(above, one, name))]
-    part = _slice_of(above, f"{own}/{name}", names, parsed, probe) if len(names) > 1 else None
+    names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
+    part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
+    if part is None and not below:
+        return of_ranks(place if own in place else os.path.abspath(place), parsed, probe, f"/{name}")
     return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
 
 
@@ -80,7 +83,8 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     shard = choosing.shard_of(name)
     if shard is not None and shard[2] > 1:
         index = next((one for one in names if choosing.belongs_to(one, name)), "")
-        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", os.path.join(place, index) if index else place)
+        whole = os.path.join(place, index) if index else place
+        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, f"Give {show(whole)}, with all of them.")
     if name in VALUES and ".metadata" in names:
         return PartOf(VALUES[name][1], place)
     if torch_checkpointing.has_part(place, name, names):
@@ -101,8 +105,9 @@ def rank_of_megatron(path: str) -> PartOf | None:
     if _RANK.fullmatch(name) is None:
         return None
     ranks = [one for one in directory_entries(above, folders=True) if _RANK.fullmatch(one)]
-    what = f"one of {counted(len(ranks), 'rank')} of Megatron-LM"
-    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if len(ranks) > 1 else None
+    what = f"{f'one of {len(ranks)} ranks' if len(ranks) > 1 else f'{name} without the other ranks'} of Megatron-LM"
+    is_part = len(ranks) > 1 or re.search("[1-9]", name)
+    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if is_part else None
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:

@@ -23,7 +23,11 @@ from typing import Final
 from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
-from ckptool.messages import counted, some
+from ckptool.formats.directories import choosing
+from ckptool.formats.directories.megatron import ranks_said
+from ckptool.formats.safetensors import OF_PIECES
+from ckptool.formats.sharded import begins_at_zero
+from ckptool.messages import counted, show, some
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -32,6 +36,7 @@ _KNOWN: Final = re.compile(
     r"model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|mp_rank_(\d{2,4})_model_states\.pt"
 )
 """Names that only slices have, or what there is one of."""
+_OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
 _NUMBER: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|gpu|device|(?:tensor|model)[._-]?parallel)"
     r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
@@ -136,22 +141,30 @@ def _nearest(name: str, others: Sequence[str]) -> list[str]:
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, or what it holds, where no other is there."""
-    own, what = parsed.contents.tensors, ""
-    if any(map(_FLAT.fullmatch, own)):
+    own, what, remedy = parsed.contents.tensors, "", ""
+    if parsed.shards:
+        unnamed = choosing.unnamed([one.name for one in parsed.shards], names)
+        what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
+        remedy = "Get the index again, or remove what is left from another save."
+    elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
+        what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
+    elif any(map(_FLAT.fullmatch, own)):
         what = _OF_FSDP
     elif len(siblings(name, names)) > 1 or not own:
         return parsed
+    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := ranks_said(parsed.root)) > 1:
+        what = f"one of {count:,} ranks of model parallelism, as it says itself"
     elif _KNOWN.fullmatch(name):
         number = numbers(name)[1][0]
         what = f"number {number} of {_WHAT}, going by its name" if number else ""
         if not number and not name.startswith("mp_rank"):  # of which most runs of DeepSpeed have the first alone
             first = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
             return parsed._replace(remarks=(*parsed.remarks, Remark("CK145", first)))
-    elif parsed.shards or any("lora" in one.lower() for one in own):
+    elif any("lora" in one.lower() for one in own):
         return parsed
     elif (one := _ALONE.search(name)) and not _NO_RANK.search(name[: one.start()]):
         what = "one of several files, going by its name, the others of which are not there"
-    return parsed._replace(part_of=PartOf(what, place, is_slice=True)) if what else parsed
+    return parsed._replace(part_of=PartOf(what, place, True, remedy)) if what else parsed
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
@@ -171,8 +184,8 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
-    Ranks have copies of what is not cut, such as norms, and most of the matrices differ. Where names do not say that
-    they are of ranks, most norms have to be copies, and matrices to be as different as those of two models are.
+    Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
+    models are. Where names do not say that they are of ranks, most norms have to be copies.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
@@ -186,8 +199,7 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
     is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
     if not copies or not is_certain:
         return False
-    test = _are_equal if says_rank else _are_alike
-    same = [test(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
+    same = [_are_alike(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
     return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
 
 
