@@ -80,7 +80,7 @@ def instead(checkpoint: Checkpoint) -> Advice:
     if checkpoint.weights:
         return Advice(_NONE_HELPS)
     if keys := [one.key for one in checkpoint.state_dicts if one.key]:
-        return Advice(f"It holds {counted(len(keys), 'state dict')}: take one with --key, as {some(keys)}.")
+        return Advice(f"It holds {counted(len(keys), 'state dict')}: take one with `key=`, as {some(keys)}.")
     for path in find_embedded(checkpoint.extras):
         member = f"{checkpoint.member}::{path}" if checkpoint.member else path
         return run(checkpoint, "inspect", why=_MAYBE_INSIDE, member=member)
