@@ -103,7 +103,7 @@ def test_a_state_dict_keeps_a_call_only_if_asked(nested: bool, tmp_path: Path) -
 def test_streams_inside_the_pickle_are_looked_into(tmp_path: Path) -> None:
     inner = call(named("torch.storage", "_load_from_bytes"), raw(legacy(SYSTEM)))
     (tmp_path / "a.pth").write_bytes(torch_zip({"w": tensor(storage()), "x": inner}, {"0": floats()}))
-    with pytest.raises(MigrationRefused, match=r"os\.system"):
+    with pytest.raises(MigrationRefused, match=r"_load_from_bytes.* and 1 call more"):
         migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
 
 
