@@ -233,7 +233,7 @@ ROWS: Final = (
         ("torch.serialization._get_layout",), "layout", "name of a layout",
         "looks the name up in a dict", "torch/serialization.py",
     ),
-    Row(("torch.Size",), "size", "ints", "copies the numbers", "torch/csrc/Size.cpp"),
+    Row(("torch.Size",), "size", "tuple of ints", "copies the numbers", "torch/csrc/Size.cpp"),
     Row(
         ("torch.device",), "device", "name of a device | name of a device, int",
         "keeps what it is given", "torch/csrc/Device.cpp",

@@ -117,10 +117,12 @@ def _counts(node: Inert, values: Values) -> bool:
     return type(node) is Dict and values.takes(16 * len(node.pairs))
 
 
+def _tuple_of_ints(node: Inert, _: Values) -> bool:
+    return type(node) is tuple and len(node) <= _MAX_RANK and all(type(one) is int for one in node)
+
+
 def _ints(node: Inert, values: Values) -> bool:
-    if type(node) is tuple:
-        return len(node) <= _MAX_RANK and all(type(one) is int for one in node)
-    return type(node) is Call and values.kind(node) == "size"
+    return _tuple_of_ints(node, values) or type(node) is Call and values.kind(node) == "size"
 
 
 def _bytes(node: Inert, values: Values) -> bool:
@@ -407,6 +409,7 @@ FORMS: Final[dict[str, Form]] = {
     "list of pairs": _pairs,
     "dict": _counts,
     "ints": _ints,
+    "tuple of ints": _tuple_of_ints,
     "bytes": _bytes,
     "b": lambda node, values: _bytes(node, values) and content(node) == b"b",
     "4 bytes": _some_bytes(4),

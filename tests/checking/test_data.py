@@ -62,6 +62,9 @@ NO_DATA = {
     "a number that takes long": call(named("fractions", "Fraction"), "1e400000000"),
     "a view beyond its storage": call(REBUILD, storage(), 2, (4,), (1,), False, ORDERED),
     "a view backwards": call(REBUILD, storage(), 3, (4,), (-1,), False, ORDERED),
+    "a size of a size": call(
+        REBUILD, storage(), 0, call(named("torch", "Size"), call(named("torch", "Size"), (4,))), (1,), False, ORDERED
+    ),
     "hooks": call(REBUILD, *VIEW[:5], ORDERED + ops(0) + ops(1) + b"s"),
     "flags of another kind": call(REBUILD, *VIEW, {"data": True}),
     "a tensor's setter": call(
