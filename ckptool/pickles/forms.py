@@ -122,7 +122,7 @@ def _tuple_of_ints(node: Inert, _: Values) -> bool:
 
 
 def _ints(node: Inert, values: Values) -> bool:
-    return _tuple_of_ints(node, values) or type(node) is Call and values.kind(node) == "size"
+    return _tuple_of_ints(node, values) or (type(node) is Call and values.kind(node) == "size")
 
 
 def _bytes(node: Inert, values: Values) -> bool:
