@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -173,7 +174,8 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
     is_plain = form == "safetensors"
     other = _OTHER_BY_SUFFIX.get(suffix.lower())
     instead = "" if is_plain else ", or .safetensors for the weights alone"
-    if suffix.lower() == ".safetensors" and not is_plain:
+    ending = os.path.splitext(stem + suffix.rstrip(". "))[1].lower()  # as somebody may have misspelt it
+    if not is_plain and (ending == ".sft" or get_close_matches(ending, [".safetensors"], cutoff=0.85)):
         other, instead = "safetensors", ", or write `form='safetensors'`"
     if other is not None:
         written, right = ("safetensors", ".safetensors") if is_plain else ("torch.save's", ".pth")

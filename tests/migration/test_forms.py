@@ -100,6 +100,16 @@ def test_without_a_target_a_name_beside_the_source_says_what_was_done(
     assert (tmp_path / target).is_file()
 
 
+@pytest.mark.parametrize("name", ["x.safetensor", "x.safetensors.", "x.SAFETENSOR ", "x.saftensors", "x.sft"])
+def test_a_misspelt_suffix_makes_no_file_of_another_format(name: str, tmp_path: Path) -> None:
+    source = saved(trained(), tmp_path / "a.pth")
+    with pytest.raises(MigrationRefused, match="would be read as a file of safetensors"):
+        migrate(source, tmp_path / name)
+    assert not (tmp_path / name).exists()
+    migrate(source, tmp_path / "x.safetype")
+    assert migrate(source, tmp_path / name, form="safetensors").form == "safetensors"
+
+
 def test_a_target_that_exists_is_left_alone_without_force(tmp_path: Path) -> None:
     source = saved(Net().state_dict(), tmp_path / "a.pth")
     (tmp_path / "b.pth").write_bytes(b"old")
