@@ -62,7 +62,8 @@ def of_ranks(path: str, parsed: Parsed, probe: Probe, below: str = "") -> PartOf
     folders = slices.siblings(own, directory_entries(above, folders=True)) if slices.numbers(own)[1] else []
     names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
     part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
-    if part is None and not below:
+    of_rank = os.path.basename(above)
+    if part is None and not below and (slices.RANKED.search(of_rank) or of_rank.isdigit()):
         return of_ranks(place if own in place else os.path.abspath(place), parsed, probe, f"/{name}")
     return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
 

@@ -37,7 +37,7 @@ _KNOWN: Final = re.compile(
 )
 """Names that only slices have, or what there is one of."""
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
-_NUMBER: Final = re.compile(
+RANKED: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|gpu|device|(?:tensor|model)[._-]?parallel)"
     r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
@@ -73,7 +73,7 @@ _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallel
 def numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
     known = _KNOWN.fullmatch(name)
-    found = [known] if known is not None else list(_NUMBER.finditer(name))
+    found = [known] if known is not None else list(RANKED.finditer(name))
     if not found:
         found = [one for one in [_ANY_NUMBER.search(name)] if one and not _NO_RANK.search(name[: one.start()])]
     pattern = name
@@ -116,7 +116,7 @@ def part_of(
         return PartOf(_OF_FSDP, place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
-    found, says_rank = None, _NUMBER.search(name) is not None
+    found, says_rank = None, RANKED.search(name) is not None
     for other in _nearest(name, others):
         with suppress(Failure):
             there = opening(other)
