@@ -156,7 +156,10 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
     try:
         return sets.with_set(path, _read(probe) if says else parsed, probe)
     except Failure as error:
-        raise sets.explained(error, path) from error
+        explained = sets.explained(error, path)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def _read_member(probe: Probe, member: str) -> Parsed:

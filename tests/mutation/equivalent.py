@@ -88,12 +88,6 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("formats/torch_zip", "_announced_nbytes", "len(header) < 30", "len(header) < 29"): (
         "no pickle stands behind 29 bytes"
     ),
-    (
-        "pickles/machine",
-        "put",
-        "index == len(self.memo)",
-        "index <= len(self.memo)",
-    ): "a smaller one does not come there",
     ("pickles/machine", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
     ("pickles/machine", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
     ("pickles/machine", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
