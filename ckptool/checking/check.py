@@ -351,7 +351,7 @@ def _structure(
 
 def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:
     """CK115: another checkpoint in the archive has a problem; those of its names come first."""
-    found = [one for one in findings if one.severity != "info"]
+    found = [one for one in findings if one.severity != "info" and one.code != "CK125"]  # tensors are in others
     found.sort(key=lambda one: (one.severity != "error", not one.code.startswith("CK2")))
     if not found:
         return []

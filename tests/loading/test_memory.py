@@ -202,7 +202,7 @@ def test_filling_a_model_costs_its_weights(measured: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("how", ["real", "real, verified", "real, cast"])
 def test_filling_memory_that_is_there_costs_a_few_buffers(how: str, measured: dict[str, Any]) -> None:
-    assert measured[how]["peak"] < 16 * MIB
+    assert measured[how]["peak"] < 18 * MIB
 
 
 def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:

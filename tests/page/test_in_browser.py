@@ -128,7 +128,7 @@ def test_the_head_says_what_the_file_is(browser: Browser, pages: dict[str, Path]
     assert "CK301" in text
     assert "argparse.Namespace" in text
     commands = browser.run("return [...document.querySelectorAll('.command code')].map((one) => one.textContent)")
-    assert f"ckptool inspect {TRAINING} --globals" in commands
+    assert f"ckptool migrate {TRAINING} --form state_dict" in commands
     browser.click(".command button")
     browser.wait("return document.querySelector('.command button').textContent !== 'Copy'")
 
