@@ -27,6 +27,8 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
+_SEARCHED: Final = 1 << 24
+"""Bytes behind the end of a tar in which another is looked for."""
 _LONGEST_NAME: Final = 1 << 16
 _FILES: Final = (b"0", b"\0", b"7")
 _NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6", b"K", b"g")
@@ -99,9 +101,20 @@ def others(source: Source, archive: Archive | None) -> Iterator[tuple[str, Sourc
 
 
 def _behind(source: Source, end: int) -> int | None:
-    """Return where a header stands behind the end of a tar, at a whole number of blocks; None where there is none."""
-    ahead = ReadAhead(source)
-    return next((at for at in range(end, source.nbytes, BLOCK) if is_tar(ahead.read(at, BLOCK))), None)
+    """
+    Return where a header stands behind the end of a tar, at a whole number of blocks; None where there is none.
+
+    Raises:
+        LimitExceeded: More follows than is searched.
+    """
+    ahead, left = ReadAhead(source), source.nbytes - end
+    for at in range(end, end + min(left, _SEARCHED), BLOCK):
+        block = ahead.read(at, BLOCK)
+        if block[:1] != b"\0" and is_tar(block):
+            return at
+    if left > _SEARCHED:
+        raise LimitExceeded("more behind the end of a tar than is searched", needed=left, actual=_SEARCHED)
+    return None
 
 
 def _as_far(members: Iterator[_Member | int]) -> Iterator[_Member | int]:

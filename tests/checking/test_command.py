@@ -200,7 +200,8 @@ def test_real_files_raise_no_false_alarm(row: dict[str, str]) -> None:
     assert {finding.code for finding in alarms} <= {"CK202", "CK206"}
     assert all(finding.hint or finding.command for finding in alarms)
     # What an archive holds beside weights is for a loader of its own: byte code in those of stable-baselines3.
-    in_the_way = report.grade not in ("data", "program") if _for_another_loader(report) else row["torch_weights_only"] != "ok"
+    by_itself = report.grade not in ("data", "program")
+    in_the_way = by_itself if _for_another_loader(report) else row["torch_weights_only"] != "ok"
     assert bool(alarms) == in_the_way
 
 
