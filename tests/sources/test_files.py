@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 
 import pytest
 
-import ckptool
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
