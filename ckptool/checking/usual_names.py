@@ -9,12 +9,12 @@ from typing import Final
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable import SETTINGS
 from ckptool.pickles.alarms import canonical
+from ckptool.pickles.constructions import BY_NAME
 from ckptool.pickles.judge import is_listed
-from ckptool.pickles.weights_only import each, is_allowed
+from ckptool.pickles.weights_only import is_allowed
 
 TORCHSCRIPT: Final = frozenset(
-    each("torch.jit._pickle.build_{}", "intlist tensorlist doublelist boollist tensor_from_id")
-    | {"torch.jit._pickle.restore_type_tag"}
+    ("torch.jit._pickle.build_tensor_from_id", *(name for name in BY_NAME if name.startswith("torch.jit._pickle.")))
 )
 """Functions that ``torch.jit.save`` calls in its pickles; each returns what it is given."""
 

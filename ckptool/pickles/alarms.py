@@ -35,6 +35,7 @@ _IMPORT: Final = (
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _LOOK_UP: Final = ("operator.attrgetter", "operator.methodcaller")
 _TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
+_FINDERS: Final = frozenset((*_GET, *_IMPORT, *_UFUNCS, *_LOOK_UP, *_TYPES, "pkgutil.resolve_name"))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -206,15 +207,7 @@ def as_method(state: Inert) -> str | None:
 def is_wary(named: Global) -> bool:
     """Say whether it matters what calls are given where a pickle asks for this name: it, or what it finds, is known."""
     name = canonical(named.module, named.name)
-    is_finder = (
-        name in _GET
-        or name in _LOOK_UP
-        or name in _IMPORT
-        or name in _UFUNCS
-        or name in _TYPES
-        or name == "pkgutil.resolve_name"
-    )
-    return is_finder or reach(named) is not None or is_maker(name)
+    return name in _FINDERS or reach(named) is not None or is_maker(name)
 
 
 def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None:

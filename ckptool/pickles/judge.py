@@ -78,7 +78,7 @@ class Judge:
     def told(self, pickles: Iterable[Pickle]) -> list[Told]:
         """Return what pickles come to beyond making data, in order; calls that are shown alike together."""
         found: dict[tuple[str, ...], Told] = {}
-        for offset, one in chain.from_iterable(map(self._verdicts, pickles)):
+        for offset, one in chain.from_iterable(map(self.verdicts, pickles)):
             key = (one.how, one.name, one.grade, one.shown() if one.grade == "system" else "")
             known = found.get(key)
             found[key] = Told(offset, one, 1) if known is None else known._replace(times=known.times + 1)
@@ -86,13 +86,14 @@ class Judge:
 
     def grade(self, pickles: Iterable[Pickle]) -> Grade:
         """Return how far pickles reach: the worst grade of ``told``."""
-        return worst(one for _, one in chain.from_iterable(map(self._verdicts, pickles)))
+        return worst(one for _, one in chain.from_iterable(map(self.verdicts, pickles)))
 
-    def verdicts(self, pickle: Pickle) -> Iterator[tuple[int, Verdict]]:
-        """Yield what each name and call comes to beyond making data, with the offset of its opcode."""
-        yield from self._verdicts(pickle)
+    def verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
+        """
+        Yield what each name and call comes to beyond making data, with the offset of its opcode.
 
-    def _verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
+        ``is_inner`` says that it is a stream inside another, in which no further ones are data.
+        """
         names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
         for one in pickle.globals:
             yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
@@ -222,7 +223,7 @@ class Judge:
         return at
 
     def _makes_more(self, pickle: Pickle) -> bool:
-        return next(self._verdicts(pickle, is_inner=True), None) is not None
+        return next(self.verdicts(pickle, is_inner=True), None) is not None
 
 
 class _Judged(Protocol):
