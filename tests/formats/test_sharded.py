@@ -906,7 +906,10 @@ def test_a_shard_that_is_swapped_all_the_time_is_read_or_refused(tmp_path: Path)
             (tmp_path / "new").replace(tmp_path / "b")
             (tmp_path / "new").write_bytes(shard)
             (tmp_path / "new").replace(tmp_path / "b")
+            # Now and then long enough to be read on a busy machine, and most often not.
+            time.sleep(pauses.choice((0, 0, 0, 0.002, 0.05)))
 
+    pauses = Random(7)
     thread = threading.Thread(target=swap)
     thread.start()
     read, refused = 0, list[str]()
