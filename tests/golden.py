@@ -43,8 +43,8 @@ def facts(paths: list[str], out: Path) -> Iterator[Fact]:
         yield _written(out, "dcp", "migrate", "--json", path, str(out / "dcp"), "--form", "dcp")
         yield _written(out, "shards", "migrate", "--json", path, str(out / "shards"), "--max-shard-size", "20KB")
         if Path(path).is_file():
-            shutil.copyfile(path, out / "edited")
-            yield _written(out, "edited", "migrate", "--json", "--in-place", str(out / "edited"), "--to", "cpu")
+            copy = shutil.copyfile(path, out / f"of-{Path(path).name}")
+            yield _written(out, copy.name, "migrate", "--json", "--in-place", str(copy), "--to", "cpu")
         yield _said(out, "diff", "--json", path, "fixtures/valid/checkpoint-plain-cpu-zip.pth")
         yield _said(out, "scan", "--check", "--digest", "--json", path)
 
