@@ -14,7 +14,6 @@ from typing import get_args, get_type_hints
 import pytest
 
 import ckptool
-from ckptool.cli import worker_process
 from ckptool.errors import Cancelled, CkptoolError, Failure
 from tests.each import each
 
@@ -25,9 +24,8 @@ TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("ref
 # The one door to torch also builds a class, which the user names and no file.
 EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
-# It starts this Python, with this package, or a copy of itself, and hands it paths, and what was asked for: nothing of
-# a file's.
-STARTS = "cli/worker_process.py"
+# It starts this Python, with this package, and hands it paths, and what was asked for: nothing of a file's.
+STARTS = "cli/pool.py"
 # Two tables of our own names, whose modules are imported when they are asked for.
 TABLES = {"__init__.py", "cli/verbs.py"}
 INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
@@ -117,29 +115,24 @@ def _dotted(node: ast.AST) -> str:
 def test_no_module_runs_what_a_file_says(name: str) -> None:
     if name == TRUSTED:
         return  # behind a parameter called ``trust``
-    allowed = {"os.fork"} if name == STARTS else set()
-    assert (RUNS - allowed).isdisjoint(mentioned(TOOL[name]))
+    assert RUNS.isdisjoint(mentioned(TOOL[name]))
 
 
 @each("name", INSIDE)
 def test_no_module_has_the_means_to_run_anything(name: str) -> None:
     allowed = TALKS if name.startswith(NETWORK) else {"importlib"} if name in TABLES else set()
-    allowed = {"subprocess"} if name == STARTS else allowed
+    allowed = {"multiprocessing"} if name == STARTS else allowed
     assert ((RUNNERS | TALKS) - allowed).isdisjoint(imported(TOOL[name]))
 
 
-def test_the_one_module_that_starts_processes_starts_this_package_alone() -> None:
-    calls = [node for node in nodes(TOOL[STARTS]) if isinstance(node, ast.Call)]
-    used = {name for name in mentioned(TOOL[STARTS]) if name.startswith("subprocess.")}
-    (start,) = [call for call in calls if _dotted(call.func) == "subprocess.Popen"]
+def test_the_one_module_that_starts_processes_starts_its_own_function_alone() -> None:
+    starts = [
+        node for node in nodes(TOOL[STARTS]) if isinstance(node, ast.Call) and _dotted(node.func) == "_NEW.Process"
+    ]
+    (target,) = [ast.unparse(one.value) for start in starts for one in start.keywords if one.arg == "target"]
 
-    assert used == {"subprocess.Popen", "subprocess.PIPE"}
-    assert not [name for name in mentioned(TOOL[STARTS]) if name.startswith(("os.exec", "os.posix_spawn", "os.spawn"))]
-    assert "shell" not in {keyword.arg for keyword in start.keywords}
-    assert ast.unparse(start.args[0]) == "[sys.executable, '-c', _START[work], *sys.path]"
-    head = re.escape("import sys; sys.path = sys.argv[1:]; from ckptool.")
-    for code in worker_process._START.values():
-        assert re.fullmatch(rf"{head}[a-z_.]+ import main; main\(sys.stdin.buffer, sys.stdout.buffer\)", code)
+    assert target == "_serve"
+    assert 'multiprocessing.get_context("spawn")' in (PACKAGE / STARTS).read_text("utf-8")
 
 
 @each("name", INSIDE)
@@ -178,13 +171,12 @@ def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
 @each("name", sorted(name for name in INSIDE if not name.startswith(("sources/", "migration/output/"))))
 def test_only_sources_and_outputs_open_files(name: str) -> None:
     called = {_dotted(node.func) for node in nodes(TOOL[name]) if isinstance(node, ast.Call)}
-    allowed = {"os.fdopen"} if name == STARTS else set()  # the pipes to what it starts
 
-    assert (OPENS - allowed).isdisjoint(called)
+    assert OPENS.isdisjoint(called)
     assert not [function for function in called if function.endswith(OPENING_METHODS)]
 
 
-@each("name", sorted(name for name in TOOL if not name.startswith("cli/") and name != "migration/file_worker.py"))
+@each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_nothing_passes_over_a_cancellation(name: str) -> None:
     """Handlers that do not raise catch ``Failure``: that is every error but ``Cancelled``."""
     for node in nodes(TOOL[name]):
@@ -245,7 +237,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "formats/safetensors.py",  # writes
         "migration/safetensors_plan.py",  # writes
         "migration/folders/shards.py",  # writes
-        "checking/row_worker.py",  # talks with the process that started it
+        "checking/row_worker.py",  # writes
         "migration/file_worker.py",  # so does this one
         "formats/runnable/exported.py",  # searches any text for strings, and undoes the escapes in them
         "formats/directories/dcp/entries.py",  # keeps names in memory as texts of its own

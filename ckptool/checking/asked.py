@@ -11,8 +11,6 @@ from ckptool.sources.stamps import Stamp, stamp_of
 
 SCHEMA: Final = "ckptool.scan/2"
 TENSORS: Final = "ckptool.tensors/1"
-READY: Final = b"ready"
-"""What a worker says once it has begun."""
 SAME: Final = b"same"
 """Its answer about a file far away whose version is the one that is known."""
 ENDED: Final = "worker-ended"

@@ -1,129 +1,94 @@
 """
-What a worker process of ``scan`` does: it reads a task from each line, and answers with the line's number and a row.
+Rows of many checkpoints at a time: what a process that works for ``scan`` does.
 
-The task of a file here is its path, that of a file far away is a dict, which says how it is reached.
-
-Files here are looked at one after the other, those far away in threads, which mostly wait. Workers that others start
-call ``answer_all`` with a list of tasks.
+Files here are looked at one after the other, those far away in threads, which mostly wait.
 """
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from ckptool.checking.asked import READY, SAME, Asked, lost_row
+from ckptool.checking.asked import SAME, Asked, lost_row
 from ckptool.checking.row import row
 from ckptool.errors import Failure, let_go
+from ckptool.sources.naming import is_far
 from ckptool.sources.stamps import stamp_of_version
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from ckptool.sources.remote.address import Remote
+
+_OF_ONE_FILE: Final = 4
+"""Parts of one file far away that are fetched at once: many files are."""
 
 
-def main(lines: BinaryIO, written: BinaryIO) -> None:
-    """Answer until there are no more lines, or nobody reads the answers."""
-    gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
-    answers = _Answers(written)
-    begun = json.loads(lines.readline())
-    work = _Work(Asked(**begun["asked"]))
-    pool: ThreadPoolExecutor | None = None
-    try:
-        answers.write(READY)
-        for number, line in enumerate(lines, 1):
-            task = json.loads(line)
-            give = partial(answers.give, number)
-            if isinstance(task, str):
-                give(work.row(task, give))
-            else:
-                pool = pool or _threads(begun["threads"])
-                pool.submit(_do, work, task, give)
-        if pool is not None:
-            pool.shutdown()
-    except (BrokenPipeError, KeyboardInterrupt):
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+class Place(NamedTuple):
+    """One checkpoint to look at: a path, or a ``Remote``."""
+
+    path: str
+    is_meant: bool = True
+    """It was named, or its own name says that it is a checkpoint."""
+    known: str | None = None
+    """The version of which there is a row, where only its server knows whether that is the one that is there."""
 
 
-def answer_all(asked: Asked, threads: int, tasks: Sequence[dict[str, Any]]) -> list[list[bytes]]:
-    """Return what ``main`` would write about each task, the rows of tensors first."""
-    work = _Work(asked)
-    found: list[list[bytes]] = [[] for _ in tasks]
-    far = sum(task["far"] is not None for task in tasks)
-    with _threads(min(threads, far)) if far else nullcontext() as pool:
-        for task, lines in zip(tasks, found, strict=True):
-            if pool is not None and task["far"] is not None:
-                pool.submit(_do, work, task, lines.append)
-        for task, lines in zip(tasks, found, strict=True):
-            if task["far"] is None:
-                lines.append(work.row(task["path"], lines.append))
-    return found
+class _Tell(Protocol):
+    def __call__(self, number: int, answer: bytes, *, more: bool = False) -> None: ...
 
 
-def _threads(count: int) -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # files here need none
+class Rows:
+    """Tells the row of each of several places, as a line of JSON; before it, if asked for, those of its tensors."""
 
-    return ThreadPoolExecutor(count)
-
-
-def _do(work: _Work, task: dict[str, Any], give: Callable[[bytes], None]) -> None:
-    """Answer a task in a thread: whatever goes wrong, there is an answer, which somebody waits for."""
-    try:
-        answer = work.far_row(task, give)
-    except Exception as error:  # noqa: BLE001 - nobody would see it
-        let_go(error)
-        answer = _line(lost_row(task["path"], Asked(), "unforeseen", f"{type(error).__name__}: {error}"))
-    give(answer)
-
-
-class _Answers:
-    """What the parent reads, a line at a time, from any thread."""
-
-    def __init__(self, written: BinaryIO) -> None:
-        self._written = written
-        self._lock = threading.Lock()
-
-    def write(self, line: bytes) -> None:
-        with self._lock:
-            self._written.write(line + b"\n")
-            self._written.flush()
-
-    def give(self, number: int, answer: bytes) -> None:
-        self.write(b"%d %b" % (number, answer))
-
-
-class _Work:
-    """What is asked, and the stores that were reached for it."""
-
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, threads: int) -> None:
         self._asked = asked
+        self._threads = threads
+        """For files far away."""
         self._stores: dict[tuple[str, str], Any] = {}
+        """Those that were reached."""
 
-    def row(self, path: str, tell: Callable[[bytes], None]) -> bytes:
-        """Return a row; tell of each tensor before, if they are asked for."""
-        told = (lambda one: tell(_line(one))) if self._asked.tensors else None
-        return _line(row(path, self._asked, tell=told) if told else row(path, self._asked))
+    def __call__(self, places: Sequence[Place], tell: _Tell) -> None:
+        """Tell of each by its number; whatever goes wrong, there is a row."""
+        far = [is_far(place.path) for place in places]
+        if any(far):
+            from concurrent.futures import ThreadPoolExecutor  # files here need none
 
-    def far_row(self, task: dict[str, Any], tell: Callable[[bytes], None]) -> bytes:
-        from ckptool.sources.remote.address import Remote
+            with ThreadPoolExecutor(min(self._threads, sum(far))) as pool:
+                for number, place in enumerate(places):
+                    if far[number]:
+                        pool.submit(self._tell_of_far, place, partial(tell, number))
+        for number, place in enumerate(places):
+            if not far[number]:
+                tell(number, self._row(place.path, partial(tell, number)))
+
+    def _row(self, path: str, tell: Callable[..., None]) -> bytes:
+        told = (lambda one: tell(_line(one), more=True)) if self._asked.tensors else None
+        return _line(row(path, self._asked, tell=told))
+
+    def _tell_of_far(self, place: Place, tell: Callable[..., None]) -> None:
+        try:
+            answer = self._far_row(place, tell)
+        except Exception as error:  # noqa: BLE001 - nobody would see it
+            let_go(error)
+            answer = _line(lost_row(place.path, self._asked, "unforeseen", f"{type(error).__name__}: {error}"))
+        tell(answer)
+
+    def _far_row(self, place: Place, tell: Callable[..., None]) -> bytes:
+        from ckptool.sources.remote.address import as_remote
         from ckptool.sources.remote.opening import remote_version
 
-        how = task["far"]
-        address = Remote(task["path"], **how["reached"])
-        address.stores = self._stores
-        address.listed = None if how["listed"] is None else tuple(how["listed"])
+        remote: Remote = as_remote(place.path)
+        address = remote.elsewhere(remote)
+        address.listed, address.stores, address.connections = remote.listed, self._stores, _OF_ONE_FILE
         address.takes_end = True
-        if how["known"] is not None:
+        if place.known is not None:
             with suppress(Failure):  # which opening says again
                 stamp = stamp_of_version((remote_version(address) or ())[2:])
-                if stamp is not None and stamp.version == how["known"]:
+                if stamp is not None and stamp.version == place.known:
                     return SAME
-        return self.row(address, tell)
+        return self._row(address, tell)
 
 
 _TEXT_OF: Final = json.JSONEncoder(allow_nan=False, check_circular=False).encode

@@ -52,6 +52,10 @@ _ORDER = f"{__name__}.order"
 
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
 _SCHEMA: Final = "ckptool.migrate/2"
+_TRIES: Final = 2
+"""Of one file of a folder, each by another process;"""
+_TRIES_ON_RAY: Final = 4
+"""machines that others may take away are lost more often."""
 
 
 class _DType(click.Choice):  # type: ignore[type-arg]
@@ -367,13 +371,13 @@ def model_argument(text: str) -> tuple[str, object]:
 def _on_ray(
     work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], *, shows_progress: bool
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
-    from ckptool.cli.migrate_ray import FileWriters, outcomes
+    from ckptool.cli.migrate_pool import FileWriters, outcomes
     from ckptool.cli.on_ray import OnRay
 
     is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
     with OnRay(options["ray"], options["jobs"] if is_asked else None) as ray:
         if options["out_dir"] is None:
-            yield from _one_by_one(work, arguments, FileWriters(ray), shows_progress=shows_progress)
+            yield from _one_by_one(work, arguments, FileWriters(ray, _TRIES_ON_RAY), shows_progress=shows_progress)
         else:
             yield from outcomes(ray, work, arguments)
 
@@ -383,12 +387,14 @@ def _run(
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     jobs = options["jobs"]
     if jobs == 1 or len(work) == 1:
-        writers = None
-        if options["workers"] > 1:
-            from ckptool.cli.migrate_workers import FileWriters  # most are written by this process
+        if options["workers"] == 1:
+            yield from _one_by_one(work, arguments, None, shows_progress=shows_progress)
+            return
+        from ckptool.cli.migrate_pool import FileWriters  # most are written by this process
+        from ckptool.cli.pool import Processes
 
-            writers = FileWriters(options["workers"])
-        yield from _one_by_one(work, arguments, writers, shows_progress=shows_progress)
+        with Processes(options["workers"]) as pool:
+            yield from _one_by_one(work, arguments, FileWriters(pool, _TRIES), shows_progress=shows_progress)
         return
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
@@ -399,9 +405,9 @@ def _run(
         if stopped.is_set():
             raise KeyboardInterrupt
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as threads:
         try:
-            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop, stop), work)
+            outcomes = threads.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop, stop), work)
             yield from zip((source for source, _ in work), outcomes, strict=True)
         except BaseException:
             stopped.set()  # only the main thread is interrupted

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
+from ckptool.checking.asked import ENDED, SAME, SCHEMA, TENSORS, Asked, lost_row
+from ckptool.checking.row_worker import Place, Rows
 from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
-from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
+from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import Listing, means_other
 from ckptool.cli.text import say
 from ckptool.errors import NotACheckpoint, OutputFailed
@@ -24,16 +25,16 @@ from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
 from ckptool.migration.output.parquet import EACH, Kind, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
-from ckptool.sources.naming import is_far
+from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
 if TYPE_CHECKING:
     from ckptool.cli.on_ray import OnRay
-    from ckptool.cli.scan_workers import Fleet
 
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
+_HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
@@ -41,8 +42,10 @@ _ROW: Final = json.JSONDecoder().raw_decode
 """Reads a row that a worker has just written."""
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
+_ROUNDS: Final = 4
+"""Files far away that a process has for each that it reads at once: so few wait for the last one."""
 _ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
-CHECKPOINTS: Final[dict[str, Kind]] = {
+_OF_CHECKPOINTS: Final[dict[str, Kind]] = {
     "path": "text",
     "nbytes": "count",
     "mtime_ns": "count",
@@ -76,7 +79,7 @@ CHECKPOINTS: Final[dict[str, Kind]] = {
     "worst": "text",
     "error": {"kind": "text", "type": "text", "message": "text"},
 }
-TENSORS: Final[dict[str, Kind]] = {
+_OF_TENSORS: Final[dict[str, Kind]] = {
     "path": "text",
     "version": "text",
     "scanned_ns": "count",
@@ -142,13 +145,15 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
         need_parquet()
     ray = _ray(options["ray"], options["jobs"]) if options["ray"] else None
-    with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
+    with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], _HEAD_OF_TENSOR) as tensors:
         run = _Run(asked, lines, options["output"], tensors)
-        with ray or Crew(asked, options["jobs"] or processors(), options["files"]) as workers:
-            crew = workers if isinstance(workers, Crew) else _fleet(asked, workers, options["files"])
-            run.scan(_paths(paths, lists), crew)
+        with ray or Processes(options["jobs"] or processors()) as pool:
+            run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
-            for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
+            for one, path, columns in (
+                (lines, options["output"], _OF_CHECKPOINTS),
+                (tensors, options["tensors"], _OF_TENSORS),
+            ):
                 if one is not None:
                     write_table(one, path, columns)
     run.say_totals(paths)
@@ -159,12 +164,6 @@ def _ray(address: str, jobs: int | None) -> OnRay:
     from ckptool.cli.on_ray import OnRay  # most scans are of this machine
 
     return OnRay(address, jobs)
-
-
-def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
-    from ckptool.cli.scan_workers import Fleet  # all that looks into files, which workers do elsewhere
-
-    return Fleet(asked, ray, connections)
 
 
 def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
@@ -237,35 +236,51 @@ class _Run:
         """How many could not be opened, by this run or by those before."""
         return self._failed + self._skipped_failed
 
-    def scan(self, paths: Iterable[str], crew: Crew | Fleet) -> None:
+    def scan(self, paths: Iterable[str], pool: Pool, connections: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        for answers in crew.rows(self._next):
-            rows: list[bytes] = []
-            of_tensors: list[bytes] = []
-            for task, line in answers:
-                if line.startswith(HEAD_OF_TENSOR):
-                    of_tensors.append(line)
-                elif line == SAME:
-                    self._skip(self._known[hash((task.target.shown, task.known))])
-                elif self._is_counted(line, is_meant=task.target.is_meant):
-                    rows.append(line)
-            self._write(rows, of_tensors)
+        threads = -(-connections // pool.workers)
+        # Files that are read whole take long each; of files far away, many are on their way at once.
+        most = 1 if self._asked.deep or self._asked.digest else MOST_ITEMS
+        for answers in pool.answers(
+            Rows(self._asked, threads),
+            self._next,
+            nbytes=_nbytes,
+            least=lambda place: _ROUNDS * threads if is_far(place.path) else 1,
+            most=most,
+            starts_here=_starts_here,
+        ):
+            self._take(answers)
 
-    def _next(self) -> Task | None:
+    def _take(self, answers: Iterable[tuple[Place, bytes | Lost]]) -> None:
+        rows: list[bytes] = []
+        of_tensors: list[bytes] = []
+        for place, answer in answers:
+            if isinstance(answer, Lost):
+                row = lost_row(place.path, self._asked, answer.kind, answer.message)
+                answer = json.dumps(row).encode()
+            if answer.startswith(_HEAD_OF_TENSOR):
+                of_tensors.append(answer)
+            elif answer == SAME:
+                self._skip(self._known[hash((shown_path(place.path), place.known))])
+            elif self._is_counted(answer, is_meant=place.is_meant):
+                rows.append(answer)
+        self._write(rows, of_tensors)
+
+    def _next(self) -> Place | None:
         """Return the next checkpoint that is not known yet; None if there is none now."""
         while (target := self._listing.next()) is not None:
             is_here = not is_far(target.path)
             if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
             if not self._known:
-                return Task(target)
+                return Place(*target)
             stamp = stamp_of(target.path)
             identity = hash((target.shown, stamp and stamp.version))
             if identity in self._known:
                 self._skip(self._known[identity])
                 continue
-            return Task(target, None if is_here or stamp else self._versions.get(hash(target.shown)))
+            return Place(*target, None if is_here or stamp else self._versions.get(hash(target.shown)))
         return None
 
     def _skip(self, known: _Known) -> None:
@@ -318,6 +333,15 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
+
+
+def _nbytes(place: Place) -> int:
+    stamp = stamp_of(place.path)
+    return stamp.nbytes if stamp and not is_far(place.path) else 0
+
+
+def _starts_here(place: Place) -> bool:
+    return not (is_far(place.path) or os.path.isabs(place.path))
 
 
 def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:

@@ -76,11 +76,6 @@ class Pool:
         self._open: OrderedDict[int, weakref.ref[Pooled]] = OrderedDict()
         """By identity; what was used last is at the end. Whoever forgets to close a checkpoint leaves nothing open."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has nothing that it may close."""
-        return not self._open
-
     def add(self, one: Pooled) -> None:
         """From now on something that is open may be closed."""
         with self._lock:

@@ -29,9 +29,10 @@ from measuring import in_turn, options
 
 from ckptool.checking.asked import NOTHING
 from ckptool.checking.row import row
+from ckptool.checking.row_worker import Place, Rows
 from ckptool.cli.on_ray import OnRay
+from ckptool.cli.pool import MOST_ITEMS, Pool, Processes
 from ckptool.cli.scan import CONNECTIONS
-from ckptool.cli.scan_workers import Crew, Fleet, Task
 from ckptool.cli.targets import Listing
 
 WORKERS = 2
@@ -45,9 +46,9 @@ def main() -> int:
         nbytes = copy_files(place)
         work = {
             "a loop in one process": lambda: timed(lambda: one_by_one(place)),
-            "scan --jobs 1": lambda: timed(lambda: with_crew(place, 1)),
-            "scan --jobs 2": lambda: timed(lambda: with_crew(place, WORKERS)),
-            "scan --ray, 2 workers": lambda: timed(lambda: rows_of(place, Fleet(NOTHING, ray, CONNECTIONS))),
+            "scan --jobs 1": lambda: timed(lambda: with_processes(place, 1)),
+            "scan --jobs 2": lambda: timed(lambda: with_processes(place, WORKERS)),
+            "scan --ray, 2 workers": lambda: timed(lambda: rows_of(place, ray)),
         }
         found = in_turn(work, given.runs)
     walls = {name: min(wall for wall, _ in runs) for name, runs in found.items()}
@@ -82,20 +83,21 @@ def one_by_one(place: Path) -> int:
     return count
 
 
-def with_crew(place: Path, jobs: int) -> int:
-    with Crew(NOTHING, jobs, CONNECTIONS) as crew:
-        return rows_of(place, crew)
+def with_processes(place: Path, jobs: int) -> int:
+    with Processes(jobs) as pool:
+        return rows_of(place, pool)
 
 
-def rows_of(place: Path, workers: Crew | Fleet) -> int:
+def rows_of(place: Path, pool: Pool) -> int:
     """Take all rows, and look at each as the command does."""
     listing = Listing([str(place)])
 
-    def next_task() -> Task | None:
+    def next_place() -> Place | None:
         target = listing.next()
-        return None if target is None else Task(target)
+        return None if target is None else Place(*target)
 
-    return sum(json.loads(line)["path"] is not None for answers in workers.rows(next_task) for _, line in answers)
+    found = pool.answers(Rows(NOTHING, CONNECTIONS), next_place, most=MOST_ITEMS)
+    return sum(json.loads(line)["path"] is not None for answers in found for _, line in answers)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
 import signal
 import subprocess
@@ -18,10 +16,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from ckptool.cli import cli, migrate_workers, worker_process
+from ckptool.cli import cli
 from tests.migration import dying
 from tests.migration.test_file_jobs import assert_nothing_there, assert_same, state_dict
 from tests.scale import exhaustive, scale, scaled, times
+from tests.workers import do_first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, signals")
 
@@ -74,7 +73,7 @@ def test_what_is_cast_says_the_same_errors(source: Path, tmp_path: Path) -> None
 def test_what_is_there_stays_and_no_process_starts(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process.subprocess, "Popen", None)
+    monkeypatch.setattr("ckptool.cli.pool._Process", None)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_bytes(b"{}")
 
@@ -125,8 +124,9 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
     deaths = 0
     for number in range(times(1, 12)):
         at = dice.randrange(1, 120) if number else 60
-        monkeypatch.setitem(worker_process._START, "files", dying.start(at, marker, after=after))
-        migrate(source, tmp_path / f"{number}", *FORMS[form], "--workers", 2)
+        with monkeypatch.context() as deadly:
+            do_first(dying.code(at, marker, after=after), tmp_path / f"first-{number}", deadly)
+            migrate(source, tmp_path / f"{number}", *FORMS[form], "--workers", 2)
         assert_same(tmp_path / "one", tmp_path / f"{number}")
         deaths += marker.exists()
         marker.unlink(missing_ok=True)
@@ -134,45 +134,12 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
 
 
 def test_a_file_at_which_two_died_is_the_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = dying.start(1, tmp_path / "died", after=False, always=True)
-    monkeypatch.setitem(worker_process._START, "files", start)
+    do_first(dying.code(1, tmp_path / "died", after=False, always=True), tmp_path.parent / "first", monkeypatch)
 
     said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
 
-    assert "was not written: the process that wrote it was ended by signal 9, Killed, as" in said
+    assert "was not written: 2 times, the process that worked at it was ended by signal 9, Killed" in said
     assert_nothing_there(tmp_path / "out")
-
-
-def test_workers_that_cannot_start_are_one_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worker_process._START, "files", "raise SystemExit(3)")
-
-    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
-
-    assert "worker processes do not start: the last one ended with exit code 3" in said
-    assert_nothing_there(tmp_path / "out")
-
-
-@pytest.mark.parametrize("room", [0, 1])
-def test_where_the_system_starts_no_more_those_that_are_there_do_all(
-    room: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = iter([migrate_workers.started] * room)
-
-    def started(*arguments: Any) -> Any:
-        start = next(left, None)
-        if start is None:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return start(*arguments)
-
-    migrate(source, tmp_path / "one", *SHARDS)
-    monkeypatch.setattr(migrate_workers, "started", started)
-    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 3, code=0 if room else 2).stderr
-
-    if room:
-        assert_same(tmp_path / "one", tmp_path / "out")
-    else:
-        assert "worker processes do not start: resource temporarily unavailable" in said
-        assert_nothing_there(tmp_path / "out")
 
 
 # The process that they work for
@@ -191,7 +158,7 @@ def test_when_the_first_process_ends_so_do_the_others_and_nothing_has_the_name(
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         workers: list[str] = []
-        while process.poll() is None and len(workers) < 2:
+        while process.poll() is None and len(workers) < 3:  # one of them is Python's own
             with suppress(OSError):
                 workers = children.read_text().split()
             time.sleep(0.001)
@@ -214,21 +181,3 @@ def is_alive(pid: str) -> bool:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
-
-
-def test_workers_have_their_share_of_the_processors(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(worker_process, "processors", lambda: 8)
-    given = []
-
-    def start(*_: Any, env: dict[str, str], **__: Any) -> None:
-        given.append((env["OMP_NUM_THREADS"], env["PATH"]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(worker_process.subprocess, "Popen", start)
-    migrate(source, tmp_path / "out", *SHARDS, "--workers", 3, code=130)
-
-    assert given == [("2", os.environ["PATH"])]
-    assert_nothing_there(tmp_path / "out")

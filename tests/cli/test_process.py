@@ -83,24 +83,6 @@ def test_an_output_that_nobody_reads_ends_it_as_other_tools_end(arguments: list[
 
 
 @POSIX
-@pytest.mark.parametrize("verb", ["scan", "migrate"])
-def test_a_worker_that_ends_before_it_is_given_work_costs_nothing(verb: str, tmp_path: Path) -> None:
-    dies = (
-        "from ckptool.cli import worker_process as w; send, died = w.WorkerProcess.send, []\n"
-        "def after(self, *what):\n"
-        " if self.is_ready and not died: self._process.kill(); died.append(self._process.wait())\n"
-        " send(self, *what)\n"
-        "w.WorkerProcess.send = after"
-    )
-    scan = ["scan", str(Path(FIXTURE).parent), "-o", str(tmp_path / "rows.jsonl"), "--jobs", "1"]
-    migrate = ["migrate", FIXTURE, str(tmp_path / "out"), "--max-shard-size", "1KB", "--workers", "2", "-q"]
-    code, said = run(broken(f"exec({dies!r})", *(scan if verb == "scan" else migrate)))
-
-    assert (code, "not opened" in said) == (0, False), said
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-@POSIX
 def test_an_interrupt_is_130_and_no_traceback() -> None:
     with subprocess.Popen(
         [*CKPTOOL, "check", "--explain", "-"],

@@ -23,9 +23,10 @@ from ckptool import migrate
 from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
 from ckptool.checking.row import row
-from ckptool.cli import cli, scan_workers, worker_process
+from ckptool.cli import cli
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times
+from tests.workers import do_first
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
@@ -143,36 +144,27 @@ def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp
     assert listed.read_bytes() == before
 
 
-@pytest.fixture(name="fresh")
-def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are new processes, as they are wherever this one cannot be copied."""
-    monkeypatch.setattr(scan_workers, "can_copy", lambda: False)
-
-
 DIES = (
-    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.checking import row_worker as w; row = w.row;"
-    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked);"
-    "w.main(sys.stdin.buffer, sys.stdout.buffer)"
+    "import os\nfrom ckptool.checking import row_worker as w\nrow = w.row\n"
+    "w.row = lambda path, *a, **k: os.kill(os.getpid(), 9) if path.endswith({!r}) else row(path, *a, **k)\n"
 )
 
 
-def test_a_worker_that_dies_costs_the_file_that_it_is_at(
-    folder: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unbroken = rows(scan(folder / "below").stdout)
-    monkeypatch.setitem(worker_process._START, "rows", DIES)
     output = folder.parent / "rows.jsonl"
-    result = scan(folder / "below", "-o", output, code=2)
+    with monkeypatch.context() as deadly:
+        do_first(DIES.format("3.pth"), folder.parent / "first", deadly)
+        result = scan(folder / "below", "-o", output, code=2)
     found = rows(output.read_text())
 
     lost = str(folder / "below" / "3.pth")
     assert found.pop(lost)["error"] == {
-        "kind": "worker-ended", "type": None, "message": "the process that looked at it was ended by signal 9, Killed"
+        "kind": "worker-ended", "type": None, "message": "the process that worked at it was ended by signal 9, Killed"
     }  # fmt: skip
     assert unbroken.pop(lost)["error"] is None
     assert found == unbroken
     assert "5 fine, 1 not opened" in result.stderr
-    monkeypatch.undo()
     scan(folder / "below", "-o", output)
     assert [json.loads(line)["path"] for line in output.read_text().splitlines()].count(lost) == 2
 
@@ -194,15 +186,6 @@ def test_long_names_of_any_letters_leave_room_for_what_is_said(tmp_path: Path) -
     assert of_tensors.read_bytes().count(b"\n") == 70 * 300
 
 
-def test_workers_that_cannot_start_are_one_error(folder: Path, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worker_process._START, "rows", "raise SystemExit(3)")
-
-    result = scan(folder, code=2)
-
-    assert result.stdout == ""
-    assert "worker processes do not start: the last one ended with exit code 3" in result.stderr
-
-
 @pytest.mark.parametrize("after", range(1, 1 + times(1, 3)))
 def test_a_killed_run_goes_on_where_it_was(after: int, folder: Path) -> None:
     one = (Path(__file__).parents[2] / "fixtures/valid/lenet-state-dict-cpu-zip.pth").read_bytes()
@@ -216,11 +199,11 @@ def test_a_killed_run_goes_on_where_it_was(after: int, folder: Path) -> None:
         while not output.exists() or output.read_bytes().count(b"\n") < after:
             time.sleep(0.001)
             assert process.poll() is None
-        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
-        time.sleep(0.001)  # it ends by itself
+    while any(Path(f"/proc/{one}/cmdline").exists() and Path(f"/proc/{one}/cmdline").read_bytes() for one in workers):
+        time.sleep(0.001)  # they end by themselves
     begun = output.read_bytes()
     output.write_bytes(begun[: -1 - 40 * after])  # a line that was torn
 

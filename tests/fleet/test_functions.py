@@ -18,12 +18,9 @@ import ckptool
 from ckptool import Cancellation, Cancelled, Changes, Limits, fleet, migrate
 from ckptool.checking import row as rows
 from ckptool.checking.asked import Asked
-from ckptool.checking.row_worker import answer_all
 from ckptool.cli import cli, on_ray
-from ckptool.cli.migrate_ray import _Item, _second
+from ckptool.cli.migrate_pool import _Item, _second
 from ckptool.cli.options import RayCommand, ray_option
-from ckptool.cli.scan_workers import Task, message_of
-from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError, OutputExists
 from ckptool.migration.report import MigrationReport
 from tests.each import each
@@ -122,35 +119,6 @@ def test_a_recipe_prints_the_rows(recipe: str) -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
 
     assert [{**one, "scanned_ns": 0} for one in found] == [{**fleet.row(one), "scanned_ns": 0} for one in (FINE, CUT)]
-
-
-def test_a_list_of_tasks_is_answered_as_one_by_one() -> None:
-    tasks = [message_of(Task(Target(str(path))), number) for number, path in enumerate((FINE, CUT))]
-    fine, cut = answer_all(Asked(tensors=True), 2, tasks)
-    told: list[dict[str, object]] = []
-    expected = rows.row(str(FINE), Asked(tensors=True), tell=told.append)
-
-    assert len(told) == 10
-    found = [{**json.loads(line), "scanned_ns": 0} for line in fine]
-    assert found == [{**one, "scanned_ns": 0} for one in (*told, expected)]
-    assert [json.loads(line)["error"]["kind"] for line in cut] == ["truncated-zip"]
-
-
-def test_a_batch_has_so_many_files_or_bytes() -> None:
-    large = on_ray._MOST_NBYTES
-    given = iter([*range(40), large + 1, 7, large - 7, 8])
-    items = on_ray._Items(lambda: next(given, None), int)
-
-    assert items.batch(32) == [*range(32)]
-    assert items.batch(32) == [*range(32, 40)]
-    assert items.batch(32) == [large + 1]
-    assert items.batch(1) == [7]
-    assert items.batch(32) == [large - 7]
-    assert items.batch(32) == [8]
-    assert items.batch(32) == []
-    assert items.count == 44
-    several = iter([7, large - 7, 1])
-    assert on_ray._Items(lambda: next(several, None), int).batch(32) == [7, large - 7]
 
 
 ADDRESSES = {

@@ -285,31 +285,6 @@ def test_what_cannot_be_reached_is_one_error(tmp_path: Path) -> None:
     assert done.stderr == "Error: nothing answers at 127.0.0.1:1\nHint: Give the address that 'ray start' printed.\n"
 
 
-MAPS = """
-import sys
-from ckptool.cli.on_ray import OnRay
-from ckptool.errors import CkptoolError
-with OnRay(sys.argv[1], 2) as ray:
-    words = ["x" * number for number in range(50)]
-    assert sorted(ray.map(len, words)) == sorted(zip(words, range(50)))
-    assert sorted(ray.map(len, words, nbytes=len)) == sorted(zip(words, range(50)))
-    assert list(ray.map(len, [])) == []
-    first = next(iter(ray.map(len, words)))
-    try:
-        list(ray.map(int, ["1", "no number"]))
-    except CkptoolError as error:
-        print(first[1] == len(first[0]), error.kind, error)
-"""
-
-
-def test_any_function_is_mapped(cluster: Cluster) -> None:
-    command = [sys.executable, "-c", MAPS, cluster.address]
-    done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=120, check=False)
-
-    fact = "invalid literal for int() with base 10: 'no number'"
-    assert (done.stdout, done.stderr) == (f"True ray-failed Ray's workers cannot do this: {fact}\n", "")
-
-
 def test_a_cluster_of_another_version_is_one_error(cluster: Cluster) -> None:
     start = "import ckptool; ckptool.__version__ = '9.9'; from ckptool.__main__ import main; main()"
     command = [sys.executable, "-c", start, "scan", str(FINE), "--ray", cluster.address]

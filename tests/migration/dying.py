@@ -1,8 +1,7 @@
 """
-A worker process that writes files of a folder, and kills itself at one call of the system.
+Processes that write files of a folder, and kill themselves at one call of the system.
 
-It is started in the place of a real one: ``START`` is what Python runs, with ``place(AT, after, marker)`` in front. The
-first process that reaches the call makes the file ``marker``, and dies; those after it find the file, and live.
+The first one that reaches the call makes the file ``marker``, and dies; those after it find the file, and live.
 """
 
 from __future__ import annotations
@@ -10,30 +9,36 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-from ckptool.migration.file_worker import main
-
-ROOT = Path(__file__).parents[2]
 CALLS = (
     *("open", "write", "pwrite", "fstatvfs", "link", "replace", "rename", "fsync", "close", "unlink", "lseek"),
     *("pread", "preadv", "fstat", "lstat"),
 )
 
 
-def start(at: int, marker: Path, *, after: bool, always: bool = False) -> str:
-    """Return what Python runs in the place of a worker that dies at a call, or ``after`` it."""
-    return (
-        f"import sys; sys.path = sys.argv[1:] + [{str(ROOT)!r}]; from tests.migration.dying import run;"
-        f" run({at}, {str(marker)!r}, {after}, {always})"
-    )
+def code(at: int, marker: Path, *, after: bool, always: bool = False) -> str:
+    """Return what a process does first that is to die at a call, or ``after`` it."""
+    return f"from tests.migration.dying import watch; watch({at}, {str(marker)!r}, {after}, {always})"
 
 
-def run(at: int, marker: str, after: bool, always: bool) -> None:
+def watch(at: int, marker: str, after: bool, always: bool) -> None:
+    """Let this process die, once it is given work."""
+    from ckptool.cli import migrate_pool
+
+    write = migrate_pool._Writing.__call__
+
+    def call(*arguments: Any) -> None:
+        _watch(at, marker, after, always)
+        setattr(migrate_pool._Writing, "__call__", write)  # noqa: B010
+        write(*arguments)
+
+    setattr(migrate_pool._Writing, "__call__", call)  # noqa: B010
+
+
+def _watch(at: int, marker: str, after: bool, always: bool) -> None:
     numbers = itertools.count(1)
-    lines, written = sys.stdin.buffer, sys.stdout.buffer
     make = os.open
 
     def die() -> None:
@@ -44,7 +49,7 @@ def run(at: int, marker: str, after: bool, always: bool) -> None:
                 return
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch(name: str) -> None:
+    def watched(name: str) -> None:
         real = getattr(os, name)
 
         def call(*args: Any, **named: Any) -> Any:
@@ -60,5 +65,4 @@ def run(at: int, marker: str, after: bool, always: bool) -> None:
         setattr(os, name, call)
 
     for name in CALLS:
-        watch(name)
-    main(lines, written)
+        watched(name)

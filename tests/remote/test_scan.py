@@ -13,10 +13,11 @@ import torch
 from click.testing import CliRunner, Result
 
 from ckptool import migrate
-from ckptool.cli import cli, scan_workers, worker_process
+from ckptool.cli import cli
 from tests.cli.test_scan import CUT, DIES, FINE, rows
 from tests.remote.buckets import bucket
 from tests.remote.servers import Server, serving
+from tests.workers import do_first
 
 pytestmark = pytest.mark.usefixtures("keys")
 
@@ -83,10 +84,9 @@ def test_keys_that_are_refused_are_said_in_a_row(store: Server, monkeypatch: pyt
 
 
 def test_a_worker_that_dies_costs_one_of_the_files_that_it_was_at(
-    store: Server, monkeypatch: pytest.MonkeyPatch
+    store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_workers, "can_copy", lambda: False)
-    monkeypatch.setitem(worker_process._START, "rows", DIES.replace("3.pth", "/3/last.pth"))
+    do_first(DIES.format("/3/last.pth"), tmp_path / "first", monkeypatch)
     found = rows(scan("s3://b/runs", "--endpoint", store.url, code=2).stdout)
 
     assert [path for path, one in found.items() if one["error"] and one["error"]["kind"] == "worker-ended"] == [

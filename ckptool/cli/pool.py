@@ -1,0 +1,359 @@
+"""
+Work for several processes: batches of items, given to each when it has nothing to do.
+
+``Processes`` are new Pythons of this machine; ``on_ray`` has those of Ray. One that dies costs no item but that at
+which another one died, too. What goes from process to process are pickles; no checkpoint has a part in that.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from threading import Lock
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ckptool.checking.asked import ENDED
+from ckptool.closing import Closing
+from ckptool.errors import CkptoolError, let_go, reason_of
+from ckptool.sources.checksums import processors
+
+T = TypeVar("T")
+
+MOST_ITEMS: Final = 32
+_MOST_NBYTES: Final = 64 << 20
+"""Of a batch: what is larger by itself is alone in one."""
+_ROUNDS: Final = 4
+"""Batches of a process by which all that was given so far would be done: they begin small, so that all have work."""
+_MOST_STARTS: Final = 4
+"""That fail, one after the other."""
+
+
+class Lost(NamedTuple):
+    """In the place of an answer: processes ended while they had this item, and no other."""
+
+    kind: str
+    message: str
+
+
+class Tell(Protocol):
+    """Takes an answer about the item of this number in a batch; where there is ``more``, it is not the last one."""
+
+    def __call__(self, number: int, answer: Any, *, more: bool = False) -> None: ...
+
+
+Work: TypeAlias = Callable[[Sequence[T], Tell], None]
+"""What is done with a batch: it can be pickled, and tells a last answer about each item."""
+
+
+class Batch(NamedTuple):
+    """Items that one process has."""
+
+    left: dict[int, Any]
+    """Those without a last answer, by their numbers."""
+    deaths: int = 0
+    """How many processes ended while they had the only one."""
+
+
+class Event(NamedTuple):
+    """What was heard of a batch: an answer about one of its items, the end, or that its process ended."""
+
+    handle: Any
+    number: int = -1
+    answer: Any = None
+    more: bool = False
+
+
+class Pool(Closing):
+    """Processes that work; used in a ``with`` block."""
+
+    @property
+    def workers(self) -> int:
+        """How many batches are done at once."""
+        raise NotImplementedError
+
+    @property
+    def room(self) -> int:
+        """How many batches may be given at once."""
+        return self.workers
+
+    def begin(self, work: Work[T], batch: Batch, *, starts_here: bool) -> Any:
+        """Give a batch to a process, and return a handle of it; None where no process can be had now."""
+        raise NotImplementedError
+
+    def events(self, handles: Sequence[Any]) -> Iterable[Event]:
+        """Wait until something is heard of one of these batches, and return all that can be heard at once."""
+        raise NotImplementedError
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        """End the processes that have these batches: none works any more."""
+        raise NotImplementedError
+
+    def answers(
+        self,
+        work: Work[T],
+        next_item: Callable[[], T | None],
+        *,
+        nbytes: Callable[[T], int] = lambda _: 0,
+        least: Callable[[T], int] = lambda _: 1,
+        most: int = 1,
+        starts_here: Callable[[T], bool] = lambda _: True,
+        tries: int = 2,
+    ) -> Generator[list[tuple[T, Any]], None, None]:
+        """
+        Yield items with answers about them, some at a time, in the order in which they come.
+
+        Batches begin small and have up to ``most`` items, of not too many bytes; those that begin with an item that is
+        one of many that wait have as many as ``least`` says. An item is asked for when there is room for it; if there
+        is none, once more when answers have been taken. ``starts_here`` says whether an item has paths
+        that start from the folder that this process is in. Items whose process ended are tried again, each alone; one
+        is ``Lost`` when that has happened in so many ``tries``.
+
+        Raises:
+            CkptoolError: Processes cannot work, or the work raised it.
+        """
+        running: dict[Any, Batch] = {}
+        again: list[Batch] = []
+        items = Items(next_item, nbytes, least)
+        try:
+            while True:
+                while len(running) < self.room:
+                    if not again:
+                        found = items.batch(min(most, 1 + items.count // (self.workers * _ROUNDS)))
+                        if not found:
+                            break
+                        again.append(Batch(dict(enumerate(found))))
+                    batch = again.pop()
+                    handle = self.begin(work, batch, starts_here=any(map(starts_here, batch.left.values())))
+                    if handle is None:
+                        again.append(batch)
+                        break
+                    running[handle] = batch
+                if not running:
+                    return
+                answers: list[tuple[T, Any]] = []
+                for handle, number, answer, more in self.events(list(running)):
+                    batch = running[handle]
+                    if number in batch.left:
+                        answers.append((batch.left[number] if more else batch.left.pop(number), answer))
+                    else:
+                        del running[handle]
+                        tried = _tried_again(batch, answer, tries)
+                        again += (one for one in tried if isinstance(one, Batch))
+                        answers += (one for one in tried if not isinstance(one, Batch))
+                yield answers
+        finally:
+            self.stop(list(running))
+
+
+def _tried_again(batch: Batch, why: Lost | None, tries: int) -> list[Any]:
+    """Return the batches that are to be tried once more after one has ended, or the item that is lost."""
+    if why is None or not batch.left:
+        return []
+    if why.kind == _NOT_BEGUN:
+        return [batch]
+    deaths = batch.deaths + (len(batch.left) == 1)
+    if deaths >= tries:
+        return [(item, why) for item in batch.left.values()]
+    return [Batch({0: item}, deaths) for item in batch.left.values()]
+
+
+class Items(Generic[T]):
+    """The items that are still to be given, in batches."""
+
+    def __init__(
+        self, next_item: Callable[[], T | None], nbytes: Callable[[T], int], least: Callable[[T], int]
+    ) -> None:
+        self._next = next_item
+        self._nbytes = nbytes
+        self._least = least
+        self._held: T | None = None
+        """The first of the next batch, for which this one had no room."""
+        self.count = 0
+
+    def batch(self, most: int) -> list[T]:
+        """Return the next items, at most so many; none if there are none now."""
+        found: list[T] = []
+        left = _MOST_NBYTES
+        while len(found) < most and (item := self._next() if self._held is None else self._held) is not None:
+            left -= self._nbytes(item)
+            self._held = item if found and left < 0 else None
+            if self._held is not None:
+                break
+            most = most if found else max(most, self._least(item))
+            found.append(item)
+        self.count += len(found)
+        return found
+
+
+_NOT_BEGUN: Final = "not-begun"
+_NEW: Final = multiprocessing.get_context("spawn")
+
+
+class _Process:
+    """One process, and this end of the pipe to it."""
+
+    def __init__(self, threads: int) -> None:
+        self.pipe, theirs = _NEW.Pipe()
+        self.has_begun = False
+        self._work: Work[Any] | None = None
+        self._process = _NEW.Process(target=_serve, args=(threads, theirs), daemon=True)
+        with _no_interrupt():  # one from the terminal is for the parent, which then ends it
+            self._process.start()
+        theirs.close()
+
+    def give(self, work: Work[Any], items: Sequence[object]) -> None:
+        """Have work done, which is sent once: it may keep something between two batches."""
+        with suppress(OSError):  # it has ended: the pipe says so next
+            self.pipe.send((None if work is self._work else work, items))
+        self._work = work
+
+    def end(self) -> str:
+        """End it, and say how it ended: words that follow "the process"."""
+        self.pipe.close()
+        self._process.join()
+        code = self._process.exitcode or 0
+        return (
+            f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+        )
+
+    def kill(self) -> None:
+        """End it at once: nothing is lost but what it was at."""
+        self._process.kill()
+        self.end()
+
+
+class Processes(Pool):
+    """So many new processes of this machine at most, started when there is work for them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._threads = max(1, processors() // count)
+        self._idle: list[_Process] = []
+        self._busy: list[_Process] = []
+        self._failed_starts = 0
+
+    @property
+    def workers(self) -> int:
+        """How many batches are done at once."""
+        return self._count
+
+    def begin(self, work: Work[T], batch: Batch, *, starts_here: bool) -> _Process | None:  # noqa: ARG002 - all do
+        """Give a batch to a process, a new one where none is idle."""
+        try:
+            process = self._idle.pop() if self._idle else _Process(self._threads)
+        except OSError as error:
+            if not self._busy:
+                raise CkptoolError(f"worker processes do not start: {reason_of(error)}", kind=ENDED) from error
+            self._count = len(self._busy)
+            return None
+        self._busy.append(process)
+        process.give(work, [*batch.left.values()])
+        return process
+
+    def events(self, handles: Sequence[_Process]) -> Iterator[Event]:
+        """Yield what is heard of batches; raise what their work raised."""
+        ready = wait([one.pipe for one in handles])
+        for process in handles:
+            while process.pipe in ready:
+                try:
+                    said = process.pipe.recv()
+                except (EOFError, OSError):
+                    yield Event(process, answer=self._ended(process))
+                    break
+                if isinstance(said, CkptoolError):
+                    raise said
+                if said == _BEGUN:
+                    process.has_begun, self._failed_starts = True, 0
+                elif said is None:
+                    self._busy.remove(process)
+                    self._idle.append(process)
+                    yield Event(process)
+                    break
+                else:
+                    yield Event(process, *said)
+                if not process.pipe.poll():
+                    break
+
+    def _ended(self, process: _Process) -> Lost:
+        self._busy.remove(process)
+        how = process.end()
+        if process.has_begun:
+            return Lost(ENDED, f"the process that worked at it {how}")
+        self._failed_starts += 1
+        if self._failed_starts == _MOST_STARTS:
+            raise CkptoolError(f"worker processes do not start: the last one {how}", kind=ENDED)
+        return Lost(_NOT_BEGUN, how)
+
+    def stop(self, handles: Sequence[_Process]) -> None:
+        """End the processes that have these batches."""
+        for one in handles:
+            if one in self._busy:
+                self._busy.remove(one)
+            one.kill()
+
+    def close(self) -> None:
+        """End all processes."""
+        for one in (*self._idle, *self._busy):
+            one.kill()
+        self._idle, self._busy = [], []
+
+
+_BEGUN: Final = "begun"
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _serve(threads: int, pipe: Connection) -> None:
+    """Do batches until the parent closes its end, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torch's wait for each other by spinning
+    lock = Lock()
+    work: Work[Any] = _nothing
+
+    def tell(number: int, answer: Any, *, more: bool = False) -> None:
+        with lock:
+            try:
+                pipe.send((number, answer, more))
+            except OSError:  # nobody reads any more
+                raise SystemExit from None
+
+    with suppress(EOFError, OSError):
+        pipe.send(_BEGUN)
+        while True:
+            other, items = pipe.recv()
+            work = other or work
+            pipe.send(_error_of(work, items, tell))
+
+
+def _nothing(items: Sequence[object], tell: Tell) -> None:
+    """Do nothing: what a process does before it is given work."""
+
+
+def _error_of(work: Work[T], items: Sequence[T], tell: Tell) -> CkptoolError | None:
+    """Do a batch, and return the error with which it ended, for which somebody waits."""
+    try:
+        work(items, tell)
+    except CkptoolError as error:
+        return error
+    except MemoryError as error:
+        let_go(error)
+        return CkptoolError("there is not enough memory", kind="out-of-memory")
+    except Exception as error:  # noqa: BLE001 - it is the parent's to say
+        return CkptoolError(f"{type(error).__name__}: {error}", kind="unforeseen")
+    return None
