@@ -333,8 +333,10 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
-            lines = _lines(value)
-            yield from (_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#"))
+            lines = [line for line in _lines(value) if line and not line.startswith("#")]
+            if not lines:
+                raise click.BadParameter(f"no RE=REPL in {show(value.name)}", param_hint="--rename-file")
+            yield from (_substitution(line, "--rename-file") for line in lines)
 
 
 def _lines(file: Iterable[str]) -> list[str]:

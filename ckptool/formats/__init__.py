@@ -105,6 +105,9 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
             with _naming(shown):
                 probe = Probe(source, limits, _read)
                 parsed = _read_member(probe, member) if member else _read_file(probe, path)
+                if parsed.part_of is not None and not parsed.part_of.path:  # of an archive
+                    place = _MEMBER_MARK.join([shown, *(member or "").split(_MEMBER_MARK)[:-1]])
+                    parsed = parsed._replace(part_of=parsed.part_of._replace(path=place))
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)

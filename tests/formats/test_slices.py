@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,7 +155,27 @@ def _stages(folder: Path) -> list[Path]:
     return paths
 
 
+def of_fsdp(rank: int, world: int = 2, *, flat: bool = False) -> Tensors:
+    """Return what one rank of FSDP has of each tensor: a part of the first dimension, of norms, too."""
+    whole = {name: one.flatten() if flat else one for name, one in full().items() if name != "rope.freqs"}
+    return {name: one.chunk(world)[rank].clone() for name, one in whole.items()}
+
+
+def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for rank in range(ranks):
+            write(folder / pattern.format(rank), of_fsdp(rank, ranks, flat=flat))
+        return [folder / pattern.format(rank) for rank in range(ranks)]
+
+    return write_all
+
+
 SLICED = {
+    "FSDP's": _cut_first("rank{}.pt"),
+    "FSDP's, flat": _cut_first("rank{}.pt", flat=True),
+    "FSDP's, cut unevenly": _cut_first("model_shard_{}.safetensors", 3),
+    "FSDP's in folders": _cut_first("rank_{}/model.pt", 4),
+    "parts from zero": _cut_first("net.part{:02}.pth"),
     "Meta's": _written("consolidated.{:02}.pth"),
     "four of Meta's": _written("consolidated.{:02}.pth", 4),
     "metaseq's": _written("reshard-model_part-{}.pt", wrap=lambda own: {"cfg": {"layers": 1}, "model": own}),
@@ -190,7 +211,33 @@ SLICED = {
     "cut unevenly": _uneven,
     "of positive numbers": _positive,
 }
+
+
+def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> object:
+    """Write stages with these numbers of layers, with what comes before the first of them and after the last."""
+
+    def write_all(folder: Path) -> list[Path]:
+        paths = [folder / pattern.format(number) for number in range(len(layers))]
+        for path, own in zip(paths, layers, strict=True):
+            held = {f"h.{one}.{part}.weight": torch.randn(6, 6) for one in own for part in ("qkv", "mlp")}
+            held |= {"wte.weight": torch.randn(9, 6)} if ends and path is paths[0] else {}
+            held |= {"lm_head.weight": torch.randn(9, 6)} if ends and path is paths[-1] else {}
+            write(path, held)
+        return paths
+
+    return write_all
+
+
 PARTS = {
+    "stages from zero in each": _numbered("stage_{}.pt", (0, 1), (0, 1)),
+    "three from zero in each": _numbered("pp_rank_{}.safetensors", (0, 1, 2), (0, 1), (0, 1)),
+    "from zero in each, without ends": _numbered("part{}/model.pt", (0, 1), (0, 1), ends=False),
+    "from zero in each, without a word": _numbered("model_{}.pt", (0, 1, 2), (0, 1, 2)),
+    "with a gap": _numbered("stage{}.pt", (0, 1), (4, 5)),
+    "with a gap, without a word": _numbered("{}.pt", (0, 1), (4, 5), ends=False),
+    "of one layer": _numbered("model_{}.pt", (0,), (1,), (2,)),
+    "of one layer, by numbers": _numbered("{}.safetensors", (0,), (1,), ends=False),
+    "of one layer, in folders": _numbered("{}/model.pt", (0,), (1,)),
     "stages": _staged("stage_{}.pt"),
     "three stages": _staged("pipe-stage{:02}.safetensors", 3),
     "stages without a word": _staged("model_{}.pt"),
@@ -203,6 +250,48 @@ PARTS = {
     "flat parameters of fairscale": _flat("_fpw_module.flat_param_0", "a.pt", "b.pt"),
 }
 LONE = ["model_rank3.pt", "rank1.safetensors", "net.tp2.pt", "shard_3.pt", "model_world_size_4_rank_0.pt", "2_of_4.pt"]
+
+
+@pytest.mark.parametrize("pattern", ["stage_{}.pt", "pp_rank_{}.pt", "part{}.safetensors"])
+def test_a_stage_that_is_missing_is_named(pattern: str, tmp_path: Path) -> None:
+    for path in _numbered(str(tmp_path / pattern), (0,), (1,), (2,))(tmp_path):  # type: ignore[operator]
+        if path.name == pattern.format(1):
+            path.unlink()
+
+    for place in (tmp_path, tmp_path / pattern.format(2)):
+        found = [one for one in ckptool.check(place).findings if one.code in ("CK155", "CK160")]
+        assert "number 1 not there" in found[0].message
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+@pytest.mark.parametrize("name", ["Meta's", "FSDP's", "stages", "of one layer", "in folders of ranks"])
+def test_parts_in_an_archive_are_parts(name: str, kind: str, tmp_path: Path) -> None:
+    paths = (SLICED | PARTS)[name](tmp_path / "model")  # type: ignore[operator]
+    archive = Path(shutil.make_archive(str(tmp_path / "packed"), kind, tmp_path / "model"))
+    member = f"{archive}::{'./' * (kind != 'zip')}{paths[-1].relative_to(tmp_path / 'model')}"
+
+    for path, code in ((archive, "CK155"), (member, "CK160")):
+        assert said(Path(path))[code] == "warning"
+        assert run("check", path).exit_code == 1
+        assert run("migrate", path, tmp_path / "whole.safetensors").exit_code == 1
+        with pytest.raises(CkptoolError):
+            ckptool.load(path)
+    (finding,) = [one for one in ckptool.check(member).findings if one.code == "CK160"]
+    assert finding.command is not None
+    assert "CK155" in run(*shlex.split(finding.command)[1:]).output
+    assert "CK155" in json.loads(run("scan", archive).stdout)["findings"]
+    assert run("migrate", member, tmp_path / "whole.safetensors", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["consolidated.01.pth", "in/model_rank3.pt", "net_2_of_4.safetensors"])
+def test_a_part_alone_in_an_archive_is_none(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "model" / name, slice_of(1))
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "model")
+
+    for path in (archive, f"{archive}::{name}"):
+        assert said(Path(path))["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(path)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -421,6 +510,12 @@ def seed(number: int) -> Tensors:
     return made | {"a.bias": torch.zeros(8), "norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}
 
 
+def other_seed(number: int) -> Tensors:
+    """Return a whole model of another training."""
+    torch.manual_seed(number)
+    return {name: torch.randn(whole.shape) for name, whole in full().items()}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
@@ -458,6 +553,24 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "two nets": [
         (f"net_{n}.pt", {f"{net}.{one}.weight": torch.ones(2, 2) for one in range(3)}) for n, net in enumerate("gd")
     ],
+    "layers of another size": [
+        ("net_0.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (0, 1)}),
+        ("net_1.pt", {f"h.{one}.weight": torch.ones(6, 6) for one in (2, 3)}),
+    ],
+    "layers of other parts": [
+        ("net_0.pt", {f"h.{one}.{part}": torch.ones(4, 4) for one in (0, 1) for part in ("a", "b", "c")}),
+        ("net_1.pt", {f"h.{one}.{part}": torch.ones(4, 4) for one in (2, 3) for part in ("a", "d", "e")}),
+    ],
+    "later layers in front": [
+        ("net_0.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (2, 3)}),
+        ("net_1.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (0, 1)}),
+    ],
+    "two nets of stages": [
+        (f"stage{n}.pt", {**trained(0), "head.weight": torch.randn(4, 4)} if n == 1 else full()) for n in (1, 2)
+    ],
+    "seeds with trained vectors": [(f"stage{n}.pt", other_seed(n)) for n in (1, 2)],
+    "seeds by number": [(f"model_{n}.pt", other_seed(n)) for n in (0, 1)],
+    "outputs of ranks": [(f"part{n}.pt", {"logits": torch.randn(9, 4), "ids": torch.randn(9)}) for n in (0, 1)],
     "heads": [(f"task_{n}.pt", full() | {f"heads.{n}.weight": torch.ones(2, 2)}) for n in (0, 1)],
     "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],
 }

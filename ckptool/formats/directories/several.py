@@ -24,7 +24,7 @@ from ckptool.formats.directories import pointers, slices
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
-from ckptool.formats.packed import holds_tensors, placed, with_weights
+from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource

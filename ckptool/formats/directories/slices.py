@@ -1,5 +1,5 @@
 """
-Slices of tensor parallelism, and stages of pipelines: files that each hold a part of the tensors of one model.
+Slices of tensor parallelism and FSDP, and stages of pipelines: files that each hold a part of the tensors of one model.
 
     consolidated.00.pth, consolidated.01.pth                    Meta's models
     reshard-model_part-0.pt, reshard-model_part-1.pt            metaseq
@@ -16,7 +16,7 @@ those of ranks, or they differ in what ranks have copies of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -32,8 +32,8 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 _KNOWN: Final = re.compile(
-    r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
-    r"model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|mp_rank_(\d{2,4})_model_states\.pt"
+    r"(?:.*/)?consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
+    r"(?:.*/)?model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|(?:.*/)?mp_rank_(\d{2,4})_model_states\.pt"
 )
 """Names that only slices have, or what there is one of."""
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
@@ -43,6 +43,8 @@ RANKED: Final = re.compile(
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
+_OF_ONE: Final = re.compile(r"tp|mp|pp|rank|shard|slice|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE)
+"""Words of files that are of one model, however much they differ; the last two where they begin at 0."""
 _ANY_NUMBER: Final = re.compile(
     r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
 )
@@ -60,6 +62,8 @@ _FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
 _LAYER: Final = re.compile(r"\b\d+(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
+_ENDS: Final = (re.compile(r"emb|wte|stem"), re.compile(r"head|output|final"))
+"""What the first stage of a pipeline has in its names, and the last."""
 _SMALL_NBYTES: Final = 1 << 16
 _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
@@ -67,7 +71,7 @@ _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
-_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
+_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
 
 
 def numbers(name: str) -> tuple[str, tuple[int, ...]]:
@@ -117,12 +121,14 @@ def part_of(
     if others and _KNOWN.fullmatch(name):
         return what
     found, says_rank = None, RANKED.search(name) is not None
+    says_one = any(_OF_ONE.search(one[0]) for one in RANKED.finditer(files[0] if others else ""))
     for other in _nearest(name, others):
         with suppress(Failure):
             there = opening(other)
-            if _are_slices(parsed, there, says_rank=says_rank):
+            if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
                 return what
-            if _go_on(own.keys(), there.contents.tensors.keys(), says_rank=says_rank and not gap):
+            before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
+            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
                 which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
                 found = PartOf(which, place, is_slice=True)
     return found
@@ -180,24 +186,37 @@ def together(found: Mapping[str, Parsed]) -> str | None:
     return None
 
 
-def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
+def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool, says_one: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
     Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
-    models are. Where names do not say that they are of ranks, most norms have to be copies.
+    models are. Where names do not say that they are of ranks, most norms have to be copies. Ranks of FSDP, which cuts
+    everything along the first dimension, and stages that number their layers from 0 have no copies: there, only names
+    tell that they are of one model, of the files or of what the first and the last stage have.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
-    if 3 * len(names) < 2 * max(len(first), len(second)):
-        return False
     learnt = [name for name in names if name.endswith(_LEARNT)]
     small = [name for name in learnt if 1 < first[name].nbytes <= _SMALL_NBYTES and len(first[name].shape) == 1]
     large = [name for name in learnt or names if len(first[name].shape) > 1]
     vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
     copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
-    is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
-    if not copies or not is_certain:
+    if copies:
+        is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
+        is_certain = is_certain and 3 * len(names) >= 2 * max(len(first), len(second))
+    else:
+        is_certain = all(
+            (
+                says_one or _are_ends(first, second),
+                2 * len(names) >= min(len(first), len(second)),
+                all(first[name].shape[1:] == second[name].shape[1:] for name in names),
+                any(name in learnt or "." in name for name in names),
+                False in vectors or not small,
+            )
+        )
+        large = large or small
+    if not is_certain:
         return False
     same = [_are_alike(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
     return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
@@ -208,24 +227,45 @@ def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
     return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
 
 
-def _go_on(one: Collection[str], other: Collection[str], *, says_rank: bool) -> bool:
-    """Say whether names go on in another file: no name is in both, or layers that are in one alone do."""
-    first, second = {*one}, {*other}
+def _are_ends(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo]) -> bool:
+    """Say whether one of two files alone has what is before the layers of a model, and the other what is after them."""
+    apart = (one.keys() - other.keys(), other.keys() - one.keys())
+    return {tuple(any(map(end.search, names)) for end in _ENDS) for names in apart} == {(True, False), (False, True)}
+
+
+def _go_on(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo], *, says_rank: bool) -> bool:
+    """
+    Say whether names go on in the next file: no name is in both, or layers that are in one alone do.
+
+    Where no word says that they are parts, these are most of what is there, and most have the shapes of those before.
+    """
+    first, second = one.keys() - other.keys(), other.keys() - one.keys()
     kin = [{of for name in names for of in (_LAYER.sub("#", name), name.rpartition(".")[0])} for names in (one, other)]
-    if says_rank and first.isdisjoint(second) and any("." in of for of in kin[0] & kin[1]):
+    if says_rank and one.keys().isdisjoint(other.keys()) and any("." in of for of in kin[0] & kin[1]):
         return True
-    ranges = [_ranges(names) for names in (first - second, second - first)]
-    both = [(ranges[0][kin], ranges[1][kin]) for kin in ranges[0].keys() & ranges[1].keys()]
-    are_apart = all(max(a) < min(b) or max(b) < min(a) for a, b in both)
-    return are_apart and any(len(a) > 1 and len(b) > 1 for a, b in both)
+    layers = [_layers(names, own) for names, own in ((first, one), (second, other))]
+    both = {kin: (layers[0][kin], layers[1][kin]) for kin in layers[0].keys() & layers[1].keys()}
+    are_several = any(len(a) > 1 and len(b) > 1 for a, b in both.values())
+    if says_rank:
+        return are_several and all(max(a) < min(b) or max(b) < min(a) for a, b in both.values())
+    alike = {kin for kin, (a, b) in both.items() if not {*a.values()}.isdisjoint(b.values())}
+    going_on = sum(any(kin in alike for kin, _ in _numbered(name)) for name in first)
+    are_most = are_several or min(len(first), len(second)) > len(one.keys() & other.keys())
+    return are_most and all(max(a) < min(b) for a, b in both.values()) and 2 * going_on >= max(len(first), 1)
 
 
-def _ranges(names: Iterable[str]) -> dict[str, set[int]]:
-    """Return the numbers of layers in names, by what is left of these; of two numbers, of layers and experts, both."""
-    found: dict[str, set[int]] = {}
+def _numbered(name: str) -> Iterator[tuple[str, int]]:
+    """Yield each number of a layer in a name, behind the rest of it; of two numbers, of layers and experts, both."""
+    for one in _LAYER.finditer(name):
+        yield f"{name[: one.start()]}#{name[one.end() :]}", int(one[0])
+
+
+def _layers(names: Iterable[str], tensors: Mapping[str, TensorInfo]) -> dict[str, dict[int, tuple[int, ...]]]:
+    """Return the numbers and the shapes of layers, by the rest of their names."""
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
     for name in names:
-        for one in _LAYER.finditer(name):
-            found.setdefault(f"{name[: one.start()]}#{name[one.end() :]}", set()).add(int(one[0]))
+        for kin, number in _numbered(name):
+            found.setdefault(kin, {})[number] = tensors[name].shape
     return found
 
 

@@ -166,7 +166,8 @@ def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorI
     rounded = [name for name, info in infos if info is not None and info.dtype.name in ("bfloat16", "float16")]
     if rounded:
         what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
-        remarks.append(Remark("CK151", what, "They are as the model computed with them: maybe of layers used twice."))
+        code = "CK159" if any(code == "CK166" for code, _, _ in remarks) else "CK151"  # of stages without an optimizer
+        remarks.append(Remark(code, what, "They are as the model computed with them: maybe of layers used twice."))
 
 
 def _optimizers(builder: TreeBuilder, engines: list[merged.Engine], remarks: list[Remark]) -> Inert:
