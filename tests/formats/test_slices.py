@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -414,6 +415,36 @@ def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> N
     refused = run("diff", tmp_path, tmp_path / "consolidated.00.pth")
     assert refused.exit_code == 2
     assert "slices of one model" in refused.output
+
+
+@pytest.mark.parametrize("pattern", ["net_{:02}.pt", "run_12/net-{:03}.pt", "part1/{:02}/net.pt"])
+def test_a_folder_is_listed_once_for_all_its_files(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "in" / pattern.format(number) for number in range(40)]
+    for number, path in enumerate(paths):
+        write(path, {"a.weight": torch.full((2, 2), float(number))})
+    for folder, _, _ in os.walk(tmp_path.parent):
+        os.utime(folder, (1e9, 1e9))
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr("os.scandir", lambda path: [listed.append(path), scandir(path)][1])
+    monkeypatch.setattr("ckptool.sources.paths._LASTS", 3600.0)  # this machine may be slow
+
+    for path in paths:
+        with ckptool.open_checkpoint(path):
+            pass
+
+    assert all(listed.count(path) <= 2 for path in listed)  # its files, and its folders
+
+
+@pytest.mark.parametrize("pattern", ["rank{}.pt", "rank_{}/model.pt", "net-{}.safetensors"])
+def test_a_file_that_comes_is_seen_at_once(pattern: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "in" / pattern.format(rank) for rank in range(2)]
+    for path, is_part in zip(paths, (False, True), strict=True):
+        write(path, slice_of(paths.index(path)))
+        assert ("CK160" in said(paths[0])) is is_part
+    paths[1].unlink()
+    assert "CK160" not in said(paths[0])
 
 
 def test_a_slice_may_be_edited_in_its_place(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from ckptool.checkpoints.companions import PartOf, Remark
@@ -74,6 +75,7 @@ _MOST_SIBLINGS: Final = 4096
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
 
 
+@lru_cache(maxsize=1 << 14)  # each of thousands of files is compared with all others
 def numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
     known = _KNOWN.fullmatch(name)
