@@ -91,7 +91,12 @@ class _InOrder(RayCommand):
 )
 @click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
 @click.option("--strip-wrappers", is_flag=True, help="Remove what training wrappers added, however they are nested.")
-@click.option("--strip-prefix", multiple=True, metavar="P", help="Remove a prefix of whole components, which every name has. Repeatable.")
+@click.option(
+    "--strip-prefix",
+    multiple=True,
+    metavar="P",
+    help="Remove what every name begins with: whole components. Repeatable.",
+)
 @click.option("--add-prefix", multiple=True, metavar="P", help="Put a prefix in front of every name. Repeatable.")
 @click.option("--rename", multiple=True, metavar="RE=REPL", help="Replace a regular expression in names. Repeatable.")
 @click.option(

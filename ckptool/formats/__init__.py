@@ -127,11 +127,11 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     if parsed.part_of is None and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
-        from ckptool.formats.directories import sets
+        from ckptool.formats.directories import slices
 
-        part = sets.rank_of_megatron(path)
+        part = slices.rank_of_megatron(path)
         if part is None and source is not folder:
-            part = sets.of_ranks(source.path, parsed, Probe(source, limits, _read))
+            part = slices.of_ranks(source.path, parsed, Probe(source, limits, _read))
         parsed = parsed._replace(part_of=part)
     return Checkpoint(source.path, source, parsed)
 
@@ -153,13 +153,13 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
         is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
         if not isinstance(path, str) or not is_odd:
             return parsed
-    from ckptool.formats.directories import sets
+    from ckptool.formats.directories import slices
 
     assert isinstance(path, str)
     try:
-        return sets.with_set(path, _read(probe) if says else parsed, probe)
+        return slices.with_set(path, _read(probe) if says else parsed, probe)
     except Failure as error:
-        explained = sets.explained(error, path)
+        explained = slices.explained(error, path)
         if explained is error:
             raise
         raise explained from error

@@ -10,8 +10,8 @@ from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.rank_files import NAME, TRAITS, Set
 from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, held, is_flat
-from ckptool.formats.directories.rank_files.sets import NAME, TRAITS, Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
