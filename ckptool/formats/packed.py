@@ -92,18 +92,16 @@ def read_member(probe: Probe, name: str) -> Parsed:
         if packed is not None:
             raise packed
         return _read_embedded(probe, archive, name)
+    return placed(_as_part(probe, archive, name, probe.read_inner(archive.open(name))), archive, name)
+
+
+def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parsed:
+    """Return a member with the set that it is one of, going by its name and by what is in the others."""
     from ckptool.formats.directories import slices  # few archives hold slices
 
-    parsed = probe.read_inner(archive.open(name))
     part = slices.part_of(name, "", list(archive), parsed, lambda other: probe.read_inner(archive.open(other)))
-    parsed = _alone(parsed, archive, name) if part is None else parsed._replace(part_of=part)
-    return placed(parsed, archive, name)
-
-
-def _alone(parsed: Parsed, archive: Archive, name: str) -> Parsed:
-    """Return a member with what its name says, where no other of its set is there."""
-    from ckptool.formats.directories import slices
-
+    if part is not None:
+        return parsed._replace(part_of=part)
     folder, _, own = name.rpartition("/")
     return slices.with_alone(
         parsed, own, "", [other for above, _, other in (one.rpartition("/") for one in archive) if above == folder]
@@ -149,11 +147,11 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     weights = with_weights(holding)
     from ckptool.formats.directories import slices
 
-    apart = slices.together(holding)
+    apart = slices.together(holding) if len(holding) > 1 else None
     for candidates in () if apart else (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
             (name,) = candidates
-            return _alone(_chosen(name, opened, failures, archive), archive, name)
+            return _as_part(probe, archive, name, _chosen(name, opened, failures, archive))
     if opened:
         return Parsed(
             archive.source,

@@ -71,6 +71,12 @@ def read(
         for other, _ in opened.values():
             if other is not folder:
                 other.close()
+
+        def failed(other: str) -> Parsed:
+            raise failures[other]
+
+        part = parsed.part_of or slices.part_of(name, folder.path, [name, *failures], parsed, failed)
+        parsed = parsed._replace(part_of=part)
         count = len(by_name) + sum(error.kind != LINK for error in failures.values())
         if count > 1:
             what = f"{name!r} was opened, which alone holds weights of {count:,} that may be checkpoints here"

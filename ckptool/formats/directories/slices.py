@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import lru_cache
 from shlex import join
 from typing import Final
@@ -47,12 +47,14 @@ _KNOWN: Final = re.compile(
 """Names that only slices have, or what there is one of."""
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
 RANKED: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|gpu|device|(?:tensor|model)[._-]?parallel)"
+    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|chunk|piece|fsdp|gpu|device|(?:tensor|model)[._-]?parallel)"
     r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
-_OF_ONE: Final = re.compile(r"tp|mp|pp|rank|shard|slice|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE)
+_OF_ONE: Final = re.compile(
+    r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
+)
 """Words of files that are of one model, however much they differ; the last two where they begin at 0."""
 _ANY_NUMBER: Final = re.compile(
     r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
@@ -122,6 +124,8 @@ def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
     """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
+    if (shard := _shard(place, name, names)) is not None:
+        return shard
     files, own = siblings(name, names), parsed.contents.tensors
     others = [one for one in files if one != name] if own else []
     gap = gap_among(files)
@@ -133,15 +137,29 @@ def part_of(
     found, says_rank = None, RANKED.search(name) is not None
     says_one = any(_OF_ONE.search(one[0]) for one in RANKED.finditer(files[0] if others else ""))
     for other in _nearest(name, others):
-        with suppress(Failure):
+        which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
+        try:
             there = opening(other)
-            if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
-                return what
-            before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
-            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
-                which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
-                found = PartOf(which, place, is_slice=True)
+        except Failure:
+            which = f"one of {len(files):,} files, by their names, of which {other!r} cannot be read{gap}"
+            found = found or (PartOf(which, place, is_slice=True) if says_one else None)
+            continue
+        if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
+            return what
+        before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
+        if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
+            found = PartOf(which, place, is_slice=True)
     return found
+
+
+def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
+    shard = choosing.shard_of(name)
+    if shard is None or shard[2] <= 1:
+        return None
+    index = next((one for one in names if choosing.belongs_to(one, name)), "")
+    whole = os.path.join(place, index) if index and place else place
+    remedy = f"Give {show(whole)}, with all of them." if whole else "Unpack the archive, and give the folder."
+    return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
 
 
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
@@ -367,11 +385,8 @@ def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     """Return the set that a file is one of, going by the names in its folder."""
-    shard = choosing.shard_of(name)
-    if shard is not None and shard[2] > 1:
-        index = next((one for one in names if choosing.belongs_to(one, name)), "")
-        whole = os.path.join(place, index) if index else place
-        return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, f"Give {show(whole)}, with all of them.")
+    if (shard := _shard(place, name, names)) is not None:
+        return shard
     if name in VALUES and ".metadata" in names:
         return PartOf(VALUES[name][1], place)
     if torch_checkpointing.has_part(place, name, names):
