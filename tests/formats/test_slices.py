@@ -176,6 +176,7 @@ SLICED = {
     "FSDP's, flat": _cut_first("rank{}.pt", flat=True),
     "FSDP's, cut unevenly": _cut_first("model_shard_{}.safetensors", 3),
     "FSDP's in folders": _cut_first("rank_{}/model.pt", 4),
+    "FSDP's, by accelerate": _cut_first("pytorch_model_fsdp_{}.bin"),
     "parts from zero": _cut_first("net.part{:02}.pth"),
     "Meta's": _written("consolidated.{:02}.pth"),
     "four of Meta's": _written("consolidated.{:02}.pth", 4),
@@ -485,14 +486,52 @@ def test_what_one_rank_saved_for_vllm_is_one_model(tmp_path: Path) -> None:
     assert "1 of 2 shards not there" in refused.output
 
 
-def test_a_damaged_slice_beside_changes_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "consolidated.00.pth", slice_of(0))
-    (tmp_path / "consolidated.01.pth").write_bytes((tmp_path / "consolidated.00.pth").read_bytes()[:300])
-    write(tmp_path / "rank0.safetensors", slice_of(0))
-    (tmp_path / "rank1.safetensors").write_bytes(b"")
+@pytest.mark.parametrize("nbytes", [0, 300])
+@pytest.mark.parametrize("pattern", ["consolidated.{:02}.pth", "rank{}.safetensors", "stage_{}.pt", "tp_{}/model.pt"])
+def test_a_slice_is_none_the_less_one_where_another_is_damaged(pattern: str, nbytes: int, tmp_path: Path) -> None:
+    folder, first = tmp_path / "in", tmp_path / "in" / pattern.format(0)
+    for rank in range(2):
+        write(folder / pattern.format(rank), slice_of(rank))
+    (folder / pattern.format(1)).write_bytes(first.read_bytes()[:nbytes])
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
 
-    assert said(tmp_path / "consolidated.00.pth")["CK160"] == "warning"
-    assert "CK160" not in said(tmp_path / "rank0.safetensors")
+    for path in (first, folder, archive, f"{archive}::{pattern.format(0)}"):
+        assert said(Path(path))["CK160"] == "warning"
+        assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(path)
+
+
+@pytest.mark.parametrize("pattern", ["model_{}.pt", "net-{}.safetensors", "epoch_{}/model.pt"])
+def test_a_damaged_file_beside_is_of_another_model_if_no_word_says_so(pattern: str, tmp_path: Path) -> None:
+    write(tmp_path / pattern.format(0), full())
+    write(tmp_path / pattern.format(1), full())
+    (tmp_path / pattern.format(1)).write_bytes(b"")
+
+    assert "CK160" not in said(tmp_path / pattern.format(0))
+    assert ckptool.load(tmp_path / pattern.format(0)).keys() == full().keys()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["model-{:05}-of-00002.safetensors", "net-{:03}-of-002.pt", "w_rank-{:08}-of-00000002.pth"]
+)
+def test_shards_may_be_counted_from_zero(pattern: str, tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / "in" / pattern.format(number), stage(number))
+        write(tmp_path / "cut" / pattern.format(number), slice_of(number))
+    archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "in")
+
+    assert ckptool.load(tmp_path / "in").keys() == (stage(0) | stage(1)).keys()
+    with pytest.raises(CkptoolError, match="is in"):
+        ckptool.load(tmp_path / "cut")
+    assert said(Path(archive))["CK155"] == "warning"
+    for path in (tmp_path / "in" / pattern.format(0), f"{archive}::./{pattern.format(0)}"):
+        assert said(Path(path))["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights, match="shard 0 of 2"):
+            ckptool.load(path)
+    (tmp_path / "in" / pattern.format(1)).unlink()
+    with pytest.raises(CkptoolError, match="1 of 2 shards not there"):
+        ckptool.load(tmp_path / "in")
 
 
 def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
