@@ -59,11 +59,8 @@ def read(probe: Probe) -> Parsed:
     if kind is not None:
         content = _unpacked(probe, kind)
         if not content.nbytes:
-            raise NotACheckpoint(
-                f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it",
-                kind=f"{kind.name}-empty",
-                hint="Pack or download it again.",
-            )
+            fact = f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it"
+            raise NotACheckpoint(fact, kind=f"{kind.name}-empty", hint="Pack or download it again.")
         return probe.read_inner(content)
     archive = probe.zip or probe.tar
     if archive is None:

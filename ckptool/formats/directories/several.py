@@ -195,19 +195,13 @@ def no_checkpoint(folder: FolderSource) -> FileUnavailable:
         return lost
     links = [name for name in folder.folders if folder.is_link(name)]
     if links and not folder.files:
-        return FileUnavailable(
-            f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}",
-            kind="directory",
-            hint="Give the path of the folder that one leads to.",
-        )
+        fact = f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}"
+        return FileUnavailable(fact, kind="directory", hint="Give the path of the folder that one leads to.")
     names = sorted(folder.files, key=lambda name: not is_likely(name))
     if names:
         shown = some([quote(name) for name in names], _SHOWN)
-        return FileUnavailable(
-            f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint",
-            kind="directory",
-            hint=f"Name a file in it: {shown}",
-        )
+        fact = f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint"
+        return FileUnavailable(fact, kind="directory", hint=f"Name a file in it: {shown}")
     folders = some([quote(name) for name in folder.folders], _SHOWN)
     return FileUnavailable(
         "a directory without files",

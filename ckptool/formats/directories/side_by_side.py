@@ -40,11 +40,8 @@ def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
         if first is None:
             first = name, value
         elif value != first[1]:
-            raise MalformedFile(
-                f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+            fact = f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,9 @@ Slices of tensor parallelism and FSDP, and stages of pipelines: files that each 
 Which tensors are cut, and along which dimension, is in the model alone: nothing is put together. What looks like a
 slice and is none are copies of one file, and files of one training at different times: the numbers of these are not
 those of ranks, or they differ in what ranks have copies of.
+
+What is one of a set otherwise (a shard, what one process wrote, what is kept beside the pieces of tensors) is known by
+its name, and by those in its folder.
 """
 
 from __future__ import annotations

@@ -112,13 +112,8 @@ def _files(key: str, item: Inert) -> Iterator[tuple[int, str]]:
 def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
     missing = [repr(file) for file in files if not folder.has(file)]
     if missing:
-        raise FileUnavailable(
-            f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(missing)}",
-            kind="missing-shards",
-            hint="Get the files of these ranks.",
-            needed=len(files),
-            actual=len(files) - len(missing),
-        )
+        fact = f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(missing)}"
+        raise FileUnavailable.of_set(fact, "Get the files of these ranks.", len(files), len(files) - len(missing))
 
 
 def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:

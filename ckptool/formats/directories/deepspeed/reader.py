@@ -117,11 +117,8 @@ class Reader:
             raise missing_files(inside, "*_optim_states.pt", world, world - len(missing), hint)
         said = model.number("dp_world_size")
         if said is not None and said != world and not _shards_in_groups(model):
-            raise MalformedFile(
-                f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts",
-                kind="mixed-saves",
-                hint=side_by_side.ANOTHER_SAVE,
-            )
+            fact = f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts"
+            raise MalformedFile(fact, kind="mixed-saves", hint=side_by_side.ANOTHER_SAVE)
         extra = [optims[rank] for rank in sorted(optims) if rank >= world]
         files = [self.optim(optims[rank]) for rank in range(world)]
         agree("releases of DeepSpeed", [(one.name, one.version) for one in (model, *files)])
@@ -222,10 +219,5 @@ def _without_models(models: Mapping[int, str], world: int) -> Remark:
 
 
 def missing_files(inside: str, what: str, needed: int, actual: int, hint: str) -> FileUnavailable:
-    return FileUnavailable(
-        f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else ""),
-        kind="missing-shards",
-        hint=hint,
-        needed=needed,
-        actual=actual,
-    )
+    fact = f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else "")
+    return FileUnavailable.of_set(fact, hint, needed, actual)
