@@ -323,7 +323,17 @@ def test_a_part_whose_name_says_so_is_none_where_the_others_are_not_there(file: 
 
 @pytest.mark.parametrize(
     "file",
-    ["model_0.pt", "model_1.pt", "0.pt", "worker_3.pt", "gpu1.pt", "fold_2_of_5.pt", "rank_0.pt", "net_mp4.pt"],
+    [
+        "model_0.pt",
+        "model_1.pt",
+        "0.pt",
+        "worker_3.pt",
+        "gpu1.pt",
+        "fold_2_of_5.pt",
+        "rank_0.pt",
+        "net_mp4.pt",
+        "mp3_1.pt",
+    ],
 )
 def test_a_model_that_is_alone_is_whole_whatever_its_number(file: str, tmp_path: Path) -> None:
     write(tmp_path / file, full())

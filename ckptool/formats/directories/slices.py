@@ -66,7 +66,7 @@ _ANY_NUMBER: Final = re.compile(
 _NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
 """Words in front of numbers that are none of ranks."""
 _ALONE: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?!4)|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
+    r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?![34])|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
     r"(?:world[._-]?size[._-]?|\d[._-]?of[._-]?)0*(?:[2-9]|[1-9]\d))(?=[\W_]|$)",
     re.IGNORECASE,
 )
@@ -137,22 +137,20 @@ def part_of(
         return PartOf(_OF_FSDP, place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
-    found, says_rank = None, RANKED.search(name) is not None
+    found: str | bool = False
+    says_rank = RANKED.search(name) is not None
     says_one = any(_OF_ONE.search(one[0]) for one in RANKED.finditer(files[0] if others else ""))
     for other in _nearest(name, others):
-        which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
         try:
             there = opening(other)
+            if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
+                return what
+            before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
+            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
+                found = "with other tensors each"
         except Failure:
-            which = f"one of {len(files):,} files, by their names, of which {other!r} cannot be read{gap}"
-            found = found or (PartOf(which, place, is_slice=True) if says_one else None)
-            continue
-        if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
-            return what
-        before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
-        if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
-            found = PartOf(which, place, is_slice=True)
-    return found
+            found = found or (says_one and f"of which {other!r} cannot be read")
+    return PartOf(f"one of {len(files):,} files, by their names, {found}{gap}", place, is_slice=True) if found else None
 
 
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
