@@ -64,10 +64,10 @@ def refuse_slice(checkpoint: Checkpoint, which: str = "auto") -> None:
     for code, what, hint in checkpoint.remarks:
         if code == "CK122" or (code == "CK159" and which == "auto"):
             raise _incomplete((), what, hint or GATHER)
-        if code == "CK167" and checkpoint.unopened:  # it may not be the one that is meant
-            others = [name for name, _ in checkpoint.unopened]
-            fact = f"{what}, and {some(list(map(repr, others)))} cannot be opened"
-            raise _incomplete(others, fact, "Give the path of the one that you mean.")
+    if checkpoint.unopened and checkpoint.form != "archive":  # the one that was opened may not be meant
+        others = [name for name, _ in checkpoint.unopened]
+        fact = f"{counted(len(others), 'checkpoint')} beside it cannot be opened: {some(list(map(repr, others)))}"
+        raise _incomplete(others, fact, "Give the path of the one that you mean.")
 
 
 REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"

@@ -931,7 +931,10 @@ def test_a_checkpoint_is_not_taken_because_another_cannot_be_read(good: str, bro
     assert {"CK167", "CK169"} <= {*codes(tmp_path / "in")}
     with pytest.raises(IncompleteWeights, match="cannot be opened"):
         ckptool.load(tmp_path / "in")
-    with pytest.raises(IncompleteWeights, match="that may be checkpoints here"):
-        ckptool.migrate(tmp_path / "in", tmp_path / "a.pth")
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+    for path in (tmp_path / "in", archive):
+        with pytest.raises(IncompleteWeights, match="1 checkpoint beside it cannot be opened"):
+            ckptool.migrate(path, tmp_path / "a.pth")
+    assert ckptool.load(f"{archive}::{good}").keys() == {"a.weight"}
     assert ckptool.load(tmp_path / "in", allow_missing=True).keys() == {"a.weight"}
     assert ckptool.load(tmp_path / "in" / good).keys() == {"a.weight"}
