@@ -164,6 +164,11 @@ class FileUnavailable(Failure):
 
     default_kind = "unavailable"
 
+    @classmethod
+    def of_set(cls, fact: str, hint: str, needed: int, actual: int) -> FileUnavailable:
+        """Return the error for files of a set that are not there."""
+        return cls(fact, kind="missing-shards", hint=hint, needed=needed, actual=actual)
+
 
 class UnreadableFile(Failure):
     """The bytes are not what a checkpoint should be."""

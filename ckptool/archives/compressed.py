@@ -231,11 +231,8 @@ def _decompress(
     except _errors() as error:
         raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"damaged-{kind.name}") from error
     if not unpacker.eof:
-        raise MalformedFile(
-            f"the {kind.name} file is truncated after {len(output):,} unpacked bytes",
-            kind=f"truncated-{kind.name}",
-            hint="Download the file again.",
-        )
+        fact = f"the {kind.name} file is truncated after {len(output):,} unpacked bytes"
+        raise MalformedFile(fact, kind=f"truncated-{kind.name}", hint="Download the file again.")
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:
@@ -260,12 +257,8 @@ def unpack(data: bytes, limits: Limits) -> bytes:
         raise too_large("of Zstandard", len(found), allowed)
     announced = frame.content_size
     if announced < 1 << 63 and len(found) < announced:
-        raise MalformedFile(
-            f"the Zstandard frame ends after {len(found):,} of {announced:,} unpacked bytes",
-            kind="truncated-zstd",
-            needed=announced,
-            actual=len(found),
-        )
+        fact = f"the Zstandard frame ends after {len(found):,} of {announced:,} unpacked bytes"
+        raise MalformedFile(fact, kind="truncated-zstd", needed=announced, actual=len(found))
     return found
 
 

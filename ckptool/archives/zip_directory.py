@@ -165,11 +165,8 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
     """
     if directory.nbytes < ENTRY.size * directory.members:
-        raise MalformedFile(
-            f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
-            kind="malformed-zip",
-            offset=directory.offset,
-        )
+        fact = f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members"
+        raise MalformedFile(fact, kind="malformed-zip", offset=directory.offset)
     data = source.read(directory.offset, directory.nbytes)
     entries = []
     position = 0
@@ -260,11 +257,8 @@ def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int
     if entry.flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
         raise UnsupportedFeature(f"member {show_member(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
     if entry.method not in METHODS:
-        raise UnsupportedFeature(
-            f"member {show_member(entry.name)} is packed with method {entry.method}; 0 and 8 are known",
-            kind="zip-method",
-            offset=at,
-        )
+        fact = f"member {show_member(entry.name)} is packed with method {entry.method}; 0 and 8 are known"
+        raise UnsupportedFeature(fact, kind="zip-method", offset=at)
     if disk not in (0, FULL16):
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=at)
     if entry.method == 0 and entry.stored_nbytes != entry.nbytes:

@@ -93,11 +93,8 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     """
     directory, notes = find_directory(source)
     if directory.members > limits.entries:
-        raise LimitExceeded(
-            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
-            needed=directory.members,
-            actual=limits.entries,
-        )
+        fact = f"the zip has {directory.members:,} members; {limits.entries:,} are allowed"
+        raise LimitExceeded(fact, needed=directory.members, actual=limits.entries)
     prefetch(source, [(directory.offset, directory.end)])
     entries = read_entries(source, directory)
     _refuse_twins(entries)

@@ -190,7 +190,7 @@ def check(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
         WeightsNotFound: ``like`` has no weights that stand out.
-        MigrationRefused: ``model`` cannot be built.
+        MigrationRefused: ``model`` cannot be built, or one of the ``devices`` is none.
         MissingPackage: ``values`` or ``model`` is given, and torch is not installed.
         CkptoolError: ``like`` cannot be read.
         ValueError: ``key`` or ``model_arguments`` have nothing that they are for.
@@ -202,6 +202,10 @@ def check(
     if model_arguments and model is None:
         raise ValueError("model_arguments are for a model, and none is given")
     devices = (devices,) if isinstance(devices, str) else devices
+    if devices is not None:
+        from ckptool.torch_ops.device_names import device_tag  # few calls name any
+
+        devices = [device_tag(one) for one in devices]
     if values:
         from ckptool.torch_ops.needed import check_installed
 

@@ -33,8 +33,10 @@ CODES: Final = {
     "CK119": Code("info", "Values are unlike all others of their tensor: far beyond them, or a block of zeros."),
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
     "CK121": Code("warning", "Most tensors of the weights have no elements."),
-    "CK122": Code("warning", "An adapter has no tensors of the modules that its settings announce."),
-    "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce."),
+    "CK122": Code(
+        "warning", "An adapter has no tensors of the modules that its settings announce, or one half of each."
+    ),
+    "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce, or one half."),
     "CK124": Code("info", "Some weights have no elements."),
     "CK125": Code(None, "There is no tensor in the file."),
     "CK126": Code("warning", "Tensors are on the meta device: their values were not saved."),
@@ -64,6 +66,10 @@ CODES: Final = {
     "CK157": Code("warning", "A file of a rank is missing; no weight that is listed needs it."),
     "CK158": Code(
         "warning", "Tensors of a torch.distributed.checkpoint are safetensors, which its own loader does not read."
+    ),
+    "CK159": Code(
+        "warning",
+        "The files of the optimizer, with the float32 weights, are not there: those that are listed are rounded.",
     ),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
     "CK161": Code("info", "A folder holds the same weights once more, in another file."),

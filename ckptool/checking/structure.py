@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import REFERENCE, stubs_in
+from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
-from ckptool.checkpoints.weights import EMPTY, without_tensors
+from ckptool.checkpoints.weights import EMPTY, ROOT, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.bare import ENGINE
 from ckptool.formats.directories.beside import quantization_of
@@ -62,6 +62,14 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
+
+
+def halves(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK122, CK123: products of LoRA without one of their halves."""
+    found = halves_alone(checkpoint.tensors)
+    if found is not None:
+        code, what = found
+        yield Finding(code, "warning" if code == "CK122" else "info", what, GATHER)
 
 
 def journals(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -182,7 +190,7 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Ad
     """CK302: more than one state dict could be the model's weights."""
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key not in checkpoint.copies]
     if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
-        names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
+        names = [f"{one.key or ROOT}{' (averaged)' * (one.role == 'ema')}" for one in found]
         fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
         yield Advisable(Finding("CK302", "info", fact), lambda: _state_dict(checkpoint, "Pick one with `key=`."))
 
@@ -589,6 +597,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (unfinished, ("beside",)),
     (clashing_names, ("clashes",)),
     (empty_stubs, ("unplain",)),
+    (halves, ("tensors",)),
     (without_values, ()),
     (bound_method, ("bound_method",)),
     (wrapper_prefixes, ("prefixes",)),

@@ -7,8 +7,9 @@ What follows from code is known of a few packages alone, see ``modules``; of all
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
@@ -47,16 +48,26 @@ class Stubs(NamedTuple):
     hint: str
 
 
+GATHER: Final = "Often ZeRO-3: the values are in the states of its engine. Save it again with the weights gathered."
+_HALF: Final = re.compile(r"(?<![^\W_])(lora_embedding_|lora[._])(A|B|down|up)(?=\.|$)")
+_OTHER: Final = {"A": "B", "B": "A", "down": "up", "up": "down"}
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
-def refuse_slice(checkpoint: Checkpoint) -> None:
-    """Raise IncompleteWeights if the tensors of a file are parts, or some of a model's: no model fits it."""
+def refuse_slice(checkpoint: Checkpoint, which: str = "auto") -> None:
+    """Raise IncompleteWeights if the tensors of a file are parts, some of a model's, or rounded where none said so."""
     part = checkpoint.part_of
     if part is not None and part.is_slice:
         raise _incomplete((), f"{part.what}: no model fits this one alone", part.remedy or SAVE_WHOLE)
     if any(str(one) == REFERENCE for one in checkpoint.globals):
         raise _incomplete((), "its tensors are in files of their own, to which it refers", SAVE_WHOLE)
+    for code, what, hint in checkpoint.remarks:
+        if code == "CK122" or (code == "CK159" and which == "auto"):
+            raise _incomplete((), what, hint or GATHER)
+    if checkpoint.unopened and checkpoint.form != "archive":  # the one that was opened may not be meant
+        others = [name for name, _ in checkpoint.unopened]
+        fact = f"{counted(len(others), 'checkpoint')} beside it cannot be opened: {some(list(map(repr, others)))}"
+        raise _incomplete(others, fact, "Give the path of the one that you mean.")
 
 
 REFERENCE: Final = "torch_xla.utils.serialization.TensorReference"
@@ -79,6 +90,9 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
     wanted = taken or Filter()
     # What only seems to be stubs is looked for in the plan of a migration, as a whole.
     refuse_stubs(checkpoint, state_dict, wanted, known=taken is not None)
+    halves = halves_alone(state_dict)
+    if halves is not None and halves[0] == "CK122":
+        raise _incomplete((), halves[1], GATHER)
     absent = (
         [name for name in checkpoint.absent if wanted.takes(name, state_dict.key)]
         if state_dict is checkpoint.weights
@@ -164,6 +178,15 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
     fact = f"{len(found):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(found)}"
     code, hint = "CK121" if is_most else "CK124", "If training was partitioned, the values are in other files."
     return Stubs(code, found, fact, hint)
+
+
+def halves_alone(tensors: Mapping[str, LazyTensor]) -> tuple[str, str] | None:
+    """Return the code of a finding, and what is found, of products of LoRA without one half: CK122 of all, or CK123."""
+    held = {name: None for name in tensors if "lora" in name and _HALF.search(name) and tensors[name].info.numel}
+    others = (_HALF.sub(lambda half: half[1] + _OTHER[half[2]], name) for name in held)
+    alone = [name for name, other in zip(held, others, strict=True) if other not in held]
+    what = f"{len(alone):,} of {len(held):,} halves of LoRA's products without the other half: {some(alone)}"
+    return ("CK122" if len(alone) == len(held) else "CK123", what) if alone else None
 
 
 def _sizes(said: Inert) -> dict[str, int]:

@@ -38,6 +38,8 @@ _STATES: Final[dict[Role, str]] = {
     "scheduler": "the state of a scheduler",
     "rng": "states of random number generators",
 }
+ROOT: Final = "(root)"
+"""What the outermost state dict is called, which no key names."""
 _LISTED: Final = 12
 EMPTY: Final = "and nothing else"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -114,6 +116,11 @@ class Weights(NamedTuple):
         return tuple((old, new) for new, old in self.old_names.items() if old != new)
 
 
+def under(checkpoint: Checkpoint, key: str) -> list[StateDict]:
+    """Return the state dict under a key, as far as there is one; the outermost has none, and is called so."""
+    return [one for one in checkpoint.state_dicts if (one.key or ROOT) == (key or ROOT)]
+
+
 def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> StateDict:
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
@@ -132,7 +139,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if key is None and which == "module":
         key = _MODULE
     if key is not None:
-        named = [one for one in checkpoint.state_dicts if one.key == key]
+        named = under(checkpoint, key)
         if len(named) != 1:
             raise _no_state_dict(key, found, option)
         if named[0].role in NO_WEIGHTS:
@@ -229,7 +236,7 @@ def with_candidates(
     if _are_at_root(found):
         error.hint = f"The only weights in it are at its root: leave `{option}=` out."
         return error
-    keys = [f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found]
+    keys = [f"{for_shell(one.key or ROOT)}{' (averaged)' * (one.role == 'ema')}" for one in found]
     pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
     if keys or not error.message.endswith(EMPTY):
         error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."

@@ -19,12 +19,13 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import error_text, pager, say, terminal_width, with_options, wrapped
+from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 
 CODES_SCHEMA = "ckptool.codes/1"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, metavar="FILE...", type=AnyPath())
 @brief_option
 @many_files

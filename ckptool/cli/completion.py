@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptool.cli.verbs import Command
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -26,7 +28,7 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
     return complete
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
 def completion(shell: str | None) -> None:
     """

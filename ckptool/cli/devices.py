@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.verbs import Command
 from ckptool.errors import MissingPackage
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SCHEMA = "ckptool.devices/1"
 _HEADERS = ("device", "name", "free", "total", "compute capability")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def devices(*, as_json: bool) -> None:
     """

@@ -14,6 +14,7 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
 from ckptool.cli.text import pager as paged
+from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
@@ -25,7 +26,7 @@ from ckptool.sources.naming import shown_path
 SCHEMA = "ckptool.diff/2"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("a", metavar="A", type=AnyPath())
 @click.argument("b", metavar="B", type=AnyPath())
 @click.option("--key-a", metavar="PATH", help="Which state dict of A to compare.")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from ckptool.cli.verbs import Command
 from ckptool.migration.migrate import migrate
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("target", metavar="[PATH]", default="example.pth")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def example(target: str, *, force: bool) -> None:

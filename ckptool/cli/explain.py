@@ -13,6 +13,7 @@ from ckptool.checking.finding import command_line
 from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import say, with_options
+from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
 from ckptool.sources.naming import shown_path
@@ -25,7 +26,7 @@ SCHEMA = "ckptool.explain/2"
 _MOST_TEXT = 1 << 20
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("text", metavar="TEXT")
 @click.argument("path", required=False, metavar="[FILE]", type=AnyPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -17,11 +17,12 @@ from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import pager, say
+from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @brief_option
 @many_files

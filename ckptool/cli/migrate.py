@@ -95,7 +95,12 @@ class _InOrder(RayCommand):
 )
 @click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
 @click.option("--strip-wrappers", is_flag=True, help="Remove what training wrappers added, however they are nested.")
-@click.option("--strip-prefix", multiple=True, metavar="P", help="Remove a prefix of whole components. Repeatable.")
+@click.option(
+    "--strip-prefix",
+    multiple=True,
+    metavar="P",
+    help="Remove what every name begins with: whole components. Repeatable.",
+)
 @click.option("--add-prefix", multiple=True, metavar="P", help="Put a prefix in front of every name. Repeatable.")
 @click.option("--rename", multiple=True, metavar="RE=REPL", help="Replace a regular expression in names. Repeatable.")
 @click.option(
@@ -337,8 +342,10 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
-            lines = _lines(value)
-            yield from (_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#"))
+            lines = [line for line in _lines(value) if line and not line.startswith("#")]
+            if not lines:
+                raise click.BadParameter(f"no RE=REPL in {show(value.name)}", param_hint="--rename-file")
+            yield from (_substitution(line, "--rename-file") for line in lines)
 
 
 def _lines(file: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ckptool.cli import tables
 from ckptool.cli.completion import choices
+from ckptool.cli.verbs import Command
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,7 +152,7 @@ def refuse_idle() -> None:
         raise click.UsageError("--no-fold is about the tree: give --tree, too.")
 
 
-class RayCommand(click.Command):
+class RayCommand(Command):
     """A command with ``--ray``, behind which an address may stand, or the next argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -9,13 +9,14 @@ import click
 from ckptool.checking.finding import command_line
 from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
+from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.output.editing import recover as recover_file
 from ckptool.sources.naming import shown_path
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 def recover(files: tuple[str, ...]) -> None:
     """

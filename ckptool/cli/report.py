@@ -29,6 +29,7 @@ from ckptool.cli.page import (
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say
+from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.sides import side_of
 from ckptool.errors import CkptoolError, FileUnavailable
@@ -56,7 +57,7 @@ class _Asked(NamedTuple):
     ignore_wrappers: bool
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", metavar="FILE", type=AnyPath())
 @click.argument("other", metavar="[OTHER]", required=False, type=AnyPath())
 @click.option("-o", "--output", required=True, metavar="PAGE", type=AnyPath(), help="Write the page here.")

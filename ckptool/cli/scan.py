@@ -322,8 +322,10 @@ class _Run:
         Say on standard error what all came to.
 
         Raises:
-            NotACheckpoint: There are files, and none is a checkpoint.
+            NotACheckpoint: There are files, and none is a checkpoint; or no path was given at all.
         """
+        if not (self._passed or self._rows or self._skipped):
+            raise NotACheckpoint("nothing to scan: the list of paths is empty", kind="no-checkpoint")
         if self._passed and not (self._rows or self._skipped):
             fact = f"no checkpoint among {counted(self._passed, 'file')}"
             raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(paths))

@@ -19,6 +19,7 @@ from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import error_text, pager, say, terminal_width, wrapped
+from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
@@ -34,7 +35,7 @@ _SPARE_IF_SAME: Final = ("inf", "NaN", "zeros")
 _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @many_files
 @click.option(

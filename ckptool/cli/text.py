@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from shlex import quote
 from typing import Final
 
 import click
@@ -31,7 +32,7 @@ def with_options(text: str) -> str:
 
 def _spelled(name: str, value: str) -> str:
     flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
-    return flag if value in ("", "True") else f"{flag} {value.strip(chr(39))}"
+    return flag if value in ("", "True") else f"{flag} {quote(value.strip(chr(39)))}"
 
 
 def error_text(error: CkptoolError) -> str:

@@ -104,7 +104,23 @@ _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
 
-class Verbs(click.Group):
+class Command(click.Command):
+    """A verb that refuses what the last of several values would win of unseen, and an empty value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments."""
+        given, _, order = self.make_parser(ctx).parse_args(list(args)) if not ctx.resilient_parsing else ({}, [], [])
+        for one in order:
+            if not isinstance(one, click.Option) or one.is_flag:
+                continue
+            if order.count(one) > 1 and not one.multiple:
+                raise click.UsageError(f"{one.opts[-1]} is given {order.count(one)} times: it takes one value.", ctx)
+            if "" in (given[one.name] if one.multiple else [given[one.name]]):
+                raise click.UsageError(f"{one.opts[-1]} is given an empty value: leave it out, or fill it in.", ctx)
+        return super().parse_args(ctx, args)
+
+
+class Verbs(Command, click.Group):
     """A group that imports a verb's module only when the verb is used, or help is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

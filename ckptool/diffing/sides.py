@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import ModuleFacts
-from ckptool.checkpoints.weights import NameChanges, prepare, with_candidates
+from ckptool.checkpoints.weights import NameChanges, prepare, under, with_candidates
 from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.pickles import nodes
@@ -106,7 +106,7 @@ def _align(names: Iterable[str]) -> dict[str, str]:
 
 def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
     there = checkpoint.state_dicts
-    found = [one for one in there if (one.key not in checkpoint.copies if key is None else one.key == key)]
+    found = [one for one in there if one.key not in checkpoint.copies] if key is None else under(checkpoint, key)
     chosen = checkpoint.weights if key is None else None
     if chosen is None and len(found) == 1:
         chosen = found[0]

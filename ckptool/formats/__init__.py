@@ -105,6 +105,9 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
             with _naming(shown):
                 probe = Probe(source, limits, _read)
                 parsed = _read_member(probe, member) if member else _read_file(probe, path)
+                if parsed.part_of is not None and not parsed.part_of.path:  # of an archive
+                    place = _MEMBER_MARK.join([shown, *(member or "").split(_MEMBER_MARK)[:-1]])
+                    parsed = parsed._replace(part_of=parsed.part_of._replace(path=place))
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)
@@ -124,11 +127,11 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     if parsed.part_of is None and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
-        from ckptool.formats.directories import sets
+        from ckptool.formats.directories import slices
 
-        part = sets.rank_of_megatron(path)
+        part = slices.rank_of_megatron(path)
         if part is None and source is not folder:
-            part = sets.of_ranks(source.path, parsed, Probe(source, limits, _read))
+            part = slices.of_ranks(source.path, parsed, Probe(source, limits, _read))
         parsed = parsed._replace(part_of=part)
     return Checkpoint(source.path, source, parsed)
 
@@ -150,13 +153,13 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
         is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
         if not isinstance(path, str) or not is_odd:
             return parsed
-    from ckptool.formats.directories import sets
+    from ckptool.formats.directories import slices
 
     assert isinstance(path, str)
     try:
-        return sets.with_set(path, _read(probe) if says else parsed, probe)
+        return slices.with_set(path, _read(probe) if says else parsed, probe)
     except Failure as error:
-        explained = sets.explained(error, path)
+        explained = slices.explained(error, path)
         if explained is error:
             raise
         raise explained from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
-from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.companions import Member
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Traits
@@ -23,6 +22,7 @@ from ckptool.errors import (
     UnsupportedFeature,
     let_go,
 )
+from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
@@ -59,11 +59,8 @@ def read(probe: Probe) -> Parsed:
     if kind is not None:
         content = _unpacked(probe, kind)
         if not content.nbytes:
-            raise NotACheckpoint(
-                f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it",
-                kind=f"{kind.name}-empty",
-                hint="Pack or download it again.",
-            )
+            fact = f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it"
+            raise NotACheckpoint(fact, kind=f"{kind.name}-empty", hint="Pack or download it again.")
         return probe.read_inner(content)
     archive = probe.zip or probe.tar
     if archive is None:
@@ -92,7 +89,20 @@ def read_member(probe: Probe, name: str) -> Parsed:
         if packed is not None:
             raise packed
         return _read_embedded(probe, archive, name)
-    return placed(probe.read_inner(archive.open(name)), archive, name)
+    return placed(_as_part(probe, archive, name, probe.read_inner(archive.open(name))), archive, name)
+
+
+def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parsed:
+    """Return a member with the set that it is one of, going by its name and by what is in the others."""
+    from ckptool.formats.directories import slices  # few archives hold slices
+
+    part = slices.part_of(name, "", list(archive), parsed, lambda other: probe.read_inner(archive.open(other)))
+    if part is not None:
+        return parsed._replace(part_of=part)
+    folder, _, own = name.rpartition("/")
+    return slices.with_alone(
+        parsed, own, "", [other for above, _, other in (one.rpartition("/") for one in archive) if above == folder]
+    )
 
 
 def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
@@ -122,17 +132,6 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     )
 
 
-def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
-    """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
-    return parsed._replace(
-        member=name if parsed.member is None else f"{name}::{parsed.member}",
-        archives=(*((archive,) if archive is not None else ()), *parsed.archives),
-        members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
-        inside={f"{name}::{key}": placed(one, archive, name) for key, one in parsed.inside.items()},
-        unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
-    )
-
-
 def _unpacked(probe: Probe, kind: Compression) -> Source:
     content = decompress(probe.source, kind, probe.limits)
     return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
@@ -143,9 +142,13 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive, folders)
     holding = {name: found for name, found in opened.items() if holds_tensors(found)}
     weights = with_weights(holding)
-    for candidates in (holding, weights, _outstanding(weights), opened):
+    from ckptool.formats.directories import slices
+
+    apart = slices.together(holding) if len(holding) > 1 else None
+    for candidates in () if apart else (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
-            return _chosen(next(iter(candidates)), opened, failures, archive)
+            (name,) = candidates
+            return _as_part(probe, archive, name, _chosen(name, opened, failures, archive))
     if opened:
         return Parsed(
             archive.source,
@@ -153,6 +156,7 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
             TRAITS,
             Contents(),
             fixed_form="archive",
+            unmerged=apart,
             members=tuple(_member(name, found, archive) for name, found in (holding or opened).items()),
             inside={name: placed(found, archive, name) for name, found in opened.items()},
             unopened=_unopened(failures, archive),
@@ -169,22 +173,6 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
 
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
     raise foreign or _no_checkpoint(archive)
-
-
-def holds_tensors(parsed: Parsed) -> bool:
-    contents = parsed.contents
-    return bool(contents.tensors or contents.attributes or parsed.constants or parsed.members)
-
-
-def with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
-    """Return those that hold the weights of a model."""
-    if len(holding) < 2:  # nothing to tell apart
-        return {}
-    return {
-        name: found
-        for name, found in holding.items()
-        if found.members or Checkpoint("", found.source, found).weights is not None
-    }
 
 
 def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:

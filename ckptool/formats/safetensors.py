@@ -101,11 +101,8 @@ def read(probe: Probe) -> Parsed:
     source, limits = probe.source, probe.limits
     length = int.from_bytes(probe.head[:8], "little")
     if length > limits.header_nbytes:
-        raise LimitExceeded(
-            f"a safetensors header of {length:,} bytes; {limits.header_nbytes:,} are allowed",
-            needed=length,
-            actual=limits.header_nbytes,
-        )
+        fact = f"a safetensors header of {length:,} bytes; {limits.header_nbytes:,} are allowed"
+        raise LimitExceeded(fact, needed=length, actual=limits.header_nbytes)
     if 8 + length > source.nbytes:
         raise _truncated("its header ends", 8 + length, source.nbytes)
     text = source.read(8, length)
@@ -125,20 +122,12 @@ def read(probe: Probe) -> Parsed:
     known: dict[str, _Layout] = {}
     for (begin, end), name, entry in each(placed, limits.cancellation):
         if len(name) > limits.name_nbytes:
-            raise LimitExceeded(
-                f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed",
-                kind="name-too-long",
-                needed=len(name),
-                actual=limits.name_nbytes,
-            )
+            fact = f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed"
+            raise LimitExceeded(fact, kind="name-too-long", needed=len(name), actual=limits.name_nbytes)
         dtype, shape, stride, nbytes = _layout(name, entry, known)
         if nbytes != end - begin:
-            raise MalformedFile(
-                f"tensor {name!r} needs {nbytes:,} bytes, its range has {end - begin:,}",
-                kind="malformed-safetensors",
-                needed=nbytes,
-                actual=end - begin,
-            )
+            fact = f"tensor {name!r} needs {nbytes:,} bytes, its range has {end - begin:,}"
+            raise MalformedFile(fact, kind="malformed-safetensors", needed=nbytes, actual=end - begin)
         if begin != position:
             what = "overlaps the one before it" if begin < position else f"leaves {begin - position:,} bytes unused"
             raise AmbiguousFile(f"tensor {name!r} {what}", kind="ambiguous-safetensors", offset=start + begin)
@@ -259,11 +248,8 @@ def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, o
     from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
     if data.startswith(b'{},"__metadata__":'):
-        raise MalformedFile(
-            "a safetensors header of metadata alone, which safetensors 0.4 and older wrote as no JSON",
-            kind="malformed-safetensors",
-            hint="It holds no tensors: save the weights again.",
-        )
+        fact = "a safetensors header of metadata alone, which safetensors 0.4 and older wrote as no JSON"
+        raise MalformedFile(fact, kind="malformed-safetensors", hint="It holds no tensors: save the weights again.")
     header = parse_object(data, "the safetensors header", "safetensors", cancellation)
     for name, entry in header.items():
         # The reference library also takes a list of the three, and a type as the key of an object.

@@ -152,11 +152,8 @@ def _parse(index: SourceInFolder, limits: Limits) -> _Index:
     from ckptool.sources.siblings import components  # what most files do not need
 
     if index.nbytes > limits.header_nbytes:
-        raise LimitExceeded(
-            f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed",
-            needed=index.nbytes,
-            actual=limits.header_nbytes,
-        )
+        fact = f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed"
+        raise LimitExceeded(fact, needed=index.nbytes, actual=limits.header_nbytes)
     found = _object(index.read(0, index.nbytes))
     shard_of, metadata = found.get("weight_map"), found.get("metadata")
     if not isinstance(shard_of, dict) or not shard_of or not all(type(name) is str for name in shard_of.values()):
@@ -222,12 +219,12 @@ def _open(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, Sourc
 
 def missing_shards(missing: Sequence[str], count: int, where: str = "beside the others") -> FileUnavailable:
     """Return the error for shards that are not there, out of so many."""
-    return FileUnavailable(
-        f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}",
-        kind="missing-shards",
-        hint=f"Put {'it' if len(missing) == 1 else 'them'} {where}: download what is missing.",
-        needed=count,
-        actual=count - len(missing),
+    fact = f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}"
+    return FileUnavailable.of_set(
+        fact,
+        f"Put {'it' if len(missing) == 1 else 'them'} {where}: download what is missing.",
+        count,
+        count - len(missing),
     )
 
 
@@ -272,11 +269,8 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
         )
     if len(holders) > len(shard_of):
         extra = [name for name in holders if name not in shard_of]
-        raise MalformedFile(
-            f"{counted(len(extra), 'tensor')} of shards not in the index: {some(list(map(repr, extra)))}",
-            kind="shard-tensors",
-            hint="Get the index and the shards again, from one place.",
-        )
+        fact = f"{counted(len(extra), 'tensor')} of shards not in the index: {some(list(map(repr, extra)))}"
+        raise MalformedFile(fact, kind="shard-tensors", hint="Get the index and the shards again, from one place.")
 
 
 def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:

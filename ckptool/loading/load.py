@@ -211,7 +211,7 @@ def chosen_weights(
             error.hint = None  # it is about migrating
         raise
     if not allow_missing:
-        refuse_slice(checkpoint)
+        refuse_slice(checkpoint, weights)
         refuse_incomplete(checkpoint, state_dict)
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:

@@ -73,7 +73,7 @@ def make_plan(
     """
     _refuse_archive(checkpoint)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
-        refuse_slice(checkpoint)
+        refuse_slice(checkpoint, changes.weights)
     form = _form(dst, checkpoint, changes)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]

@@ -107,7 +107,7 @@ class Rename(NamedTuple):
         if self.option == "strip_wrappers":
             return renaming.strip_wrappers
         if self.option == "strip_prefix":
-            return renaming.strip_prefix(self.argument)
+            return self.as_rename.rule
         if self.option == "add_prefix":
             return renaming.add_prefix(self.argument)
         pattern, _, replacement = self.argument.partition("=")

@@ -71,10 +71,10 @@ def with_heads(rules: Sequence[Rule], most: int | None) -> tuple[Rule, ...]:
 
 def strip_prefix(prefix: str) -> Rule:
     """
-    Return the rule that removes ``prefix``, whole components with or without the last dot, from names that have it.
+    Return the rule that removes ``prefix``, whole components with or without the last dot.
 
     Raises:
-        MigrationRefused: No name has it.
+        MigrationRefused: No name has it, or only some have it.
     """
     return partial(_without_head, prefix.rstrip(".") + ".")
 
@@ -85,7 +85,10 @@ def _without_head(head: str, names: Sequence[str]) -> list[str]:
             f"no name begins with {head!r}; the first is {names[0]!r}" if names else "there are no names",
             kind="no-such-prefix",
         )
-    return [name[len(head) :] if name.startswith(head) and name != head else name for name in names]
+    bare = next((name for name in names if not name.startswith(head) or name == head), None)
+    if bare is not None:
+        raise _mixed(next(name for name in names if name.startswith(head)), bare, head)
+    return [name[len(head) :] for name in names]
 
 
 def add_prefix(prefix: str) -> Rule:
@@ -255,16 +258,20 @@ def _strip_heads(
         if bare is not None and wrapped:
             return stripped
         if bare is not None:
-            raise MigrationRefused(
-                f"{headed!r} has the prefix and {bare!r} has not",
-                kind="mixed-prefix",
-                hint="Remove it from those that have it: `rename=`.",
-            )
+            raise _mixed(headed, bare, head)
         gone = set(others)
         stripped = [None if name is None or name in gone else name[length:] for name in stripped]
         wrapped = True
         left -= 1
     return stripped
+
+
+def _mixed(headed: str, bare: str, head: str) -> MigrationRefused:
+    """Return the error for a prefix that only some names have."""
+    hint = (
+        f"Take those that have it alone, `include='{head}*'`; or remove it from them, `rename='^{re.escape(head)}='`."
+    )
+    return MigrationRefused(f"{headed!r} has the prefix and {bare!r} has not", kind="mixed-prefix", hint=hint)
 
 
 def _goes(name: str, wrapper: Wrapper) -> bool:

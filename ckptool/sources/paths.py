@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
@@ -18,6 +21,8 @@ _POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
 _DEEPEST: Final = 4
 _MOST_WATCHED: Final = 10_000
 
+_LASTS: Final = 2.0
+"""Seconds that a listing is good for: by then a change shows in the time of the directory, however coarse that is."""
 _MOUNTS: Final = "/proc/self/mountinfo"
 
 # fmt: off
@@ -55,13 +60,25 @@ def is_below(root: str, path: str) -> bool:
     return os.pardir not in inside and UNTOLD.isdisjoint(inside)
 
 
-def directory_entries(path: str, *, folders: bool = False) -> list[str]:
-    """Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed."""
+def directory_entries(path: str, *, folders: bool = False) -> Sequence[str]:
+    """
+    Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed.
+
+    Of thousands of files that are opened one after the other, each asks: what was listed lasts for two seconds, unless
+    the directory has changed since, or a moment before.
+    """
     try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if (entry.is_dir() if folders else entry.is_file()))
+        status, now = os.stat(path), time.time()
+        listed = _listed if now - status.st_mtime > _LASTS else _listed.__wrapped__
+        return listed(os.path.abspath(path), folders, status.st_ino, status.st_mtime_ns, now // _LASTS)
     except OSError:
-        return []
+        return ()
+
+
+@lru_cache(maxsize=4)
+def _listed(path: str, folders: bool, *_identity: float) -> tuple[str, ...]:
+    with os.scandir(path) as entries:
+        return tuple(sorted(entry.name for entry in entries if (entry.is_dir() if folders else entry.is_file())))
 
 
 def system_text(path: str) -> str:

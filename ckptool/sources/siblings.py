@@ -53,11 +53,8 @@ def components(name: str) -> list[str]:
         why = "a part of it is empty, or dots alone"
     else:
         return parts
-    raise MalformedFile(
-        f"{name!r} cannot be the name of a file in the folder of the index: {why}",
-        kind="shard-name",
-        hint="Get the index again, from where it was published.",
-    )
+    fact = f"{name!r} cannot be the name of a file in the folder of the index: {why}"
+    raise MalformedFile(fact, kind="shard-name", hint="Get the index again, from where it was published.")
 
 
 def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:

@@ -132,6 +132,44 @@ def test_half_a_lora_is_not_fine(name: str, left: str, code: str, tmp_path: Path
     for path in (file, tmp_path):
         assert said(path)[code] == ("warning" if code == "CK122" else "info")
         assert run("check", path).exit_code == (code == "CK122")
+        assert run("migrate", path, tmp_path / "a.pth", "--form", "state_dict", "--force").exit_code == (
+            code == "CK122"
+        )
+
+
+HALVES = {
+    "peft": {"model.q_proj.lora_A.weight": (4, 8)},
+    "peft of an embedding": {"model.emb.lora_embedding_B": (8, 4), "model.emb.lora_embedding_B.default": (8, 4)},
+    "kohya": {"lora_unet_mid_proj.lora_down.weight": (4, 8), "lora_unet_mid_proj.alpha": ()},
+    "diffusers": {"unet.mid.attn.to_q.lora.up.weight": (8, 4)},
+    "in training": {"w": (8, 8), "h.0.lora_A.default.weight": (4, 8)},
+    "stubs of the other": {"h.0.lora_A.weight": (4, 8), "h.0.lora_B.weight": (0,)},
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_halves_of_an_adapter_are_none_whatever_the_file_is_called(name: str, suffix: str, tmp_path: Path) -> None:
+    tensors = {key: torch.randn(shape) for key, shape in HALVES[name].items()}
+    path = tmp_path / f"style.{suffix}"
+    save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
+
+    assert said(path)["CK122"] == "warning"
+    assert "CK122" in json.loads(run("scan", path).stdout)["findings"]
+    for refused in (lambda: ckptool.load(path), lambda: ckptool.migrate(path, tmp_path / "a.pth", form="state_dict")):
+        with pytest.raises(IncompleteWeights, match="without the other half"):
+            refused()
+    assert ckptool.load(path, allow_missing=True).keys() == tensors.keys()
+    assert run("migrate", path, tmp_path / "b.pth", "--form", "state_dict", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize("halves", [("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")])
+def test_both_halves_are_an_adapter(halves: tuple[str, str], tmp_path: Path) -> None:
+    whole = {f"h.{layer}.{half}.weight": torch.randn(4, 4) for layer in range(2) for half in halves}
+    save_file(whole | {"h.0.explora_A.weight": torch.ones(2)}, tmp_path / "style.safetensors")
+
+    assert not {"CK122", "CK123"} & said(tmp_path / "style.safetensors").keys()
+    assert len(ckptool.load(tmp_path / "style.safetensors")) == 5
 
 
 @pytest.mark.parametrize("suffix", ["aria2", "part", "crdownload", "incomplete", "tmp"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,7 +156,28 @@ def _stages(folder: Path) -> list[Path]:
     return paths
 
 
+def of_fsdp(rank: int, world: int = 2, *, flat: bool = False) -> Tensors:
+    """Return what one rank of FSDP has of each tensor: a part of the first dimension, of norms, too."""
+    whole = {name: one.flatten() if flat else one for name, one in full().items() if name != "rope.freqs"}
+    return {name: one.chunk(world)[rank].clone() for name, one in whole.items()}
+
+
+def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for rank in range(ranks):
+            write(folder / pattern.format(rank), of_fsdp(rank, ranks, flat=flat))
+        return [folder / pattern.format(rank) for rank in range(ranks)]
+
+    return write_all
+
+
 SLICED = {
+    "FSDP's": _cut_first("rank{}.pt"),
+    "FSDP's, flat": _cut_first("rank{}.pt", flat=True),
+    "FSDP's, cut unevenly": _cut_first("model_shard_{}.safetensors", 3),
+    "FSDP's in folders": _cut_first("rank_{}/model.pt", 4),
+    "FSDP's, by accelerate": _cut_first("pytorch_model_fsdp_{}.bin"),
+    "parts from zero": _cut_first("net.part{:02}.pth"),
     "Meta's": _written("consolidated.{:02}.pth"),
     "four of Meta's": _written("consolidated.{:02}.pth", 4),
     "metaseq's": _written("reshard-model_part-{}.pt", wrap=lambda own: {"cfg": {"layers": 1}, "model": own}),
@@ -190,7 +213,33 @@ SLICED = {
     "cut unevenly": _uneven,
     "of positive numbers": _positive,
 }
+
+
+def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> object:
+    """Write stages with these numbers of layers, with what comes before the first of them and after the last."""
+
+    def write_all(folder: Path) -> list[Path]:
+        paths = [folder / pattern.format(number) for number in range(len(layers))]
+        for path, own in zip(paths, layers, strict=True):
+            held = {f"h.{one}.{part}.weight": torch.randn(6, 6) for one in own for part in ("qkv", "mlp")}
+            held |= {"wte.weight": torch.randn(9, 6)} if ends and path is paths[0] else {}
+            held |= {"lm_head.weight": torch.randn(9, 6)} if ends and path is paths[-1] else {}
+            write(path, held)
+        return paths
+
+    return write_all
+
+
 PARTS = {
+    "stages from zero in each": _numbered("stage_{}.pt", (0, 1), (0, 1)),
+    "three from zero in each": _numbered("pp_rank_{}.safetensors", (0, 1, 2), (0, 1), (0, 1)),
+    "from zero in each, without ends": _numbered("part{}/model.pt", (0, 1), (0, 1), ends=False),
+    "from zero in each, without a word": _numbered("model_{}.pt", (0, 1, 2), (0, 1, 2)),
+    "with a gap": _numbered("stage{}.pt", (0, 1), (4, 5)),
+    "with a gap, without a word": _numbered("{}.pt", (0, 1), (4, 5), ends=False),
+    "of one layer": _numbered("model_{}.pt", (0,), (1,), (2,)),
+    "of one layer, by numbers": _numbered("{}.safetensors", (0,), (1,), ends=False),
+    "of one layer, in folders": _numbered("{}/model.pt", (0,), (1,)),
     "stages": _staged("stage_{}.pt"),
     "three stages": _staged("pipe-stage{:02}.safetensors", 3),
     "stages without a word": _staged("model_{}.pt"),
@@ -203,6 +252,48 @@ PARTS = {
     "flat parameters of fairscale": _flat("_fpw_module.flat_param_0", "a.pt", "b.pt"),
 }
 LONE = ["model_rank3.pt", "rank1.safetensors", "net.tp2.pt", "shard_3.pt", "model_world_size_4_rank_0.pt", "2_of_4.pt"]
+
+
+@pytest.mark.parametrize("pattern", ["stage_{}.pt", "pp_rank_{}.pt", "part{}.safetensors"])
+def test_a_stage_that_is_missing_is_named(pattern: str, tmp_path: Path) -> None:
+    for path in _numbered(str(tmp_path / pattern), (0,), (1,), (2,))(tmp_path):  # type: ignore[operator]
+        if path.name == pattern.format(1):
+            path.unlink()
+
+    for place in (tmp_path, tmp_path / pattern.format(2)):
+        found = [one for one in ckptool.check(place).findings if one.code in ("CK155", "CK160")]
+        assert "number 1 not there" in found[0].message
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+@pytest.mark.parametrize("name", ["Meta's", "FSDP's", "stages", "of one layer", "in folders of ranks"])
+def test_parts_in_an_archive_are_parts(name: str, kind: str, tmp_path: Path) -> None:
+    paths = (SLICED | PARTS)[name](tmp_path / "model")  # type: ignore[operator]
+    archive = Path(shutil.make_archive(str(tmp_path / "packed"), kind, tmp_path / "model"))
+    member = f"{archive}::{'./' * (kind != 'zip')}{paths[-1].relative_to(tmp_path / 'model')}"
+
+    for path, code in ((archive, "CK155"), (member, "CK160")):
+        assert said(Path(path))[code] == "warning"
+        assert run("check", path).exit_code == 1
+        assert run("migrate", path, tmp_path / "whole.safetensors").exit_code == 1
+        with pytest.raises(CkptoolError):
+            ckptool.load(path)
+    (finding,) = [one for one in ckptool.check(member).findings if one.code == "CK160"]
+    assert finding.command is not None
+    assert "CK155" in run(*shlex.split(finding.command)[1:]).output
+    assert "CK155" in json.loads(run("scan", archive).stdout)["findings"]
+    assert run("migrate", member, tmp_path / "whole.safetensors", "--allow-missing").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["consolidated.01.pth", "in/model_rank3.pt", "net_2_of_4.safetensors"])
+def test_a_part_alone_in_an_archive_is_none(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "model" / name, slice_of(1))
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "model")
+
+    for path in (archive, f"{archive}::{name}"):
+        assert said(Path(path))["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(path)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -232,7 +323,17 @@ def test_a_part_whose_name_says_so_is_none_where_the_others_are_not_there(file: 
 
 @pytest.mark.parametrize(
     "file",
-    ["model_0.pt", "model_1.pt", "0.pt", "worker_3.pt", "gpu1.pt", "fold_2_of_5.pt", "rank_0.pt", "net_mp4.pt"],
+    [
+        "model_0.pt",
+        "model_1.pt",
+        "0.pt",
+        "worker_3.pt",
+        "gpu1.pt",
+        "fold_2_of_5.pt",
+        "rank_0.pt",
+        "net_mp4.pt",
+        "mp3_1.pt",
+    ],
 )
 def test_a_model_that_is_alone_is_whole_whatever_its_number(file: str, tmp_path: Path) -> None:
     write(tmp_path / file, full())
@@ -327,6 +428,36 @@ def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> N
     assert "slices of one model" in refused.output
 
 
+@pytest.mark.parametrize("pattern", ["net_{:02}.pt", "run_12/net-{:03}.pt", "part1/{:02}/net.pt"])
+def test_a_folder_is_listed_once_for_all_its_files(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "in" / pattern.format(number) for number in range(40)]
+    for number, path in enumerate(paths):
+        write(path, {"a.weight": torch.full((2, 2), float(number))})
+    for folder, _, _ in os.walk(tmp_path.parent):
+        os.utime(folder, (1e9, 1e9))
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr("os.scandir", lambda path: [listed.append(path), scandir(path)][1])
+    monkeypatch.setattr("ckptool.sources.paths._LASTS", 3600.0)  # this machine may be slow
+
+    for path in paths:
+        with ckptool.open_checkpoint(path):
+            pass
+
+    assert all(listed.count(path) <= 2 for path in listed)  # its files, and its folders
+
+
+@pytest.mark.parametrize("pattern", ["rank{}.pt", "rank_{}/model.pt", "net-{}.safetensors"])
+def test_a_file_that_comes_is_seen_at_once(pattern: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "in" / pattern.format(rank) for rank in range(2)]
+    for path, is_part in zip(paths, (False, True), strict=True):
+        write(path, slice_of(paths.index(path)))
+        assert ("CK160" in said(paths[0])) is is_part
+    paths[1].unlink()
+    assert "CK160" not in said(paths[0])
+
+
 def test_a_slice_may_be_edited_in_its_place(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / f"consolidated.{rank:02}.pth", slice_of(rank))
@@ -365,14 +496,52 @@ def test_what_one_rank_saved_for_vllm_is_one_model(tmp_path: Path) -> None:
     assert "1 of 2 shards not there" in refused.output
 
 
-def test_a_damaged_slice_beside_changes_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "consolidated.00.pth", slice_of(0))
-    (tmp_path / "consolidated.01.pth").write_bytes((tmp_path / "consolidated.00.pth").read_bytes()[:300])
-    write(tmp_path / "rank0.safetensors", slice_of(0))
-    (tmp_path / "rank1.safetensors").write_bytes(b"")
+@pytest.mark.parametrize("nbytes", [0, 300])
+@pytest.mark.parametrize("pattern", ["consolidated.{:02}.pth", "rank{}.safetensors", "stage_{}.pt", "tp_{}/model.pt"])
+def test_a_slice_is_none_the_less_one_where_another_is_damaged(pattern: str, nbytes: int, tmp_path: Path) -> None:
+    folder, first = tmp_path / "in", tmp_path / "in" / pattern.format(0)
+    for rank in range(2):
+        write(folder / pattern.format(rank), slice_of(rank))
+    (folder / pattern.format(1)).write_bytes(first.read_bytes()[:nbytes])
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
 
-    assert said(tmp_path / "consolidated.00.pth")["CK160"] == "warning"
-    assert "CK160" not in said(tmp_path / "rank0.safetensors")
+    for path in (first, folder, archive, f"{archive}::{pattern.format(0)}"):
+        assert said(Path(path))["CK160"] == "warning"
+        assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(path)
+
+
+@pytest.mark.parametrize("pattern", ["model_{}.pt", "net-{}.safetensors", "epoch_{}/model.pt"])
+def test_a_damaged_file_beside_is_of_another_model_if_no_word_says_so(pattern: str, tmp_path: Path) -> None:
+    write(tmp_path / pattern.format(0), full())
+    write(tmp_path / pattern.format(1), full())
+    (tmp_path / pattern.format(1)).write_bytes(b"")
+
+    assert "CK160" not in said(tmp_path / pattern.format(0))
+    assert ckptool.load(tmp_path / pattern.format(0)).keys() == full().keys()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["model-{:05}-of-00002.safetensors", "net-{:03}-of-002.pt", "w_rank-{:08}-of-00000002.pth"]
+)
+def test_shards_may_be_counted_from_zero(pattern: str, tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / "in" / pattern.format(number), stage(number))
+        write(tmp_path / "cut" / pattern.format(number), slice_of(number))
+    archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "in")
+
+    assert ckptool.load(tmp_path / "in").keys() == (stage(0) | stage(1)).keys()
+    with pytest.raises(CkptoolError, match="is in"):
+        ckptool.load(tmp_path / "cut")
+    assert said(Path(archive))["CK155"] == "warning"
+    for path in (tmp_path / "in" / pattern.format(0), f"{archive}::./{pattern.format(0)}"):
+        assert said(Path(path))["CK160"] == "warning"
+        with pytest.raises(IncompleteWeights, match="shard 0 of 2"):
+            ckptool.load(path)
+    (tmp_path / "in" / pattern.format(1)).unlink()
+    with pytest.raises(CkptoolError, match="1 of 2 shards not there"):
+        ckptool.load(tmp_path / "in")
 
 
 def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
@@ -421,6 +590,12 @@ def seed(number: int) -> Tensors:
     return made | {"a.bias": torch.zeros(8), "norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}
 
 
+def other_seed(number: int) -> Tensors:
+    """Return a whole model of another training."""
+    torch.manual_seed(number)
+    return {name: torch.randn(whole.shape) for name, whole in full().items()}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
@@ -458,6 +633,24 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "two nets": [
         (f"net_{n}.pt", {f"{net}.{one}.weight": torch.ones(2, 2) for one in range(3)}) for n, net in enumerate("gd")
     ],
+    "layers of another size": [
+        ("net_0.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (0, 1)}),
+        ("net_1.pt", {f"h.{one}.weight": torch.ones(6, 6) for one in (2, 3)}),
+    ],
+    "layers of other parts": [
+        ("net_0.pt", {f"h.{one}.{part}": torch.ones(4, 4) for one in (0, 1) for part in ("a", "b", "c")}),
+        ("net_1.pt", {f"h.{one}.{part}": torch.ones(4, 4) for one in (2, 3) for part in ("a", "d", "e")}),
+    ],
+    "later layers in front": [
+        ("net_0.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (2, 3)}),
+        ("net_1.pt", {f"h.{one}.weight": torch.ones(4, 4) for one in (0, 1)}),
+    ],
+    "two nets of stages": [
+        (f"stage{n}.pt", {**trained(0), "head.weight": torch.randn(4, 4)} if n == 1 else full()) for n in (1, 2)
+    ],
+    "seeds with trained vectors": [(f"stage{n}.pt", other_seed(n)) for n in (1, 2)],
+    "seeds by number": [(f"model_{n}.pt", other_seed(n)) for n in (0, 1)],
+    "outputs of ranks": [(f"part{n}.pt", {"logits": torch.randn(9, 4), "ids": torch.randn(9)}) for n in (0, 1)],
     "heads": [(f"task_{n}.pt", full() | {f"heads.{n}.weight": torch.ones(2, 2)}) for n in (0, 1)],
     "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],
 }

@@ -916,3 +916,25 @@ def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
     with ckptool.open_checkpoint(tmp_path) as folder:
         assert folder.form == "archive"
         assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("good", "broken"), [("a.pt", "b.pt"), ("net.safetensors", "other.pth"), ("x/m.pt", "y/m.pt")])
+def test_a_checkpoint_is_not_taken_because_another_cannot_be_read(good: str, broken: str, tmp_path: Path) -> None:
+    for name in (good, broken):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"a.weight": torch.ones(2, 2)}
+        save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
+    whole = (tmp_path / "in" / broken).read_bytes()
+    (tmp_path / "in" / broken).write_bytes(whole[: len(whole) // 2])
+
+    assert {"CK167", "CK169"} <= {*codes(tmp_path / "in")}
+    with pytest.raises(IncompleteWeights, match="cannot be opened"):
+        ckptool.load(tmp_path / "in")
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+    for path in (tmp_path / "in", archive):
+        with pytest.raises(IncompleteWeights, match="1 checkpoint beside it cannot be opened"):
+            ckptool.migrate(path, tmp_path / "a.pth")
+    assert ckptool.load(f"{archive}::{good}").keys() == {"a.weight"}
+    assert ckptool.load(tmp_path / "in", allow_missing=True).keys() == {"a.weight"}
+    assert ckptool.load(tmp_path / "in" / good).keys() == {"a.weight"}

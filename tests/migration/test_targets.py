@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import ckptool
 from ckptool.cli import cli
-from ckptool.migration.device_tags import device_tag
+from ckptool.torch_ops.device_names import device_tag
 from tests.build import safetensors, zip_file
 
 

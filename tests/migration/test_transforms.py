@@ -105,9 +105,11 @@ def test_a_prefix_that_was_added_can_be_taken_away(names: list[str], prefix: lis
 
 
 def test_a_prefix_is_whole_components() -> None:
-    names = ["net.a", "network.b", "net", "a.net.c"]
-
-    assert renaming.strip_prefix("net")(names) == ["a", "network.b", "net", "a.net.c"]
+    assert renaming.strip_prefix("net")(["net.a", "net.net.b", "net.network"]) == ["a", "net.b", "network"]
+    for other in ("network.b", "net", "a.net.c"):
+        with pytest.raises(MigrationRefused) as caught:
+            renaming.strip_prefix("net")(["net.a", other])
+        assert caught.value.kind == "mixed-prefix"
 
 
 @pytest.mark.parametrize("prefix", ["ne", "et", "net.a.b", "other"])
@@ -141,7 +143,7 @@ def test_rules_run_in_order() -> None:
 
 def test_names_that_would_become_one_are_refused_with_both() -> None:
     with pytest.raises(MigrationRefused) as caught:
-        renaming.rename(["net.a", "b", "a"], [renaming.strip_prefix("net")])
+        renaming.rename(["net.a", "b", "a"], [renaming.substitute(r"^net\.", "")])
 
     assert caught.value.kind == "name-collision"
     assert "'net.a'" in caught.value.message
@@ -218,7 +220,7 @@ def test_metadata_follows_out_of_two_wrappers() -> None:
 
 def test_metadata_follows_every_rule_even_where_one_does_not_concern_it() -> None:
     keys = ["", "backbone", "backbone.a", "head"]
-    rules = [renaming.strip_prefix("backbone"), renaming.add_prefix("net")]
+    rules = [renaming.substitute(r"^backbone\.", ""), renaming.add_prefix("net")]
 
     found = renaming.rename_metadata(keys, rules, ["backbone.a.w", "head.w"])
 

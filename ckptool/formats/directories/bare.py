@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.completeness import GATHER
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
@@ -30,11 +31,6 @@ _TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "
 
 _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
-_GATHER: Final = (
-    "Often ZeRO-3: the values are in the states of its engine then. Save it again with the weights gathered."
-)
-_HALF: Final = re.compile(r"(?<![^\W_])lora_(?:embedding_)?[AB](?=\.|$)")
-_SWAPPED: Final = str.maketrans("AB", "BA")
 _PARAMETERS: Final = "hyperparams.yaml"
 _FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
 """A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""
@@ -68,22 +64,17 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
 
 
 def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
-    """Yield what an adapter lacks that the settings beside it announce, and halves of LoRA without the other."""
+    """Yield what an adapter lacks that the settings beside it announce."""
     kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
     listed = targets if isinstance(targets, list) else []
     plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
     lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
-    halves = {name: _HALF.sub(lambda found: found[0].translate(_SWAPPED), name) for name in names if _HALF.search(name)}
-    alone = [name for name, other in halves.items() if other not in names]
-    if isinstance(kind, str) and alone:
-        what = f"{len(alone):,} of {len(halves):,} halves of LoRA's products without the other half: {some(alone)}"
-        yield Remark("CK122" if len(alone) == len(halves) else "CK123", what, _GATHER)
     if not isinstance(kind, str) or (names and not lacking):
         return
     said = f"{OF_ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
     if not names or len(lacking) == len(plain):
         what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
-        yield Remark("CK122", f"{what}, and {said}", _GATHER)
+        yield Remark("CK122", f"{what}, and {said}", GATHER)
     else:
         yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
 

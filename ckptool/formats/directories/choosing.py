@@ -10,7 +10,7 @@ Which files and folders in a folder could be its checkpoint, going by names: wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.sources.paths import is_likely
@@ -156,7 +156,7 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
         if not (is_likely(name) or name.endswith(_NEMO)) or name.startswith("."):
             continue
         shard = shard_of(name)
-        if shard is None or not 0 < shard[1] <= shard[2]:
+        if shard is None or shard[1] > shard[2]:
             yield Candidate(name, "file")
         elif not any(belongs_to(index, name) for index in indexes):
             stem, number, count, suffix = shard
@@ -170,15 +170,16 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
         if count == 1:
             yield Candidate(first, "file")
         else:
-            there = there if count > _MOST_SHARDS else dict(_set(first, count))
+            numbers = range(0 not in there, count + (0 not in there or count in there))  # some count from 0
+            there = there if count > _MOST_SHARDS else dict(_set(first, numbers))
             yield Candidate(first, "set", tuple(there[number] for number in sorted(there)), count)
 
 
-def _set(name: str, count: int) -> Iterator[tuple[int, str]]:
+def _set(name: str, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
     """Yield the numbers and names of all shards of a set, given one."""
     match = _SHARD.fullmatch(name)
     assert match is not None  # the caller matched it
-    for number in range(1, count + 1):
+    for number in numbers:
         yield number, f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}"
 
 

@@ -19,7 +19,7 @@ from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors, sharded
-from ckptool.formats.directories.joined import AGAIN, Part, whole
+from ckptool.formats.directories.side_by_side import AGAIN, Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, some

@@ -116,12 +116,8 @@ def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorI
     if shape is None or len(bare.shape) != 1 or bare.shape == shape or not bare.is_contiguous or not bare.numel:
         return bare
     if bare.numel < prod(shape):
-        raise MalformedFile(
-            f"{path!r} has {bare.numel:,} elements, its parameter {prod(shape):,}",
-            kind="malformed-states",
-            needed=prod(shape),
-            actual=bare.numel,
-        )
+        fact = f"{path!r} has {bare.numel:,} elements, its parameter {prod(shape):,}"
+        raise MalformedFile(fact, kind="malformed-states", needed=prod(shape), actual=bare.numel)
     return bare._replace(shape=shape, stride=row_major(shape))
 
 

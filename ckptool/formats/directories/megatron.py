@@ -98,13 +98,8 @@ def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
     said = prod(args.get(size, 1) for size in _SIZES[: max(map(len, named))])
     count = max(said, prod(max(one) + 1 for one in zip(*named, strict=False)))
     if len(found) < count:
-        raise FileUnavailable(
-            f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}",
-            kind="missing-shards",
-            hint="Get the folders of the other ranks.",
-            needed=count,
-            actual=len(found),
-        )
+        fact = f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}"
+        raise FileUnavailable.of_set(fact, "Get the folders of the other ranks.", count, len(found))
 
 
 def _arguments(root: Inert) -> dict[str, int]:

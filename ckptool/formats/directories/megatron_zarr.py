@@ -41,8 +41,5 @@ def read(folder: FolderSource, probe: Probe) -> NoReturn:  # noqa: ARG001 - a la
         UnsupportedFeature: Arrays of zarr are not read.
     """
     count = sum(folder.has(f"{name}/{_ARRAY}") for name in folder.folders)
-    raise UnsupportedFeature(
-        f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read",
-        kind="zarr",
-        hint="Load it in Megatron-LM, and save it in its format torch_dist.",
-    )
+    fact = f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read"
+    raise UnsupportedFeature(fact, kind="zarr", hint="Load it in Megatron-LM, and save it in its format torch_dist.")

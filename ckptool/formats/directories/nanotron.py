@@ -22,7 +22,7 @@ from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.joined import Part, whole
+from ckptool.formats.directories.side_by_side import Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import MAX_RANK, is_countable

@@ -71,11 +71,8 @@ def place(folder: FolderSource, pointer: str, saves: Sequence[str]) -> str:
     """
     name = named_by(folder, pointer)
     if name is None:
-        raise MalformedFile(
-            f"{pointer!r} has no name of a folder beside it",
-            kind="malformed-pointer",
-            hint=f"Name one that is there: {some(saves)}",
-        )
+        fact = f"{pointer!r} has no name of a folder beside it"
+        raise MalformedFile(fact, kind="malformed-pointer", hint=f"Name one that is there: {some(saves)}")
     if name not in folder.folders:
         raise leads_nowhere(folder, pointer, name, saves)
     return name

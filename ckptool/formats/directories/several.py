@@ -24,7 +24,7 @@ from ckptool.formats.directories import pointers, slices
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
-from ckptool.formats.packed import holds_tensors, placed, with_weights
+from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
@@ -71,6 +71,12 @@ def read(
         for other, _ in opened.values():
             if other is not folder:
                 other.close()
+
+        def failed(other: str) -> Parsed:
+            raise failures[other]
+
+        part = parsed.part_of or slices.part_of(name, folder.path, [name, *failures], parsed, failed)
+        parsed = parsed._replace(part_of=part)
         count = len(by_name) + sum(error.kind != LINK for error in failures.values())
         if count > 1:
             what = f"{name!r} was opened, which alone holds weights of {count:,} that may be checkpoints here"
@@ -189,19 +195,13 @@ def no_checkpoint(folder: FolderSource) -> FileUnavailable:
         return lost
     links = [name for name in folder.folders if folder.is_link(name)]
     if links and not folder.files:
-        return FileUnavailable(
-            f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}",
-            kind="directory",
-            hint="Give the path of the folder that one leads to.",
-        )
+        fact = f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}"
+        return FileUnavailable(fact, kind="directory", hint="Give the path of the folder that one leads to.")
     names = sorted(folder.files, key=lambda name: not is_likely(name))
     if names:
         shown = some([quote(name) for name in names], _SHOWN)
-        return FileUnavailable(
-            f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint",
-            kind="directory",
-            hint=f"Name a file in it: {shown}",
-        )
+        fact = f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint"
+        return FileUnavailable(fact, kind="directory", hint=f"Name a file in it: {shown}")
     folders = some([quote(name) for name in folder.folders], _SHOWN)
     return FileUnavailable(
         "a directory without files",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import CkptoolError, MalformedFile
+from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Dict, Inert
 from ckptool.sources.folder import FolderSource
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tiling import Box, check_tiling
 
 ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
 
@@ -36,11 +40,8 @@ def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
         if first is None:
             first = name, value
         elif value != first[1]:
-            raise MalformedFile(
-                f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+            fact = f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
 
 
 def _shown(value: object) -> str:
@@ -104,3 +105,45 @@ def of_tree(
             Shard(file, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source) for file, parsed in files
         ),
     )
+
+
+AGAIN: Final = "Copy the folder again, with the files of all ranks."
+
+
+class Part(NamedTuple):
+    """A box of a whole tensor, and the tensor that fills it."""
+
+    box: Box
+    file: str
+    info: TensorInfo
+
+
+def whole(
+    folder: FolderSource, name: str, shape: tuple[int, ...], parts: Sequence[Part], remarks: list[Remark]
+) -> TensorInfo:
+    """
+    Return the tensor that parts are; if they do not fill it, ``remarks`` gets the reason, and reading it raises.
+
+    Raises:
+        MalformedFile: They are of several types.
+    """
+    dtype = parts[0].info.dtype
+    if any(one.info.dtype != dtype for one in parts):
+        raise MalformedFile(f"the pieces of {name!r} differ in type", kind="piece", hint=AGAIN)
+    found: dict[Box, Part] = {}
+    for part in parts:
+        found.setdefault(part.box, part)
+    boxes = sorted(found)
+    fault: CkptoolError | None = None
+    try:
+        check_tiling(name, shape, boxes)
+    except Failure as error:
+        fault = error
+        remarks.append(Remark("CK141", error.message, AGAIN))
+    pieces = [Piece(*box, found[box].file, partial(_given, found[box].info)) for box in boxes]
+    source = PiecesSource(shape, dtype, pieces, folder.cancellation, name=name, fault=fault)
+    return in_pieces(name, shape, dtype, source, "cpu")
+
+
+def _given(info: TensorInfo) -> TensorInfo:
+    return info

@@ -1,5 +1,5 @@
 """
-Slices of tensor parallelism, and stages of pipelines: files that each hold a part of the tensors of one model.
+Slices of tensor parallelism and FSDP, and stages of pipelines: files that each hold a part of the tensors of one model.
 
     consolidated.00.pth, consolidated.01.pth                    Meta's models
     reshard-model_part-0.pt, reshard-model_part-1.pt            metaseq
@@ -11,38 +11,54 @@ Slices of tensor parallelism, and stages of pipelines: files that each hold a pa
 Which tensors are cut, and along which dimension, is in the model alone: nothing is put together. What looks like a
 slice and is none are copies of one file, and files of one training at different times: the numbers of these are not
 those of ranks, or they differ in what ranks have copies of.
+
+What is one of a set otherwise (a shard, what one process wrote, what is kept beside the pieces of tensors) is known by
+its name, and by those in its folder.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from shlex import join
 from typing import Final
 
 from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Failure
-from ckptool.formats.directories import choosing
+from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
+from ckptool.formats import sharded
+from ckptool.formats.directories import choosing, torch_checkpointing
+from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
+from ckptool.formats.directories.beside import settings_beside
 from ckptool.formats.directories.megatron import ranks_said
+from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
 from ckptool.formats.sharded import begins_at_zero
 from ckptool.messages import counted, show, some
+from ckptool.sources.files import FileSource
+from ckptool.sources.paths import directory_entries
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 _KNOWN: Final = re.compile(
-    r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
-    r"model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|mp_rank_(\d{2,4})_model_states\.pt"
+    r"(?:.*/)?consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
+    r"(?:.*/)?model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|(?:.*/)?mp_rank_(\d{2,4})_model_states\.pt"
 )
 """Names that only slices have, or what there is one of."""
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
 RANKED: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|gpu|device|(?:tensor|model)[._-]?parallel)"
+    r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|chunk|piece|fsdp|gpu|device|(?:tensor|model)[._-]?parallel)"
     r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
 """A number in a name that may be that of a rank."""
+_OF_ONE: Final = re.compile(
+    r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
+)
+"""Words of files that are of one model, however much they differ; the last two where they begin at 0."""
 _ANY_NUMBER: Final = re.compile(
     r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
 )
@@ -50,7 +66,7 @@ _ANY_NUMBER: Final = re.compile(
 _NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
 """Words in front of numbers that are none of ranks."""
 _ALONE: Final = re.compile(
-    r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?!4)|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
+    r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?![34])|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
     r"(?:world[._-]?size[._-]?|\d[._-]?of[._-]?)0*(?:[2-9]|[1-9]\d))(?=[\W_]|$)",
     re.IGNORECASE,
 )
@@ -60,6 +76,8 @@ _FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
 _LAYER: Final = re.compile(r"\b\d+(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
+_ENDS: Final = (re.compile(r"emb|wte|stem"), re.compile(r"head|output|final"))
+"""What the first stage of a pipeline has in its names, and the last."""
 _SMALL_NBYTES: Final = 1 << 16
 _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
@@ -67,9 +85,10 @@ _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
-_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism saves them"
+_WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
 
 
+@lru_cache(maxsize=1 << 14)  # each of thousands of files is compared with all others
 def numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
     known = _KNOWN.fullmatch(name)
@@ -108,6 +127,8 @@ def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
     """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
+    if (shard := _shard(place, name, names)) is not None:
+        return shard
     files, own = siblings(name, names), parsed.contents.tensors
     others = [one for one in files if one != name] if own else []
     gap = gap_among(files)
@@ -116,16 +137,30 @@ def part_of(
         return PartOf(_OF_FSDP, place, is_slice=True)
     if others and _KNOWN.fullmatch(name):
         return what
-    found, says_rank = None, RANKED.search(name) is not None
+    found: str | bool = False
+    says_rank = RANKED.search(name) is not None
+    says_one = any(_OF_ONE.search(one[0]) for one in RANKED.finditer(files[0] if others else ""))
     for other in _nearest(name, others):
-        with suppress(Failure):
+        try:
             there = opening(other)
-            if _are_slices(parsed, there, says_rank=says_rank):
+            if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
                 return what
-            if _go_on(own.keys(), there.contents.tensors.keys(), says_rank=says_rank and not gap):
-                which = f"one of {len(files):,} files, by their names, with other tensors each{gap}"
-                found = PartOf(which, place, is_slice=True)
-    return found
+            before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
+            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
+                found = "with other tensors each"
+        except Failure:
+            found = found or (says_one and f"of which {other!r} cannot be read")
+    return PartOf(f"one of {len(files):,} files, by their names, {found}{gap}", place, is_slice=True) if found else None
+
+
+def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
+    shard = choosing.shard_of(name)
+    if shard is None or shard[2] <= 1:
+        return None
+    index = next((one for one in names if choosing.belongs_to(one, name)), "")
+    whole = os.path.join(place, index) if index and place else place
+    remedy = f"Give {show(whole)}, with all of them." if whole else "Unpack the archive, and give the folder."
+    return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
 
 
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
@@ -180,24 +215,37 @@ def together(found: Mapping[str, Parsed]) -> str | None:
     return None
 
 
-def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool) -> bool:
+def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool, says_one: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
     Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
-    models are. Where names do not say that they are of ranks, most norms have to be copies.
+    models are. Where names do not say that they are of ranks, most norms have to be copies. Ranks of FSDP, which cuts
+    everything along the first dimension, and stages that number their layers from 0 have no copies: there, only names
+    tell that they are of one model, of the files or of what the first and the last stage have.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
-    if 3 * len(names) < 2 * max(len(first), len(second)):
-        return False
     learnt = [name for name in names if name.endswith(_LEARNT)]
     small = [name for name in learnt if 1 < first[name].nbytes <= _SMALL_NBYTES and len(first[name].shape) == 1]
     large = [name for name in learnt or names if len(first[name].shape) > 1]
     vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
     copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
-    is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
-    if not copies or not is_certain:
+    if copies:
+        is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
+        is_certain = is_certain and 3 * len(names) >= 2 * max(len(first), len(second))
+    else:
+        is_certain = all(
+            (
+                says_one or _are_ends(first, second),
+                2 * len(names) >= min(len(first), len(second)),
+                all(first[name].shape[1:] == second[name].shape[1:] for name in names),
+                any(name in learnt or "." in name for name in names),
+                False in vectors or not small,
+            )
+        )
+        large = large or small
+    if not is_certain:
         return False
     same = [_are_alike(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
     return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
@@ -208,24 +256,45 @@ def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
     return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
 
 
-def _go_on(one: Collection[str], other: Collection[str], *, says_rank: bool) -> bool:
-    """Say whether names go on in another file: no name is in both, or layers that are in one alone do."""
-    first, second = {*one}, {*other}
+def _are_ends(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo]) -> bool:
+    """Say whether one of two files alone has what is before the layers of a model, and the other what is after them."""
+    apart = (one.keys() - other.keys(), other.keys() - one.keys())
+    return {tuple(any(map(end.search, names)) for end in _ENDS) for names in apart} == {(True, False), (False, True)}
+
+
+def _go_on(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo], *, says_rank: bool) -> bool:
+    """
+    Say whether names go on in the next file: no name is in both, or layers that are in one alone do.
+
+    Where no word says that they are parts, these are most of what is there, and most have the shapes of those before.
+    """
+    first, second = one.keys() - other.keys(), other.keys() - one.keys()
     kin = [{of for name in names for of in (_LAYER.sub("#", name), name.rpartition(".")[0])} for names in (one, other)]
-    if says_rank and first.isdisjoint(second) and any("." in of for of in kin[0] & kin[1]):
+    if says_rank and one.keys().isdisjoint(other.keys()) and any("." in of for of in kin[0] & kin[1]):
         return True
-    ranges = [_ranges(names) for names in (first - second, second - first)]
-    both = [(ranges[0][kin], ranges[1][kin]) for kin in ranges[0].keys() & ranges[1].keys()]
-    are_apart = all(max(a) < min(b) or max(b) < min(a) for a, b in both)
-    return are_apart and any(len(a) > 1 and len(b) > 1 for a, b in both)
+    layers = [_layers(names, own) for names, own in ((first, one), (second, other))]
+    both = {kin: (layers[0][kin], layers[1][kin]) for kin in layers[0].keys() & layers[1].keys()}
+    are_several = any(len(a) > 1 and len(b) > 1 for a, b in both.values())
+    if says_rank:
+        return are_several and all(max(a) < min(b) or max(b) < min(a) for a, b in both.values())
+    alike = {kin for kin, (a, b) in both.items() if not {*a.values()}.isdisjoint(b.values())}
+    going_on = sum(any(kin in alike for kin, _ in _numbered(name)) for name in first)
+    are_most = are_several or min(len(first), len(second)) > len(one.keys() & other.keys())
+    return are_most and all(max(a) < min(b) for a, b in both.values()) and 2 * going_on >= max(len(first), 1)
 
 
-def _ranges(names: Iterable[str]) -> dict[str, set[int]]:
-    """Return the numbers of layers in names, by what is left of these; of two numbers, of layers and experts, both."""
-    found: dict[str, set[int]] = {}
+def _numbered(name: str) -> Iterator[tuple[str, int]]:
+    """Yield each number of a layer in a name, behind the rest of it; of two numbers, of layers and experts, both."""
+    for one in _LAYER.finditer(name):
+        yield f"{name[: one.start()]}#{name[one.end() :]}", int(one[0])
+
+
+def _layers(names: Iterable[str], tensors: Mapping[str, TensorInfo]) -> dict[str, dict[int, tuple[int, ...]]]:
+    """Return the numbers and the shapes of layers, by the rest of their names."""
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
     for name in names:
-        for one in _LAYER.finditer(name):
-            found.setdefault(f"{name[: one.start()]}#{name[one.end() :]}", set()).add(int(one[0]))
+        for kin, number in _numbered(name):
+            found.setdefault(kin, {})[number] = tensors[name].shape
     return found
 
 
@@ -258,3 +327,108 @@ def _heads(one: LazyTensor, other: LazyTensor) -> list[bytes]:
     nbytes = _SMALL_NBYTES if one.info.nbytes <= _SMALL_NBYTES else _HEAD_NBYTES
     are_there = one.info.storage is not None and other.info.storage is not None
     return [next(of.chunks(nbytes), b"") if are_there else b"" for of in (one, other)]
+
+
+_DISTCP: Final = ".distcp"
+_RANK: Final = re.compile(r"mp_rank_[0-9_]+")
+_SETS: Final = (
+    (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
+    (re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9_]+_(?:optim|model)_states\.pt"), "of DeepSpeed"),
+    (re.compile(r"mp_rank_[0-9_]+_model_states\.pt"), "of DeepSpeed"),
+    (re.compile(r"layer_[0-9]+[\w-]*[-_]model_states\.pt"), "of DeepSpeed"),
+    (re.compile(r"model-rank-[0-9]+-part-[0-9]+\.safetensors"), "of vLLM's sharded state"),
+    (re.compile(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)"), "that processes wrote, one each"),
+)
+"""Names of files of which there is one for each process, and what they are."""
+
+
+def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
+    """Return what was read of a file with the set that it is one of, unless it is whole, or there alone."""
+    place, name = os.path.split(path)
+    names = directory_entries(place or ".")
+    if name.startswith("adapter_model.") and OF_ADAPTER in names:
+        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path, probe.source), parsed)))
+    found = _named(place or ".", name, names)
+    if choosing.role_of(name):
+        return parsed._replace(part_of=found)
+    slice_of = _slice_of(place or ".", name, names, parsed, probe)
+    if found is not None and slice_of is not None:
+        gap = gap_among(siblings(name, names))
+        found = found._replace(what=f"{found.what}{gap}", is_slice=slice_of.is_slice)
+    found = found or slice_of or of_ranks(path, parsed, probe)
+    return with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
+
+
+def of_ranks(path: str, parsed: Parsed, probe: Probe, below: str = "") -> PartOf | None:
+    """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
+    place, name = os.path.split(path)
+    above, own = os.path.split(os.path.abspath(place))
+    inside = f"{name}{below}"
+    folders = siblings(own, directory_entries(above, folders=True)) if numbers(own)[1] else []
+    names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
+    part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
+    of_rank = os.path.basename(above)
+    if part is None and not below and (RANKED.search(of_rank) or of_rank.isdigit()):
+        return of_ranks(place if own in place else os.path.abspath(place), parsed, probe, f"/{name}")
+    return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
+
+
+def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
+    with ExitStack() as stack:
+
+        def opening(other: str) -> Parsed:
+            source = FileSource(os.path.join(place, other), probe.limits.cancellation)
+            stack.callback(source.close)
+            return probe.beside(source).read()
+
+        return part_of(name, place, names, parsed, opening)
+
+
+def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
+    """Return the set that a file is one of, going by the names in its folder."""
+    if (shard := _shard(place, name, names)) is not None:
+        return shard
+    if name in VALUES and ".metadata" in names:
+        return PartOf(VALUES[name][1], place)
+    if torch_checkpointing.has_part(place, name, names):
+        return PartOf("one of the files of torch_checkpointing", place, is_slice=True)
+    if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
+        return found
+    for pattern, what in _SETS:
+        if pattern.fullmatch(name) and not choosing.role_of(name):
+            count = sum(pattern.fullmatch(one) is not None for one in names)
+            if count > 1 or name.endswith(_DISTCP):
+                return PartOf(f"one of {counted(count, 'file')} {what}", place, is_slice=name.startswith("layer_"))
+    return None
+
+
+def rank_of_megatron(path: str) -> PartOf | None:
+    """Return the ranks of Megatron-LM that a folder is one of, going by the names beside it."""
+    above, name = os.path.split(os.path.abspath(path))
+    if _RANK.fullmatch(name) is None:
+        return None
+    ranks = [one for one in directory_entries(above, folders=True) if _RANK.fullmatch(one)]
+    what = f"{f'one of {len(ranks)} ranks' if len(ranks) > 1 else f'{name} without the other ranks'} of Megatron-LM"
+    is_part = len(ranks) > 1 or re.search("[1-9]", name)
+    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if is_part else None
+
+
+def explained(error: CkptoolError, path: str) -> CkptoolError:
+    """Return the error for a file of a set that cannot be read alone; any other error as it is."""
+    place, name = os.path.split(path)
+    names = directory_entries(place or ".")
+    command = join(("ckptool", "inspect", place or "."))
+    there = choosing.other_set(name, names) if sharded.lacks_all(error) else None
+    if there is not None:
+        error.message += f"; the complete set of {there.total:,} shards that is there is of another save"
+        error.hint, error.command = "Give the folder, or remove the index.", command
+    found = _named(place or ".", name, names) if name.endswith(_DISTCP) else None
+    if found is None:
+        return error
+    return UnsupportedFeature(
+        f"{found.what}: tensors one behind the other, whose names are in the index of the folder",
+        kind="distributed-checkpoint",
+        hint="Give the folder.",
+        command=command,
+        offset=error.offset,
+    )

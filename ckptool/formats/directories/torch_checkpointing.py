@@ -20,8 +20,8 @@ from typing import Final
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, UnsupportedFeature
 from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.rank_files import Set
 from ckptool.formats.directories.rank_files.merged import read_sets
-from ckptool.formats.directories.rank_files.sets import Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse
@@ -112,13 +112,8 @@ def _files(key: str, item: Inert) -> Iterator[tuple[int, str]]:
 def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
     missing = [repr(file) for file in files if not folder.has(file)]
     if missing:
-        raise FileUnavailable(
-            f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(missing)}",
-            kind="missing-shards",
-            hint="Get the files of these ranks.",
-            needed=len(files),
-            actual=len(files) - len(missing),
-        )
+        fact = f"{len(missing):,} of {counted(len(files), 'file')} of ranks not there: {some(missing)}"
+        raise FileUnavailable.of_set(fact, "Get the files of these ranks.", len(files), len(files) - len(missing))
 
 
 def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:

@@ -57,14 +57,10 @@ def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
     """Raise FileUnavailable where the numbers of the layers have a gap, up to the last one of any rank."""
     missing = [str(number) for number in range(last + 1) if number not in layers]
     if missing:
-        raise FileUnavailable(
-            f"{len(missing):,} of {last + 1:,} layers not there: {some(missing)}"
-            + (f" of tensor-parallel rank {rank}" if rank else ""),
-            kind="missing-shards",
-            hint="Get the files of these layers.",
-            needed=last + 1,
-            actual=len(layers),
+        fact = f"{len(missing):,} of {last + 1:,} layers not there: {some(missing)}" + (
+            f" of tensor-parallel rank {rank}" if rank else ""
         )
+        raise FileUnavailable.of_set(fact, "Get the files of these layers.", last + 1, len(layers))
 
 
 def _layers(reader: Reader, builder: TreeBuilder, layers: dict[int, str]) -> Call:
@@ -120,14 +116,11 @@ def _refuse_missing(engines: list[merged.Engine], files: Files) -> None:
     numbers = {int(one) for one in named if one.isdecimal() and len(one) < _LONGEST}
     there = {number for layers in files.layers.values() for number in layers}
     if missing := sorted(numbers - there):
-        raise FileUnavailable(
+        fact = (
             f"{counted(len(missing), 'layer')} not there, of which the optimizer has parameters: "
-            f"{some([str(number) for number in missing])}",
-            kind="missing-shards",
-            hint="Get the files of these layers.",
-            needed=len(numbers | there),
-            actual=len(there),
+            f"{some([str(number) for number in missing])}"
         )
+        raise FileUnavailable.of_set(fact, "Get the files of these layers.", len(numbers | there), len(there))
 
 
 def _refuse_others(builder: TreeBuilder, engines: list[merged.Engine], pairs: Pairs) -> None:
@@ -138,11 +131,8 @@ def _refuse_others(builder: TreeBuilder, engines: list[merged.Engine], pairs: Pa
         if not name.partition(".")[0].isdecimal() or (info is not None and info.shape == shape):
             continue
         there = "not in the file of its layer" if info is None else f"{list(info.shape)} in the file of its layer"
-        raise MalformedFile(
-            f"{name!r} is {list(shape)} by param_shapes, and {there}",
-            kind="mixed-saves",
-            hint=side_by_side.ANOTHER_SAVE,
-        )
+        fact = f"{name!r} is {list(shape)} by param_shapes, and {there}"
+        raise MalformedFile(fact, kind="mixed-saves", hint=side_by_side.ANOTHER_SAVE)
 
 
 def _missing_stages(files: Files) -> Iterator[Remark]:
@@ -166,7 +156,8 @@ def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorI
     rounded = [name for name, info in infos if info is not None and info.dtype.name in ("bfloat16", "float16")]
     if rounded:
         what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
-        remarks.append(Remark("CK151", what, "They are as the model computed with them: maybe of layers used twice."))
+        code = "CK159" if any(code == "CK166" for code, _, _ in remarks) else "CK151"  # of stages without an optimizer
+        remarks.append(Remark(code, what, "They are as the model computed with them: maybe of layers used twice."))
 
 
 def _optimizers(builder: TreeBuilder, engines: list[merged.Engine], remarks: list[Remark]) -> Inert:

@@ -11,7 +11,7 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import states
-from ckptool.formats.directories.deepspeed.merged import Engine
+from ckptool.formats.directories.deepspeed.merged import NARROW, Engine
 from ckptool.formats.directories.deepspeed.partitions import Partitions
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
 from ckptool.formats.directories.side_by_side import agree
@@ -117,11 +117,8 @@ class Reader:
             raise missing_files(inside, "*_optim_states.pt", world, world - len(missing), hint)
         said = model.number("dp_world_size")
         if said is not None and said != world and not _shards_in_groups(model):
-            raise MalformedFile(
-                f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts",
-                kind="mixed-saves",
-                hint=side_by_side.ANOTHER_SAVE,
-            )
+            fact = f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts"
+            raise MalformedFile(fact, kind="mixed-saves", hint=side_by_side.ANOTHER_SAVE)
         extra = [optims[rank] for rank in sorted(optims) if rank >= world]
         files = [self.optim(optims[rank]) for rank in range(world)]
         agree("releases of DeepSpeed", [(one.name, one.version) for one in (model, *files)])
@@ -208,7 +205,11 @@ def _without_masters(inside: str, model: ModelStates) -> Remark:
     there = f" in {inside!r}" if inside else f" beside {model.name!r}"
     whose = f"those of module in {model.name!r}" if model.module is not None else "as the files of the layers have them"
     what = f"no *_optim_states.pt{there}: the weights are {whose}"
-    return Remark("CK151", what, "They may be rounded to the type that the model was trained in.")
+    narrow = {info.dtype.name for info in (model.module or {}).values()}.intersection(NARROW)
+    if not narrow:
+        return Remark("CK166", f"{what}; training cannot go on as it was", "Copy the folder again, if it is to.")
+    hint = "Copy the folder again, with these files; or take what the model computed with, `weights='module'`."
+    return Remark("CK159", f"{what}, rounded to {some(sorted(narrow))}", hint)
 
 
 def _without_models(models: Mapping[int, str], world: int) -> Remark:
@@ -218,10 +219,5 @@ def _without_models(models: Mapping[int, str], world: int) -> Remark:
 
 
 def missing_files(inside: str, what: str, needed: int, actual: int, hint: str) -> FileUnavailable:
-    return FileUnavailable(
-        f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else ""),
-        kind="missing-shards",
-        hint=hint,
-        needed=needed,
-        actual=actual,
-    )
+    fact = f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else "")
+    return FileUnavailable.of_set(fact, hint, needed, actual)

@@ -120,11 +120,8 @@ def read(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
     for name, number in names.items():
         match = _OF_EXPERT.fullmatch(name)
         if match is None or int(match[1]) != number[1] or name in (model.module or {}):
-            raise MalformedFile(
-                f"{numbers[number]!r} holds {name!r}, which is not of its expert",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+            fact = f"{numbers[number]!r} holds {name!r}, which is not of its expert"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
     builder = TreeBuilder(reader.probe.limits)
     whole = Call(Global("collections", "OrderedDict"), ())
     module = builder.transplant(model.field("module"), model.rebuilder)
@@ -158,13 +155,8 @@ def _refuse_missing(model: ModelStates, there: Mapping[tuple[int, int], str]) ->
     needed = [(layer, number) for layer in layers for number in range(counts[min(layer, len(counts) - 1)])]
     missing = [f"expert {number} of layer {layer}" for layer, number in needed if (layer, number) not in there]
     if missing:
-        raise FileUnavailable(
-            f"{len(missing):,} of {counted(len(needed), 'file')} of experts not there: {some(missing)}",
-            kind="missing-shards",
-            hint="Get the files of these experts.",
-            needed=len(needed),
-            actual=len(needed) - len(missing),
-        )
+        fact = f"{len(missing):,} of {counted(len(needed), 'file')} of experts not there: {some(missing)}"
+        raise FileUnavailable.of_set(fact, "Get the files of these experts.", len(needed), len(needed) - len(missing))
 
 
 def _remarks(files: Files) -> list[Remark]:

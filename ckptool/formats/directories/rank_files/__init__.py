@@ -9,21 +9,51 @@ and shapes of what is in it are in the model alone.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import AmbiguousFile
-from ckptool.formats.directories.rank_files.sets import NAME, TRAITS, Set, sets_in
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
 
-__all__ = ["NAME", "TRAITS", "read", "sniff"]
+NAME: Final = "rank_files"
+TRAITS: Final = Traits(has_tree=True, loader="torch.load() in as many processes as there are files")
+_NAME: Final = re.compile(
+    r"(?P<stem>.{0,200}?)(?:_?world_size_(?P<world>\d{1,6}))?_?rank[_-]?(?P<rank>\d{1,6})\.(?P<suffix>pt|pth|bin|ckpt)"
+)
+
 
 _ACTOR: Final = "actor"
 """The folder in which verl keeps the model that is trained."""
 _HEAD_NBYTES: Final = 1 << 20
 _MARKS: Final = (b"ShardedTensor", b"DTensor")
+
+
+class Set(NamedTuple):
+    """Files that differ in the rank of their name alone."""
+
+    stem: str
+    """What their names begin with: ``model``, ``optim``."""
+    world: int | None
+    """How many there are, by their names."""
+    files: dict[int, str]
+    """By rank."""
+
+
+def sets_in(folder: FolderSource, inside: str) -> list[Set]:
+    """Return the sets of files of ranks in a folder, those of models first."""
+    found: dict[tuple[str, str, str], Set] = {}
+    for name in folder.names(inside)[0]:
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            world = int(match["world"]) if match["world"] else None
+            one = found.setdefault(
+                (match["stem"], match["world"] or "", match["suffix"]), Set(match["stem"], world, {})
+            )
+            one.files.setdefault(int(match["rank"]), f"{inside}/{name}" if inside else name)
+    return sorted(found.values(), key=lambda one: ("model" not in one.stem, one.stem))
 
 
 def sniff(folder: FolderSource) -> bool:

@@ -10,8 +10,8 @@ from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.rank_files import NAME, TRAITS, Set
 from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, held, is_flat
-from ckptool.formats.directories.rank_files.sets import NAME, TRAITS, Set
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
@@ -60,13 +60,8 @@ class Missing(NamedTuple):
 
     def explaining(self, error: MalformedFile) -> FileUnavailable:
         """Return the error for a tensor that is not whole without them."""
-        return FileUnavailable(
-            f"{self.message}: {error.message}",
-            kind="missing-shards",
-            hint="Get the files of these ranks.",
-            needed=self.world,
-            actual=self.world - len(self.ranks),
-        )
+        fact = f"{self.message}: {error.message}"
+        return FileUnavailable.of_set(fact, "Get the files of these ranks.", self.world, self.world - len(self.ranks))
 
 
 def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed: bool = False) -> Parsed:
@@ -141,11 +136,8 @@ def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark], 
             rank.number, rank.world = number, one.world or 0
         other = found.setdefault(rank.number, rank)
         if other is not rank:
-            raise MalformedFile(
-                f"{other.file!r} and {rank.file!r} are both of rank {rank.number}",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+            fact = f"{other.file!r} and {rank.file!r} are both of rank {rank.number}"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
     ranks = [found[number] for number in sorted(found)]
     world = ranks[0].world
     extra = [rank.file for rank in ranks if world and rank.number >= world]
@@ -210,11 +202,8 @@ def _merged(
         more = [path for path in rank.found if path not in first.found]
         if more:
             name = rank.found[more[0]].name
-            raise MalformedFile(
-                f"{rank.file!r} has {counted(len(more), 'distributed tensor')} that {first.file!r} has not: {name!r}",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
+            fact = f"{rank.file!r} has {counted(len(more), 'distributed tensor')} that {first.file!r} has not: {name!r}"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
     leaves: dict[int, Inert] = {}
     for path, found in first.found.items():
         if id(found.node) not in leaves:

@@ -1,0 +1,34 @@
+"""Checkpoints inside an archive or a folder of several: what each is in there, and which of them hold something."""
+
+from __future__ import annotations
+
+from ckptool.archives.archive import Archive
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.parsed import Parsed
+
+
+def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
+    """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
+    return parsed._replace(
+        member=name if parsed.member is None else f"{name}::{parsed.member}",
+        archives=(*((archive,) if archive is not None else ()), *parsed.archives),
+        members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
+        inside={f"{name}::{key}": placed(one, archive, name) for key, one in parsed.inside.items()},
+        unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
+    )
+
+
+def holds_tensors(parsed: Parsed) -> bool:
+    contents = parsed.contents
+    return bool(contents.tensors or contents.attributes or parsed.constants or parsed.members)
+
+
+def with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
+    """Return those that hold the weights of a model."""
+    if len(holding) < 2:  # nothing to tell apart
+        return {}
+    return {
+        name: found
+        for name, found in holding.items()
+        if found.members or Checkpoint("", found.source, found).weights is not None
+    }

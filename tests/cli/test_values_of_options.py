@@ -1,0 +1,114 @@
+"""Values of options: none is lost to a later one, and an empty one, as of a variable that is not set, is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ckptool
+from ckptool import MigrationRefused
+from ckptool.cli import cli
+from ckptool.cli.verbs import VERBS
+
+WITH_VALUES = [
+    (verb, one)
+    for verb in VERBS
+    for one in cli.get_command(click.Context(cli), verb).params  # type: ignore[union-attr]
+    if isinstance(one, click.Option) and not one.is_flag
+]
+IDS = [f"{verb} {one.opts[-1]}" for verb, one in WITH_VALUES]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a checkpoint with weights at its root and below, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a.weight": torch.ones(2, 2), "teacher": {"b.weight": torch.ones(3, 3)}}, "model.pth")
+    return "model.pth"
+
+
+@pytest.mark.parametrize(("verb", "option"), WITH_VALUES, ids=IDS)
+def test_an_option_that_takes_one_value_is_not_given_twice(verb: str, option: click.Option, model: str) -> None:
+    value = option.type.choices[0] if isinstance(option.type, click.Choice) else "1"
+    done = CliRunner().invoke(cli, [verb, model, option.opts[0], str(value), f"{option.opts[-1]}={value}"])
+
+    assert (f"{option.opts[-1]} is given 2 times" in done.stderr) is not option.multiple
+    assert option.multiple or done.exit_code == 2
+
+
+@pytest.mark.parametrize(("verb", "option"), WITH_VALUES, ids=IDS)
+def test_an_empty_value_is_refused(verb: str, option: click.Option, model: str) -> None:
+    done = CliRunner().invoke(cli, [verb, model, f"{option.opts[-1]}="])
+
+    assert done.exit_code == 2
+    assert f"{option.opts[-1]} is given an empty value" in done.stderr
+
+
+def test_colours_are_asked_for_once(model: str) -> None:
+    done = CliRunner().invoke(cli, ["--color", "never", "--color", "always", "inspect", model])
+
+    assert (done.exit_code, "--color is given 2 times" in done.stderr) == (2, True)
+    assert CliRunner().invoke(cli, ["--color", "never", "inspect", model, "-q", "-q"]).exit_code == 0
+
+
+def test_the_outermost_weights_have_a_name(model: str) -> None:
+    refused = CliRunner().invoke(cli, ["migrate", model, "new.pth", "--form", "state_dict"])
+
+    assert "--key: '(root)', 'teacher'" in refused.stderr
+    words = ["migrate", model, "new.safetensors", "--key", "(root)", "--drop-unsupported"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert ckptool.load("new.safetensors").keys() == {"a.weight"}
+    assert ckptool.load(model, key="(root)").keys() == ckptool.load(model, key="").keys() == {"a.weight", "teacher"}
+    assert CliRunner().invoke(cli, ["diff", model, model, "--key-a", "(root)", "--key-b", "teacher"]).exit_code == 1
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n  # one\n\n # two"])
+def test_a_file_of_renames_without_any_is_refused(text: str, model: str) -> None:
+    Path("names.txt").write_text(text, encoding="utf-8")
+    done = CliRunner().invoke(cli, ["migrate", model, "new.pth", "--rename-file", "names.txt"])
+
+    assert (done.exit_code, "no RE=REPL in names.txt" in done.stderr) == (2, True)
+    assert not Path("new.pth").exists()
+
+
+@pytest.mark.parametrize("devices", ["cqu", ["cpu", "cuda:x"], "", ["gpu"], ["cuda:0", "cudaa"]])
+def test_a_misspelt_device_is_refused(devices: str | list[str], model: str) -> None:
+    with pytest.raises(MigrationRefused, match="not a device"):
+        ckptool.check(model, devices=devices)
+    assert not ckptool.check(model, devices=["CUDA:0", "cpu"]).error
+
+
+@pytest.mark.parametrize("words", [["-"], ["--from", "empty.txt"], ["-", "--from", "empty.txt", "-o", "rows.jsonl"]])
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_scan_of_nothing_is_not_fine(words: list[str], text: str, model: str) -> None:
+    Path("empty.txt").write_text("", encoding="utf-8")
+    done = CliRunner().invoke(cli, ["scan", *words], input=text)
+
+    assert (done.exit_code, "nothing to scan" in done.stderr) == (2, True)
+    assert CliRunner().invoke(cli, ["scan", *words], input=f"{model}\n" if "-" in words else "").exit_code in (0, 2)
+
+
+MIXED = {
+    "one of two": ["net.a", "b"],
+    "as a name, too": ["net.a", "net"],
+    "as part of a component": ["net.a", "network.b"],
+}
+
+
+@pytest.mark.parametrize("names", MIXED)
+def test_a_prefix_that_only_some_names_have_is_refused(names: str, tmp_path: Path, model: str) -> None:
+    torch.save({name: torch.ones(2, 2) for name in MIXED[names]}, tmp_path / "mixed.pth")
+    words = ["migrate", "mixed.pth", "new.safetensors"]
+    refused = CliRunner().invoke(cli, [*words, "--strip-prefix", "net"])
+
+    assert (refused.exit_code, "has the prefix" in refused.stderr) == (1, True)
+    with pytest.raises(MigrationRefused, match="has not"):
+        ckptool.migrate("mixed.pth", "new.safetensors", strip_prefix="net")
+    assert r"--rename '^net\.='" in refused.stderr
+    assert CliRunner().invoke(cli, [*words, "--rename", r"^net\.="]).exit_code == 0
+    assert CliRunner().invoke(cli, [*words, "--strip-prefix", "net", "--include", "net.*", "--force"]).exit_code == 0
+    assert ckptool.load("new.safetensors").keys() == {"a"}
