@@ -30,12 +30,12 @@ CASTABLE: Final = FLOATS | _FP8
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 _OF_TORCH: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
-_WORDS: Final = frozenset({"int16", "int32", "uint16", "uint32", "int64"})
+_WORDS: Final = frozenset({"int16", "int32", "uint16", "uint32", "int64", "uint64"})
 """Types that indices have, too."""
 TYPES: Final = _FP8 | _OF_TORCH | _WORDS | {"int8", "uint8", "float4_e2m1fn_x2"}
 """The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
 _BESIDE: Final = re.compile(
-    r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
+    r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|zp|weight_(shape|format)", re.DOTALL
 )
 """The last component of the names of what a quantised weight needs."""
 _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
@@ -51,10 +51,10 @@ _DEPTH: Final = 3
 _HEAD_NBYTES: Final = 1 << 12
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _WEIGHT: Final = re.compile(
-    r"(?!.*(mask|orig|sample|class|edge|loss)).*(weight|packed|W_q|qvalue|qdata).*|[qwW]", re.DOTALL
+    r"(?!.*(mask|orig|sample|class|edge|loss)).*(weight|packed|W_q|qvalue|qdata|_q$).*|[qwW]\w?", re.DOTALL
 )
 """Names of what holds values where no layout is known, and a float that is no bias is beside it."""
-_VALUES: Final = re.compile(r"kernel|.*(codes|blocks)", re.DOTALL)
+_VALUES: Final = re.compile(r"kernel|values|table|.*(codes|blocks)", re.DOTALL)
 """The same where what is beside has the name of a scale, or fits."""
 _CODES: Final = re.compile(r"(labels?|codes?|ind(ex|ices)|idxs?|assign(ment)?s?|clusters?)\Z")
 _BOOK: Final = re.compile(r"codebooks?|code_?words?|centroids?|cent(er|re)s|palette|lut|lookup|levels")
@@ -64,9 +64,9 @@ _INDEX: Final = re.compile(
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
-_PARAMETER: Final = re.compile(r"bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
+_PARAMETER: Final = re.compile(r"(?<!scale_)bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
 """The same in names of what a net has itself."""
-_OF_ALL: Final = re.compile(r"(?!.*(scaler|loss|grad|logit|image|lr))(\w+\.)?([a-z]+_)*scales?")
+_OF_ALL: Final = re.compile(r"(?!.*(scaler|loss|grad|logit|image|lr|arg|conf|param|opt))(\w+\.)?([a-z]+_)*scales?")
 """Names of one scale for a whole net."""
 _OF_NAME: Final = re.compile(
     r"(_(w|q|s|inv|de|zero|point|zp|amax|min|max|bits|step|delta|factor|scal[a-z]*|quant[a-z]*))+\Z"
@@ -75,11 +75,8 @@ _OF_NAME: Final = re.compile(
 _NO_VALUES: Final = re.compile(r"mask|sample|class|edge|loss|type|token|target|label|index|indices|count")
 _TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
 """Bits of the numbers in tables, by the bytes that they have."""
-_OF_NET: Final = re.compile(
-    r"bias|norm|gamma|beta|token|embed|pos|_g\Z|original|(^|\.)D\Z|dt_|temperature|mean|std|var\Z"
-)
+_OF_NET: Final = re.compile(r"norm|gamma|beta|token|embed|pos|_g\Z|original|(^|\.)D\Z|dt_|temperature|mean|std|var\Z")
 """In names of floats that are no scales of the matrix that they fit."""
-_NO_SCALE: Final = ("bias", "norm")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -215,7 +212,7 @@ def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
             found[path] = number
         elif id(node) not in seen and len(path) < _LONGEST_PATH:
             seen.add(id(node))
-            pairs = node.items() if isinstance(node, dict) else nodes.mapping_pairs(node) or ()
+            pairs = node.items() if isinstance(node, dict) else nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
             todo += [(f"{path}.{key}".lstrip("."), one) for key, one in pairs if isinstance(key, str | int)]
     return found
 
@@ -307,7 +304,11 @@ def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, bel
 def _near(name: str, below: _Below) -> list[str]:
     """Return the names of what is in one module with a tensor, and is no bias; none if that is more than a layer."""
     there = [*below.get(name, ()), *below[name.rpartition(".")[0]]]
-    return [one for one in there if one != name and not one.endswith(_NO_SCALE)] if len(there) <= _LONGEST else []
+    return [one for one in there if one != name and not _is_no_scale(one)] if len(there) <= _LONGEST else []
+
+
+def _is_no_scale(name: str) -> bool:
+    return name.endswith(("bias", "norm")) and not name.endswith("scale_bias")
 
 
 def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str, list[str]], list[str]]:
@@ -337,26 +338,37 @@ def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str
 
 
 def _apart(rest: _Tensors, names: Iterable[str], homes: _Names) -> dict[str, list[str]]:
-    """Return the numbers of other dicts that have the name of a weight, or that of its module, with more behind it."""
+    """
+    Return the numbers of other dicts that have the name of a weight, or of its module, with more behind it perhaps.
+
+    Another dict has another key; or the name of scales, where keys are parts of the names of all tensors.
+    """
+    own = {name: name.removeprefix(f"{homes.get(name, '')}.") for name in rest}
     owners: dict[str, list[str]] = {}
     for name in rest:
-        mine = name.removeprefix(f"{homes.get(name, '')}.")
-        for one in {mine, mine.rpartition(".")[0] or mine}:
-            owners.setdefault(one, []).append(name)
+        parts = name.split(".")
+        ends = {".".join(parts[start:]) for start in range(_DEPTH if len(parts) > _DEPTH else 2)} | {own[name]}
+        for text in ends | {one.rpartition(".")[0] for one in ends}:
+            owners.setdefault(text, []).append(name)
     found: dict[str, list[str]] = {}
     for name in names if owners else ():
-        parts = name.split(".")
-        ends = (
-            len(parts),
-            len(parts) - (_SCALE.search(parts[-1]) is not None or _OF_NAME.match(f"_{parts[-1]}") is not None),
-        )
-        texts = (".".join(parts[start:end]) for start in range(1, min(len(parts), _DEPTH + 1)) for end in ends)
-        of = {one for text in texts for key in (text, _OF_NAME.sub("", text)) for one in owners.get(key, ())}
+        *heads, last = parts = name.split(".")
+        home, of = homes.get(name), set[str]()
         if _OF_ALL.fullmatch(name):
-            of |= {one for one, info in rest.items() if info.dtype.name not in _WORDS}
+            of |= {one for one in rest if rest[one].dtype.name not in _WORDS and (not heads or homes.get(one) != home)}
+        if _BOOK.fullmatch(name):
+            of |= {one for one in rest if _CODES.search(one)}
+        is_behind = _SCALE.search(last) or _OF_NAME.fullmatch(f"_{last}")
+        for start in range(1, min(len(parts), _DEPTH + 1)):
+            is_told = any(_SCALE.search(one) or _BOOK.search(one) or "zero" in one for one in heads[:start])
+            whole = {".".join(parts[start:]), *([".".join(heads[start:])] if is_behind else [])}
+            for text in (whole | {_OF_NAME.sub("", one) for one in whole}) - {""}:
+                for one in owners.get(text, ()):
+                    is_own = homes.get(one) != home and text in (own[one], own[one].rpartition(".")[0])
+                    if is_told or is_own:
+                        of.add(one)
         for one in of:
-            if homes.get(one) != homes.get(name) or len(parts) == 1:
-                found.setdefault(one, []).append(name)
+            found.setdefault(one, []).append(name)
     return found
 
 
@@ -380,6 +392,7 @@ def _of_other_names(
         (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
         near = [one for one in _near(name, below) if tensors[one].dtype.name in FLOATS | _POWERS]
         books = [one for one in near if _CODES.search(last) and _BOOK.search(one.rpartition(".")[2])]
+        books += [one for one in apart.get(name, ()) if _BOOK.search(one)]
         if books and dtype not in _FP8 and _are_places(name, info, tensors[books[0]]):
             kind = f"codes with a code book ({dtype})"
             yield _Weight(name, name, kind, kind, needs=tuple(books))
@@ -410,10 +423,11 @@ def _of_other_names(
 def _fitting(name: str, tensors: _Tensors, below: _Below, apart: _Below) -> list[str]:
     """Return the floats in the module of a matrix that are one for it all, for a row, a column or a block."""
     info, more = tensors[name], apart.get(name, [])
-    types = FLOATS | _POWERS if info.dtype.name in _FP8 else FLOATS
+    types = FLOATS | _POWERS if info.dtype.name in _FP8 else CASTABLE
     near = [one for one in _near(name, below) if not (_OF_NET.search(one.rpartition(".")[2]) or _PARAMETER.search(one))]
     found = [one for one in (*near, *more) if tensors[one].dtype.name in types and tensors[one].numel < info.numel]
-    return [one for one in found if tensors[one].storage is None or _grain(info.shape, tensors[one].shape)]
+    is_number = {one for one in more if tensors[one].storage is None or _OF_ALL.fullmatch(one)}
+    return [one for one in found if one in is_number or _grain(info.shape, tensors[one].shape)]
 
 
 def _first(name: str, info: TensorInfo) -> list[int]:
@@ -431,9 +445,10 @@ def _is_table(first: list[int], info: TensorInfo) -> bool:
 
 
 def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
-    """Say whether integers are places in a code book: of numbers, or a matrix of those of its rows."""
-    first = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else []
-    return bool(first) and min(first) >= 0 and max(first) < max(book.shape, default=0)
+    """Say whether integers, of 4 bits perhaps, are places in a code book: of numbers, or of rows for a matrix of them."""
+    first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
+    is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(first, info)
+    return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
 
 
 def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below) -> Iterator[_Weight]:
@@ -632,7 +647,7 @@ RULES: Final = (
     _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
     _Rule("packed", "", _U8 | _F4, ("_scale_inv", "_scale", "_scales"), _packed),
-    _Rule("integers", "", _I8, ("_scale_inv", "_scale", "_scales"), _plain),
+    _Rule("integers", "", _ANY, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
 _ALONE: Final = (

@@ -124,7 +124,7 @@ def load(
                 cast = ((one, cast_of(one, cast_to)) for one in chosen.tensors.values())
                 head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
                 others = {head + chosen.old_names[name] for name in chosen.others}
-                refuse_broken_quantized(checkpoint, cast, others, warns=cast_to is None)
+                refuse_broken_quantized(checkpoint, cast, others, cast_to, warns=cast_to is None)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -163,6 +163,7 @@ def refuse_broken_quantized(
     checkpoint: Checkpoint,
     left: Iterable[tuple[LazyTensor, torch.dtype | None]],
     others: Collection[str] = (),
+    dtype: torch.dtype | None = None,
     *,
     warns: bool = False,
 ) -> None:
@@ -170,13 +171,17 @@ def refuse_broken_quantized(
     Raise UnsupportedFeature where quantised weights would be cast, or left without their scales.
 
     ``left`` are the tensors that are taken, each with the type of what takes it; None if that is its own. ``others``
-    are the paths of what is taken that is no tensor. If it ``warns``, it is only logged.
+    are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
+    only logged.
     """
     found = quantization_of(checkpoint)
     if found is None:
         return
-    types = {one.name: str(dtype or one.dtype).removeprefix("torch.") for one, dtype in left}
-    wrong = found.damage({name: found.types.get(name, "") for name, _ in found.within(others)} | types)
+    types = {one.name: str(cast or one.dtype).removeprefix("torch.") for one, cast in left}
+    for name in (name for name, _ in found.within(others) if name not in types):
+        one = checkpoint.tensors.get(name)
+        types[name] = str(cast_of(one, dtype) or one.dtype).removeprefix("torch.") if one is not None else ""
+    wrong = found.damage(types)
     if wrong is not None and warns:
         logger.warning("%s: %s", checkpoint.path, show(wrong))
     elif wrong is not None:

@@ -110,6 +110,7 @@ def quantization_of(
     has_small = any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values())
     texts = [(f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items()]
     numbers = numbers_in([*checkpoint.extras, *texts]) if has_small else {}
+    numbers |= {name: one.info for name, one in checkpoint.attributes.items() if has_small and name not in infos}
     homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()} if has_small else {}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
