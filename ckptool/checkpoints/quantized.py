@@ -8,6 +8,7 @@ holds the values, and the name of a scale that has to be beside it, of a type an
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -42,7 +43,7 @@ _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" f
 _LONGEST: Final = 256
 """Of what the names of several weights of one module differ by."""
 _MOST: Final = 32
-"""Weights that a scale elsewhere is said to be of, and components of names that are looked at for that."""
+"""Weights that a scale elsewhere is said to be of, and characters of a number in a text."""
 _MOST_DICTS: Final = 1 << 16
 _LONGEST_PATH: Final = 1 << 10
 _NUMBER: Final = TensorInfo(BY_NAME["float64"], (), (), 0, None, "cpu")
@@ -66,8 +67,12 @@ _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
 _PARAMETER: Final = re.compile(r"(?<!scale_)bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
 """The same in names of what a net has itself."""
-_OF_ALL: Final = re.compile(r"(?!.*(scaler|loss|grad|logit|image|lr|arg|conf|param|opt))(\w+\.)?([a-z]+_)*scales?")
-"""Names of one scale for a whole net."""
+_OF_ALL: Final = re.compile(
+    r"(code_?books?|centroids?)|(?!.*(scaler|loss|grad|logit|image|lr|arg|conf|param|opt))(\w+\.)?([a-z]+_)*scales?"
+)
+"""Names of one scale, or code book, for a whole net."""
+_TOLD: Final = re.compile(rf"{_SCALE.pattern}|zero|{_BOOK.pattern}")
+"""In names of dicts of scales and code books."""
 _OF_NAME: Final = re.compile(
     r"(_(w|q|s|inv|de|zero|point|zp|amax|min|max|bits|step|delta|factor|scal[a-z]*|quant[a-z]*))+\Z"
 )
@@ -77,6 +82,7 @@ _TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
 """Bits of the numbers in tables, by the bytes that they have."""
 _OF_NET: Final = re.compile(r"norm|gamma|beta|token|embed|pos|_g\Z|original|(^|\.)D\Z|dt_|temperature|mean|std|var\Z")
 """In names of floats that are no scales of the matrix that they fit."""
+_NO_SCALE: Final = re.compile(r"(?<!scale_)bias\Z|norm\Z")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -264,8 +270,8 @@ def find(
     scales = [name for name in scales if name in own or _OF_ALL.fullmatch(name)]
     rest = {name: info for name, info in rest.items() if name not in found}
     apart = _apart(rest, [name for name in tensors if rest and (name in floats or name in numbers)], homes)
-    unknown = _of_other_names(tensors, rest, scales, below, apart, bool(found), is_part=is_part)
-    unknown = {one.name: one for one in unknown}
+    others = _of_other_names(tensors, rest, scales, below, apart, bool(found), is_part=is_part)
+    unknown = {one.name: one for one in others}
     if said and not found and not unknown:
         found = {one.name: one for one in _of_settings(rest, said, floats, below)}
     found |= unknown
@@ -303,12 +309,9 @@ def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, bel
 
 def _near(name: str, below: _Below) -> list[str]:
     """Return the names of what is in one module with a tensor, and is no bias; none if that is more than a layer."""
-    there = [*below.get(name, ()), *below[name.rpartition(".")[0]]]
-    return [one for one in there if one != name and not _is_no_scale(one)] if len(there) <= _LONGEST else []
-
-
-def _is_no_scale(name: str) -> bool:
-    return name.endswith(("bias", "norm")) and not name.endswith("scale_bias")
+    inside, there = below.get(name, []), below[name.rpartition(".")[0]]
+    is_layer = len(inside) + len(there) <= _LONGEST
+    return [one for one in (*inside, *there) if one != name and not _NO_SCALE.search(one)] if is_layer else []
 
 
 def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str, list[str]], list[str]]:
@@ -321,7 +324,7 @@ def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str
     for one in weights.values():
         alone[one.module] = None if one.module in alone else one
     belongs = {name: [need for need in one.needs if need not in weights] for name, one in weights.items()}
-    needed = {name for needs in belongs.values() for name in needs}
+    needed = dict.fromkeys(name for needs in belongs.values() for name in needs)
     found = list(needed)
     for name in (name for name in tensors if weights and name not in weights and name not in needed):
         head, _, last = name.rpartition(".")
@@ -343,30 +346,31 @@ def _apart(rest: _Tensors, names: Iterable[str], homes: _Names) -> dict[str, lis
 
     Another dict has another key; or the name of scales, where keys are parts of the names of all tensors.
     """
-    own = {name: name.removeprefix(f"{homes.get(name, '')}.") for name in rest}
-    owners: dict[str, list[str]] = {}
+    owners: dict[tuple[str, bool], list[str]] = {}
     for name in rest:
         parts = name.split(".")
-        ends = {".".join(parts[start:]) for start in range(_DEPTH if len(parts) > _DEPTH else 2)} | {own[name]}
-        for text in ends | {one.rpartition(".")[0] for one in ends}:
-            owners.setdefault(text, []).append(name)
+        ends = [".".join(parts[start:]) for start in range(_DEPTH if len(parts) > _DEPTH else 2)]
+        for is_told, texts in ((False, [name.removeprefix(f"{homes.get(name, '')}.")]), (True, ends)):
+            for text in {*texts, *(one.rpartition(".")[0] for one in texts)}:
+                owners.setdefault((text, is_told), []).append(name)
     found: dict[str, list[str]] = {}
+    at_home, of_all = {homes.get(name) for name in rest}, 0
     for name in names if owners else ():
         *heads, last = parts = name.split(".")
-        home, of = homes.get(name), set[str]()
-        if _OF_ALL.fullmatch(name):
-            of |= {one for one in rest if rest[one].dtype.name not in _WORDS and (not heads or homes.get(one) != home)}
-        if _BOOK.fullmatch(name):
-            of |= {one for one in rest if _CODES.search(one)}
+        home, is_book = homes.get(name), _BOOK.search(name) is not None
+        if at_home == {home} and heads and not _TOLD.search(name):
+            continue
+        of: set[str] = set()
+        if _OF_ALL.fullmatch(name) and (of_all := of_all + 1) <= _MOST:
+            apart = (one for one in rest if not heads or homes.get(one) != home)
+            of |= {one for one in apart if (_CODES.search(one) if is_book else rest[one].dtype.name not in _WORDS)}
         is_behind = _SCALE.search(last) or _OF_NAME.fullmatch(f"_{last}")
         for start in range(1, min(len(parts), _DEPTH + 1)):
-            is_told = any(_SCALE.search(one) or _BOOK.search(one) or "zero" in one for one in heads[:start])
+            is_told = any(map(_TOLD.search, heads[:start]))
             whole = {".".join(parts[start:]), *([".".join(heads[start:])] if is_behind else [])}
             for text in (whole | {_OF_NAME.sub("", one) for one in whole}) - {""}:
-                for one in owners.get(text, ()):
-                    is_own = homes.get(one) != home and text in (own[one], own[one].rpartition(".")[0])
-                    if is_told or is_own:
-                        of.add(one)
+                of |= {*owners.get((text, True), ())[:_MOST]} if is_told else set()
+                of |= {one for one in owners.get((text, False), ())[:_MOST] if homes.get(one) != home}
         for one in of:
             found.setdefault(one, []).append(name)
     return found
@@ -385,7 +389,6 @@ def _of_other_names(
     """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
-    always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
     fitting = {name: _fitting(name, tensors, below, apart) for name, info in rest.items() if len(info.shape) > 1}
     fp8 = [bool(fitting[name]) for name in fitting if rest[name].dtype.name in _FP8]
     for name, info in rest.items():
@@ -401,12 +404,12 @@ def _of_other_names(
             continue
         fits = fitting.get(name, [])
         if dtype in _FP8 | _OF_TORCH:
+            where = "under other names" if scales or fits else "in another file"
             kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
-            if dtype in always and (scales or is_part) and not (is_flat and is_some):
-                yield _Weight(name, name, kind, kind, dtype not in _FP8)
-            elif fits and 2 * sum(fp8) >= len(fp8):  # a few of a net of 8 bits may have a parameter that fits
-                kind = f"FP8{_KINDS[dtype]}, with scales under other names"
-                yield _Weight(name, name, kind, kind, False, tuple(fits))
+            is_near = bool(scales) or (is_part and dtype in _FP8)
+            # In a net of 8 bits without scales, a few of the matrices may have a parameter beside them that fits.
+            if (is_near and not (is_flat and is_some)) or (fits and dtype in _FP8 and 2 * sum(fp8) >= len(fp8)):
+                yield _Weight(name, name, kind, kind, dtype not in _FP8, tuple(fits))
             continue
         is_weight = _WEIGHT.fullmatch(last) is not None
         there = _near(name, below) if is_weight else fits
@@ -426,7 +429,9 @@ def _fitting(name: str, tensors: _Tensors, below: _Below, apart: _Below) -> list
     types = FLOATS | _POWERS if info.dtype.name in _FP8 else CASTABLE
     near = [one for one in _near(name, below) if not (_OF_NET.search(one.rpartition(".")[2]) or _PARAMETER.search(one))]
     found = [one for one in (*near, *more) if tensors[one].dtype.name in types and tensors[one].numel < info.numel]
-    is_number = {one for one in more if tensors[one].storage is None or _OF_ALL.fullmatch(one)}
+    is_number = {
+        one for one in more if tensors[one].storage is None or (_OF_ALL.fullmatch(one) and not _BOOK.search(one))
+    }
     return [one for one in found if one in is_number or _grain(info.shape, tensors[one].shape)]
 
 
@@ -445,7 +450,7 @@ def _is_table(first: list[int], info: TensorInfo) -> bool:
 
 
 def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
-    """Say whether integers, of 4 bits perhaps, are places in a code book: of numbers, or of rows for a matrix of them."""
+    """Say whether integers, perhaps of 4 bits, are places in a code book: of numbers, or of rows for a matrix."""
     first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
     is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(first, info)
     return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
@@ -466,21 +471,19 @@ def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below
 
 
 def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
-    """Add scales to the weights that are nearest to them by name, or to all; return them."""
-    under: dict[str, list[str]] = {}
-    for weight in belongs:
-        for prefix in _prefixes(weight):
-            under.setdefault(prefix, []).append(weight)
+    """Add scales to the weights whose names begin most like theirs, or to all; return them."""
+    weights = sorted(belongs)
     for scale in scales:
-        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_MOST]:
-            belongs[name].append(scale)
+        at = bisect(weights, scale)
+        alike, near = max((_alike(one, scale), one) for one in weights[max(at - 1, 0) : at + 1])
+        for one in [near] if alike else weights[:_MOST]:
+            belongs[one].append(scale)
     return scales
 
 
-def _prefixes(name: str) -> list[str]:
-    """Return a name and what it is under, the nearest first, then the same without its first component, and nothing."""
-    parts = [whole.split(".")[:_MOST] for whole in (name, name.partition(".")[2])]
-    return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
+def _alike(one: str, other: str) -> int:
+    """Return how many characters two names have in common at their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _without_scale(rest: _Tensors, weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
