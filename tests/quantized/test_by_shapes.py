@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import ckptool
-from ckptool import UnsupportedFeature
+from ckptool import MigrationRefused, UnsupportedFeature
 from tests.quantized.layouts import bits, fp8
 from tests.quantized.test_known import said
 from tests.quantized.test_numbers import codes
@@ -114,5 +117,72 @@ def test_a_scale_of_several_weights_is_that_of_each(tmp_path: Path) -> None:
     state = {f"{one}_weight": codes(8, 8) for one in "qkv"} | {"step": torch.tensor(0.1)}
     torch.save({"attn": state}, tmp_path / "m.pth")
     for one in "qkv":
-        with pytest.raises(ckptool.MigrationRefused, match=rf"{one}_weight without attn\.step"):
+        with pytest.raises(MigrationRefused, match=rf"{one}_weight without attn\.step"):
             ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", include=[f"{one}_weight"], form="state_dict")
+
+
+@pytest.mark.parametrize(
+    ("values", "scales"),
+    [("ckpt.model.a.w", "ckpt.scales.a.w"), ("weights.a.w", "zeros.a.w"), ("m.state.a.w", "m.quant.a.w_scale")],
+)
+def test_dicts_that_are_parts_of_names(values: str, scales: str, tmp_path: Path) -> None:
+    save_file({values: codes(8, 16), scales: torch.full((8,), 0.1)}, tmp_path / "m.safetensors")
+
+    refuses(tmp_path / "m.safetensors", scales, "integers", tmp_path)
+
+
+@pytest.mark.parametrize("values", ["int8", "uint8", "fp8"])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_scales_of_all_weights(shape: tuple[int, ...], values: str, tmp_path: Path) -> None:
+    made = {"int8": codes(8, 16), "uint8": bits(8, 16, dtype=torch.uint8), "fp8": fp8(8, 16)}[values]
+    model = {"a.weight": made, "b.weight": made.clone()}
+    for whole in (
+        {"model": model, "scale": torch.ones(shape)},
+        {"ckpt": {"model": model, "scales": torch.ones(shape)}},
+    ):
+        torch.save(whole, tmp_path / "m.pth")
+
+        if "scale" in whole:  # elsewhere, a number alone is not cast
+            with pytest.raises(MigrationRefused, match="a cast breaks"):
+                ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
+        with pytest.raises(MigrationRefused, match=r"2 quantised weights .* lose what scales them"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict")
+
+
+@pytest.mark.parametrize(("code", "book"), [("codes", "codebooks"), ("labels", "centroids"), ("idx", "lut")])
+def test_code_books_in_another_dict(code: str, book: str, tmp_path: Path) -> None:
+    places = bits(8, 16, dtype=torch.uint8)
+    torch.save({code: {"a": places % 16}, book: {"a": torch.rand(16)}}, tmp_path / "m.pth")
+    with pytest.raises(MigrationRefused, match="codes with a code book"):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
+    torch.save({f"a.{code}": places, f"a.{book}": torch.rand(8, 16)}, tmp_path / "m.pth")  # two in a byte
+    with pytest.raises(UnsupportedFeature, match=r"codes with a code book|AQLM"):
+        ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("make", [tuple, list, lambda pair: {"q": pair[0], "s": pair[1]}])
+def test_a_weight_and_its_scale_in_one_entry(make: Callable[[Any], Any], tmp_path: Path) -> None:
+    pair = make((codes(8, 16), torch.full((8,), 0.1)))
+    torch.save({"model": {"a.weight": pair, "a.bias": torch.ones(8)}, "epoch": 1}, tmp_path / "m.pth")
+
+    with pytest.raises(UnsupportedFeature, match="a cast breaks"):
+        ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
+
+
+class Tied(nn.Module):
+    """A layer whose scale is no part of its ``state_dict()``."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", torch.full((8,), 0.1), persistent=False)
+
+
+@pytest.mark.parametrize("values", ["int8", "int32", "fp8"])
+def test_scales_that_no_state_dict_has(values: str, tmp_path: Path) -> None:
+    weight = {"int8": codes(8, 16), "int32": codes(8, 16, dtype=torch.int32), "fp8": fp8(8, 16)}[values]
+    torch.save(Tied(weight), tmp_path / "m.pth")
+
+    with pytest.raises(MigrationRefused, match=r"1 quantised weight .* weight without scale"):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict")
+    ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", keep_calls=True)
