@@ -227,7 +227,7 @@ def _number(node: Inert, depth: int = _DEPTH) -> TensorInfo | None:
     if isinstance(node, list | tuple):
         first = _number(node[0], depth - 1) if node and depth else None
         return first._replace(shape=(len(node), *first.shape)) if first is not None else None
-    array = numpy_array(node)
+    array = numpy_array(node, lambda _: None)
     if array is not None:
         return _NUMBER._replace(dtype=BY_NAME[array.dtype], shape=array.shape) if array.dtype in BY_NAME else None
     value = (numpy_scalar(node) or ("", node))[1]

@@ -118,13 +118,8 @@ def load(
             if verify:
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
-            if not break_quantized and (
-                cast_to or any(one.info.dtype.name in TYPES for one in chosen.tensors.values())
-            ):
-                cast = ((one, cast_of(one, cast_to)) for one in chosen.tensors.values())
-                head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
-                others = {head + chosen.old_names[name] for name in chosen.others}
-                refuse_broken_quantized(checkpoint, cast, others, cast_to, warns=cast_to is None)
+            if not break_quantized:
+                _check_quantized(checkpoint, chosen, cast_to)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -157,6 +152,16 @@ def predict_memory(
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
+
+
+def _check_quantized(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> None:
+    """Refuse a cast that breaks quantised weights; without a cast, warn of those whose scales are not taken."""
+    tensors = chosen.tensors.values()
+    if dtype is not None or any(one.info.dtype.name in TYPES for one in tensors):
+        head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
+        others = {head + chosen.old_names[name] for name in chosen.others}
+        left = ((one, cast_of(one, dtype)) for one in tensors)
+        refuse_broken_quantized(checkpoint, left, others, dtype, warns=dtype is None)
 
 
 def refuse_broken_quantized(

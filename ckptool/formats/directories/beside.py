@@ -24,6 +24,7 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import Source, SourceInFolder
+from ckptool.tensors.tensor import TensorInfo
 
 _JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
@@ -107,11 +108,12 @@ def quantization_of(
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
     infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
-    has_small = any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values())
-    texts = [(f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items()]
-    numbers = numbers_in([*checkpoint.extras, *texts]) if has_small else {}
-    numbers |= {name: one.info for name, one in checkpoint.attributes.items() if has_small and name not in infos}
-    homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()} if has_small else {}
+    numbers, homes = dict[str, TensorInfo](), dict[str, str]()
+    if any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values()):
+        texts = ((f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items())
+        numbers = numbers_in([*checkpoint.extras, *texts])
+        numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
+        homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
     if names is not None:
