@@ -358,7 +358,7 @@ def _apart(rest: _Tensors, names: Iterable[str], homes: _Names) -> dict[str, lis
     for name in names if owners else ():
         *heads, last = parts = name.split(".")
         home, is_book = homes.get(name), _BOOK.search(name) is not None
-        if at_home == {home} and heads and not _TOLD.search(name):
+        if len(name) > _LONGEST_PATH or (at_home == {home} and heads and not _TOLD.search(name)):
             continue
         of: set[str] = set()
         if _OF_ALL.fullmatch(name) and (of_all := of_all + 1) <= _MOST:
