@@ -8,8 +8,9 @@ holds the values, and the name of a scale that has to be beside it, of a type an
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
@@ -17,6 +18,10 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.checkpoints.companions import PartOf
 from ckptool.errors import Failure
 from ckptool.messages import counted, show, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
+from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -26,35 +31,58 @@ CASTABLE: Final = FLOATS | _FP8
 _POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
 """Types of scales that are powers of two."""
 _OF_TORCH: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
-_WORDS: Final = frozenset({"int16", "int32", "uint16", "uint32", "int64"})
-"""Types that indices have, too: the values of int64 are those of layouts that are known, or that settings speak of."""
+_WORDS: Final = frozenset({"int16", "int32", "uint16", "uint32", "int64", "uint64"})
+"""Types that indices have, too."""
 TYPES: Final = _FP8 | _OF_TORCH | _WORDS | {"int8", "uint8", "float4_e2m1fn_x2"}
 """The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
 _BESIDE: Final = re.compile(
-    r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|weight_(shape|format)", re.DOTALL
+    r".*(scal|amax|absmax|zero|shift|quant|g_idx|smooth|codebook).*|SCB|biases|perm|zp|weight_(shape|format)", re.DOTALL
 )
 """The last component of the names of what a quantised weight needs."""
 _KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
 _LONGEST: Final = 256
 """Of what the names of several weights of one module differ by."""
 _MOST: Final = 32
-"""Weights that a scale elsewhere is said to be of, and components of names that are looked at for that."""
+"""Weights that a scale elsewhere is said to be of, and characters of a number in a text."""
+_MOST_DICTS: Final = 1 << 16
+_LONGEST_PATH: Final = 1 << 10
+_NUMBER: Final = TensorInfo(BY_NAME["float64"], (), (), 0, None, "cpu")
+_DEPTH: Final = 3
+"""Of lists of numbers, and of what names in another dict have in front."""
 _HEAD_NBYTES: Final = 1 << 12
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _WEIGHT: Final = re.compile(
-    r"(?!.*(mask|orig|sample|class|edge|loss)).*(weight|packed|W_q|qvalue|qdata).*|[qwW]", re.DOTALL
+    r"(?!.*(mask|orig|sample|class|edge|loss)).*(weight|packed|W_q|qvalue|qdata|_q$).*|[qwW]\w?", re.DOTALL
 )
 """Names of what holds values where no layout is known, and a float that is no bias is beside it."""
-_VALUES: Final = re.compile(r"kernel|.*(codes|blocks)", re.DOTALL)
-"""The same for types that only numbers have, where what is beside has the name of a scale."""
+_VALUES: Final = re.compile(r"kernel|values|table|.*(codes|blocks)", re.DOTALL)
+"""The same where what is beside has the name of a scale, or fits."""
+_CODES: Final = re.compile(r"(labels?|codes?|ind(ex|ices)|idxs?|assign(ment)?s?|clusters?)\Z")
+_BOOK: Final = re.compile(r"codebooks?|code_?words?|centroids?|cent(er|re)s|palette|lut|lookup|levels")
+"""Names of places in a code book, and of the book."""
 _INDEX: Final = re.compile(
     r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?)\Z", re.IGNORECASE
 )
 _SCALE: Final = re.compile(r"scal(?!ar)|amax|quant")
 """In names of scales of layouts that are not known."""
-_PARAMETER: Final = re.compile(r"bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
+_PARAMETER: Final = re.compile(r"(?<!scale_)bias\Z|(logit|layer|res)_?scale|scale_shift_table|norm[^.]*\.scale\Z")
 """The same in names of what a net has itself."""
-_NO_SCALE: Final = ("bias", "norm")
+_OF_ALL: Final = re.compile(
+    r"(code_?books?|centroids?)|(?!.*(scaler|loss|grad|logit|image|lr|arg|conf|param|opt))(\w+\.)?([a-z]+_)*scales?"
+)
+"""Names of one scale, or code book, for a whole net."""
+_TOLD: Final = re.compile(rf"{_SCALE.pattern}|zero|{_BOOK.pattern}")
+"""In names of dicts of scales and code books."""
+_OF_NAME: Final = re.compile(
+    r"(_(w|q|s|inv|de|zero|point|zp|amax|min|max|bits|step|delta|factor|scal[a-z]*|quant[a-z]*))+\Z"
+)
+"""What names of scales have behind that of their weight."""
+_NO_VALUES: Final = re.compile(r"mask|sample|class|edge|loss|type|token|target|label|index|indices|count")
+_TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
+"""Bits of the numbers in tables, by the bytes that they have."""
+_OF_NET: Final = re.compile(r"norm|gamma|beta|token|embed|pos|_g\Z|original|(^|\.)D\Z|dt_|temperature|mean|std|var\Z")
+"""In names of floats that are no scales of the matrix that they fit."""
+_NO_SCALE: Final = re.compile(r"(?<!scale_)bias\Z|norm\Z")
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
     "if this is meant, say so with `break_quantized=True`."
@@ -111,6 +139,19 @@ class Quantization(NamedTuple):
         """The schemes alone."""
         return "; ".join(scheme.name for scheme in self.schemes)
 
+    @property
+    def numbers(self) -> set[str]:
+        """The paths of scales that are no tensors."""
+        return {one for others in self.belongs.values() for one in others} - self.types.keys()
+
+    def within(self, entries: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield all of it that is in some entries, or in what they hold: its path, and that of the entry."""
+        for name in {*self.types, *self.numbers}:
+            ends = (*(at for at, one in enumerate(name) if one == "."), len(name))
+            entry = next((name[:end] for end in ends if name[:end] in entries), None)
+            if entry is not None:
+                yield name, entry
+
     def damage(self, left: Mapping[str, str]) -> str | None:
         """Return what is wrong with a result, of which ``left`` has the tensors by name, and their types."""
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
@@ -165,15 +206,56 @@ class _Weight(NamedTuple):
         return self.stem[:-1] if self.stem.endswith(".") else self.stem.rpartition(".")[0]
 
 
+def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
+    """Return the numbers, and lists of them, among what is no tensor, as tensors without bytes: some may be scales."""
+    found: dict[str, TensorInfo] = {}
+    seen: set[int] = set()
+    todo = list(extras)
+    while todo and len(seen) < _MOST_DICTS:
+        path, node = todo.pop()
+        number = _number(node)
+        if number is not None:
+            found[path] = number
+        elif id(node) not in seen and len(path) < _LONGEST_PATH:
+            seen.add(id(node))
+            pairs = node.items() if isinstance(node, dict) else nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
+            todo += [(f"{path}.{key}".lstrip("."), one) for key, one in pairs if isinstance(key, str | int)]
+    return found
+
+
+def _number(node: Inert, depth: int = _DEPTH) -> TensorInfo | None:
+    if isinstance(node, list | tuple):
+        first = _number(node[0], depth - 1) if node and depth else None
+        return first._replace(shape=(len(node), *first.shape)) if first is not None else None
+    array = numpy_array(node, lambda _: None)
+    if array is not None:
+        return _NUMBER._replace(dtype=BY_NAME[array.dtype], shape=array.shape) if array.dtype in BY_NAME else None
+    value = (numpy_scalar(node) or ("", node))[1]
+    if isinstance(value, str) and len(value) < _MOST:  # in the metadata of a safetensors file
+        with suppress(ValueError):
+            value = float(value)
+    kind = {float: "float64", int: "int64"}.get(type(value))
+    return _NUMBER._replace(dtype=BY_NAME[kind]) if kind else None
+
+
 def find(
-    tensors: _Tensors, settings: Callable[[], Settings | None], classes: _Names, *, is_part: bool
+    tensors: _Tensors,
+    numbers: _Tensors,
+    homes: _Names,
+    settings: Callable[[], Settings | None],
+    classes: _Names,
+    *,
+    is_part: bool,
 ) -> Quantization | None:
     """
     Return what is quantised among tensors; ``settings`` are asked for where some have the types of such values.
 
-    ``classes`` are those of the modules of a whole model. If ``is_part``, other files may have what is not here.
+    ``numbers`` are those that are no tensors, and may be scales. ``homes`` are the keys of the state dicts of the
+    tensors, ``classes`` those of the modules of a whole model. If ``is_part``, other files may have what is not here.
     """
+    own = tensors.keys()
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape}
+    tensors = {**numbers, **tensors} if small else tensors
     known = ((name, info.subclass or (classes.get(name) if name in small else None)) for name, info in tensors.items())
     of_class = [_Weight(name, name, cls, _of(cls)) for name, cls in known if cls and cls.startswith(_LIBRARIES)]
     said = settings() if any(_may_be_values(name, info) for name, info in small.items()) else None
@@ -185,8 +267,11 @@ def find(
     found |= {one.name: one for one in _without_scale(rest, list(found.values()), said)}
     floats = {name for name, info in tensors.items() if rest and info.dtype.name in FLOATS | _POWERS}
     scales = [name for name in tensors if name in floats and _SCALE.search(name) and not _PARAMETER.search(name)]
+    scales = [name for name in scales if name in own or _OF_ALL.fullmatch(name)]
     rest = {name: info for name, info in rest.items() if name not in found}
-    unknown = {one.name: one for one in _of_other_names(tensors, rest, scales, below, bool(found), is_part=is_part)}
+    apart = _apart(rest, [name for name in tensors if rest and (name in floats or name in numbers)], homes)
+    others = _of_other_names(tensors, rest, scales, below, apart, bool(found), is_part=is_part)
+    unknown = {one.name: one for one in others}
     if said and not found and not unknown:
         found = {one.name: one for one in _of_settings(rest, said, floats, below)}
     found |= unknown
@@ -195,10 +280,10 @@ def find(
         scales += [name for name in tensors if "zero_point" in name.rpartition(".")[2]]
         beside += _nearest(sorted({*scales} - {*beside, *found}), belongs)
     schemes = list(_schemes([*found.values(), *of_class]))
-    alone = sorted(one for one in tensors.keys() - beside if one.endswith(_ALONE)) if is_part else []
+    alone = sorted(one for one in own - beside if one.endswith(_ALONE)) if is_part else []
     alone = [one for one in alone if f"{one.rpartition('.')[0]}.weight".lstrip(".") not in tensors]
     schemes += [Scheme("scales of weights in another file", (), ())] if alone else []
-    types = {name: tensors[name].dtype.name for name in (*found, *beside, *alone)}
+    types = {name: tensors[name].dtype.name for name in (*found, *beside, *alone) if name in own}
     return Quantization(tuple(schemes), said, belongs, types) if schemes else None
 
 
@@ -224,23 +309,26 @@ def _by_rules(tensors: _Tensors, small: _Tensors, settings: Settings | None, bel
 
 def _near(name: str, below: _Below) -> list[str]:
     """Return the names of what is in one module with a tensor, and is no bias; none if that is more than a layer."""
-    there = [*below.get(name, ()), *below[name.rpartition(".")[0]]]
-    return [one for one in there if one != name and not one.endswith(_NO_SCALE)] if len(there) <= _LONGEST else []
+    inside, there = below.get(name, []), below[name.rpartition(".")[0]]
+    is_layer = len(inside) + len(there) <= _LONGEST
+    return [one for one in (*inside, *there) if one != name and not _NO_SCALE.search(one)] if is_layer else []
 
 
 def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str, list[str]], list[str]]:
     """Return what belongs to each of the weights, and the names of all that belongs to any."""
     by_stem = {one.stem: one for one in weights.values()}
-    by_need = {name: one for one in weights.values() for name in one.needs}
-    by_stem |= {name.rpartition(".")[0]: one for name, one in by_need.items() if "." in name[len(one.stem) :]}
+    by_stem |= {
+        name.rpartition(".")[0]: one for one in weights.values() for name in one.needs if "." in name[len(one.stem) :]
+    }
     alone: dict[str, _Weight | None] = {}
     for one in weights.values():
         alone[one.module] = None if one.module in alone else one
-    belongs: dict[str, list[str]] = {name: [] for name in weights}
-    found = []
-    for name in (name for name in tensors if weights and name not in weights):
+    belongs = {name: [need for need in one.needs if need not in weights] for name, one in weights.items()}
+    needed = dict.fromkeys(name for needs in belongs.values() for name in needs)
+    found = list(needed)
+    for name in (name for name in tensors if weights and name not in weights and name not in needed):
         head, _, last = name.rpartition(".")
-        owner = by_need.get(name) or ((by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None)
+        owner = (by_stem.get(head) or by_stem.get(head.rpartition(".")[0])) if head else None
         is_of_module = owner is None and head in alone and _BESIDE.fullmatch(last) is not None
         if is_of_module:
             ends = range(min(len(name), len(head) + _LONGEST), len(head), -1)
@@ -252,46 +340,120 @@ def _beside(tensors: _Tensors, weights: Mapping[str, _Weight]) -> tuple[dict[str
     return belongs, found
 
 
+def _apart(rest: _Tensors, names: Iterable[str], homes: _Names) -> dict[str, list[str]]:
+    """
+    Return the numbers of other dicts that have the name of a weight, or of its module, with more behind it perhaps.
+
+    Another dict has another key; or the name of scales, where keys are parts of the names of all tensors.
+    """
+    owners: dict[tuple[str, bool], list[str]] = {}
+    for name in rest:
+        parts = name.split(".")
+        ends = [".".join(parts[start:]) for start in range(_DEPTH if len(parts) > _DEPTH else 2)]
+        for is_told, texts in ((False, [name.removeprefix(f"{homes.get(name, '')}.")]), (True, ends)):
+            for text in {*texts, *(one.rpartition(".")[0] for one in texts)}:
+                owners.setdefault((text, is_told), []).append(name)
+    found: dict[str, list[str]] = {}
+    at_home, of_all = {homes.get(name) for name in rest}, 0
+    for name in names if owners else ():
+        *heads, last = parts = name.split(".")
+        home, is_book = homes.get(name), _BOOK.search(name) is not None
+        if len(name) > _LONGEST_PATH or (at_home == {home} and heads and not _TOLD.search(name)):
+            continue
+        of: set[str] = set()
+        if _OF_ALL.fullmatch(name) and (of_all := of_all + 1) <= _MOST:
+            apart = (one for one in rest if not heads or homes.get(one) != home)
+            of |= {one for one in apart if (_CODES.search(one) if is_book else rest[one].dtype.name not in _WORDS)}
+        is_behind = _SCALE.search(last) or _OF_NAME.fullmatch(f"_{last}")
+        for start in range(1, min(len(parts), _DEPTH + 1)):
+            is_told = any(map(_TOLD.search, heads[:start]))
+            whole = {".".join(parts[start:]), *([".".join(heads[start:])] if is_behind else [])}
+            for text in (whole | {_OF_NAME.sub("", one) for one in whole}) - {""}:
+                of |= {*owners.get((text, True), ())[:_MOST]} if is_told else set()
+                of |= {one for one in owners.get((text, False), ())[:_MOST] if homes.get(one) != home}
+        for one in of:
+            found.setdefault(one, []).append(name)
+    return found
+
+
 def _of_other_names(
-    tensors: _Tensors, rest: _Tensors, scales: list[str], below: _Below, is_some: bool, *, is_part: bool
+    tensors: _Tensors,
+    rest: _Tensors,
+    scales: list[str],
+    below: _Below,
+    apart: _Below,
+    is_some: bool,
+    *,
+    is_part: bool,
 ) -> Iterator[_Weight]:
     """Yield weights of no known layout: of 8 bits or of torch's types beside any scale, integers beside their own."""
     heads = {head for head, _, last in (name.rpartition(".") for name in scales) if _SCALE.search(last)}
     heads |= {head for head, _, last in (name.rpartition(".") for name in heads) if _SCALE.search(last)}
-    twins: dict[str, list[str]] = {}  # of the same name in another dict
-    for name in tensors if rest else ():
-        if name.count(".") > 1 and tensors[name].dtype.name in FLOATS | _POWERS:
-            twins.setdefault(name.partition(".")[2], []).append(name)
-    always, where = (_FP8 | _OF_TORCH, "under other names") if scales else (_FP8, "in another file")
+    fitting = {name: _fitting(name, tensors, below, apart) for name, info in rest.items() if len(info.shape) > 1}
+    fp8 = [bool(fitting[name]) for name in fitting if rest[name].dtype.name in _FP8]
     for name, info in rest.items():
         (head, _, last), dtype, is_flat = name.rpartition("."), info.dtype.name, len(info.shape) < 2
-        if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or dtype == "int64" or _INDEX.search(last))):
+        near = [one for one in _near(name, below) if tensors[one].dtype.name in FLOATS | _POWERS]
+        books = [one for one in near if _CODES.search(last) and _BOOK.search(one.rpartition(".")[2])]
+        books += [one for one in apart.get(name, ()) if _BOOK.search(one)]
+        if books and dtype not in _FP8 and _are_places(name, info, tensors[books[0]]):
+            kind = f"codes with a code book ({dtype})"
+            yield _Weight(name, name, kind, kind, needs=tuple(books))
             continue
+        if _BESIDE.fullmatch(last) or (dtype in _WORDS and (is_flat or _INDEX.search(last))):
+            continue
+        fits = fitting.get(name, [])
         if dtype in _FP8 | _OF_TORCH:
+            where = "under other names" if scales or fits else "in another file"
             kind = f"torch ({dtype})" if dtype in _OF_TORCH else f"FP8{_KINDS[dtype]}, with scales {where}"
-            if dtype in always and (scales or is_part) and not (is_flat and is_some):
-                yield _Weight(name, name, kind, kind, dtype not in _FP8)
+            is_near = bool(scales) or (is_part and dtype in _FP8)
+            # In a net of 8 bits without scales, a few of the matrices may have a parameter beside them that fits.
+            if (is_near and not (is_flat and is_some)) or (fits and dtype in _FP8 and 2 * sum(fp8) >= len(fp8)):
+                yield _Weight(name, name, kind, kind, dtype not in _FP8, tuple(fits))
             continue
-        is_values = _WEIGHT.fullmatch(last)
-        apart = twins.get(name.partition(".")[2], []) if is_values and not is_flat else []
-        apart = [one for one in apart if tensors[one].numel < info.numel and _grain(info.shape, tensors[one].shape)]
-        near = (_near(name, below) if is_values else []) + apart
-        numels = [tensors[one].numel for one in near if tensors[one].dtype.name in FLOATS | _POWERS]
-        is_values = is_values or (_VALUES.fullmatch(last) if dtype not in _WORDS | {"uint8"} else None)
-        if (numels or (is_values and {head, name} & heads)) and not (numels == [1] and _is_table(name, info)):
-            kind = f"integers with scales ({dtype})"
-            yield _Weight(name, name, kind, kind, needs=tuple(near))
+        is_weight = _WEIGHT.fullmatch(last) is not None
+        there = _near(name, below) if is_weight else fits
+        numels = [tensors[one].numel for one in (near if is_weight else fits)]
+        is_values = is_weight or _VALUES.fullmatch(last) or (dtype == "int8" and not _NO_VALUES.search(last))
+        if is_values and (numels or fits or {head, name} & heads):
+            is_told = last.startswith("q") or any("zero" in one or one.startswith(f"{name}_") for one in there)
+            may_be_table = not is_told and (numels == [1] or dtype == "int64" or not is_weight)
+            if not (may_be_table and _is_table(_first(name, info), info)):
+                kind = f"integers with scales ({dtype})"
+                yield _Weight(name, name, kind, kind, needs=(*there, *apart.get(name, ())))
 
 
-def _is_table(name: str, info: TensorInfo) -> bool:
-    """Say whether the first values are small numbers, as indices are, and values of four bits, packed, are not."""
-    if info.dtype.name not in _WORDS or info.storage is None:
-        return False
-    data, size = b"", info.dtype.itemsize
+def _fitting(name: str, tensors: _Tensors, below: _Below, apart: _Below) -> list[str]:
+    """Return the floats in the module of a matrix that are one for it all, for a row, a column or a block."""
+    info, more = tensors[name], apart.get(name, [])
+    types = FLOATS | _POWERS if info.dtype.name in _FP8 else CASTABLE
+    near = [one for one in _near(name, below) if not (_OF_NET.search(one.rpartition(".")[2]) or _PARAMETER.search(one))]
+    found = [one for one in (*near, *more) if tensors[one].dtype.name in types and tensors[one].numel < info.numel]
+    is_number = {
+        one for one in more if tensors[one].storage is None or (_OF_ALL.fullmatch(one) and not _BOOK.search(one))
+    }
+    return [one for one in found if one in is_number or _grain(info.shape, tensors[one].shape)]
+
+
+def _first(name: str, info: TensorInfo) -> list[int]:
+    """Return the first values of a tensor of integers; none if they cannot be read."""
+    data, size, is_signed = b"", info.dtype.itemsize, not info.dtype.name.startswith("u")
     with suppress(Failure):  # others say so
-        data = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b"")
-    tops = {data[place + size - 1] | (data[place + size - 2] if size > 2 else 0) for place in range(0, len(data), size)}
-    return tops == {0} and len({*data}) > 2
+        data = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b"") if info.storage is not None else b""
+    return [int.from_bytes(data[at : at + size], "little", signed=is_signed) for at in range(0, len(data), size)]
+
+
+def _is_table(first: list[int], info: TensorInfo) -> bool:
+    """Say whether the first values are small numbers, as indices are, and values of four bits, packed, are not."""
+    size = info.dtype.itemsize
+    return bool(first) and min(first) >= 0 and max(first) < 1 << _TOP_BITS[size] and len({*first}) > 2
+
+
+def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
+    """Say whether integers, perhaps of 4 bits, are places in a code book: of numbers, or of rows for a matrix."""
+    first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
+    is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(first, info)
+    return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
 
 
 def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below) -> Iterator[_Weight]:
@@ -309,21 +471,19 @@ def _of_settings(rest: _Tensors, said: Settings, floats: set[str], below: _Below
 
 
 def _nearest(scales: list[str], belongs: Mapping[str, list[str]]) -> list[str]:
-    """Add scales to the weights that are nearest to them by name, or to all; return them."""
-    under: dict[str, list[str]] = {}
-    for weight in belongs:
-        for prefix in _prefixes(weight):
-            under.setdefault(prefix, []).append(weight)
+    """Add scales to the weights whose names begin most like theirs, or to all; return them."""
+    weights = sorted(belongs)
     for scale in scales:
-        for name in under[next(prefix for prefix in _prefixes(scale) if prefix in under)][:_MOST]:
-            belongs[name].append(scale)
+        at = bisect(weights, scale)
+        alike, near = max((_alike(one, scale), one) for one in weights[max(at - 1, 0) : at + 1])
+        for one in [near] if alike else weights[:_MOST]:
+            belongs[one].append(scale)
     return scales
 
 
-def _prefixes(name: str) -> list[str]:
-    """Return a name and what it is under, the nearest first, then the same without its first component, and nothing."""
-    parts = [whole.split(".")[:_MOST] for whole in (name, name.partition(".")[2])]
-    return [*(".".join(one[:end]) for one in parts for end in range(len(one), 0, -1) if one != [""]), ""]
+def _alike(one: str, other: str) -> int:
+    """Return how many characters two names have in common at their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _without_scale(rest: _Tensors, weights: list[_Weight], settings: Settings | None) -> Iterator[_Weight]:
@@ -490,7 +650,7 @@ RULES: Final = (
     _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
     _Rule("packed", "", _U8 | _F4, ("_scale_inv", "_scale", "_scales"), _packed),
-    _Rule("integers", "", _I8, ("_scale_inv", "_scale", "_scales"), _plain),
+    _Rule("integers", "", _ANY, ("_scale_inv", "_scale", "_scales"), _plain),
 )
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
 _ALONE: Final = (

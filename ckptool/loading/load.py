@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
-from ckptool.checkpoints.quantized import CASTABLE, keep
+from ckptool.checkpoints.quantized import CASTABLE, TYPES, keep
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -80,8 +80,9 @@ def load(
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
     maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
     are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``; quantised weights, whose scales would be rounded, are
-    refused then, unless ``break_quantized`` says that this is meant. ``verify`` first compares the file with the
-    checksums in it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
+    refused then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales
+    are not among the weights. ``verify`` first compares the file with the checksums in it, in a separate pass.
+    ``allow_missing`` goes on where the file does not have all that the model's own
     ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
     far, and those to be read in all; what is mapped is not read. A process that has loaded, with or without a cast, can
     fork. Safe to call from several threads.
@@ -117,8 +118,8 @@ def load(
             if verify:
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
-            if cast_to is not None and not break_quantized:
-                refuse_broken_quantized(checkpoint, ((one, cast_of(one, cast_to)) for one in chosen.tensors.values()))
+            if not break_quantized:
+                _check_quantized(checkpoint, chosen, cast_to)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -153,18 +154,42 @@ def predict_memory(
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
 
 
-def refuse_broken_quantized(checkpoint: Checkpoint, left: Iterable[tuple[LazyTensor, torch.dtype | None]]) -> None:
+def _check_quantized(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> None:
+    """Refuse a cast that breaks quantised weights; without a cast, warn of those whose scales are not taken."""
+    tensors = chosen.tensors.values()
+    if dtype is not None or any(one.info.dtype.name in TYPES for one in tensors):
+        head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
+        others = {head + chosen.old_names[name] for name in chosen.others}
+        left = ((one, cast_of(one, dtype)) for one in tensors)
+        refuse_broken_quantized(checkpoint, left, others, dtype, warns=dtype is None)
+
+
+def refuse_broken_quantized(
+    checkpoint: Checkpoint,
+    left: Iterable[tuple[LazyTensor, torch.dtype | None]],
+    others: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+    *,
+    warns: bool = False,
+) -> None:
     """
     Raise UnsupportedFeature where quantised weights would be cast, or left without their scales.
 
-    ``left`` are the tensors that are taken, each with the type of what takes it; None if that is its own.
+    ``left`` are the tensors that are taken, each with the type of what takes it; None if that is its own. ``others``
+    are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
+    only logged.
     """
     found = quantization_of(checkpoint)
     if found is None:
         return
-    types = {one.name: str(dtype or one.dtype).removeprefix("torch.") for one, dtype in left}
+    types = {one.name: str(cast or one.dtype).removeprefix("torch.") for one, cast in left}
+    for name in (name for name, _ in found.within(others) if name not in types):
+        one = checkpoint.tensors.get(name)
+        types[name] = str(cast_of(one, dtype) or one.dtype).removeprefix("torch.") if one is not None else ""
     wrong = found.damage(types)
-    if wrong is not None:
+    if wrong is not None and warns:
+        logger.warning("%s: %s", checkpoint.path, show(wrong))
+    elif wrong is not None:
         hint = keep(checkpoint.part_of).replace(" (`keep_dtype=`)", "")
         raise UnsupportedFeature(wrong, kind="breaks-quantized", hint=hint)
 

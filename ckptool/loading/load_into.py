@@ -169,7 +169,7 @@ def refuse_broken_plan(
     """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
     if allowed:
         return
-    _refuse_integers((one.source, one.tensor) for one in filling.targets if not one.tensor.is_meta)
+    _refuse_integers((one.source, one.tensor) for one in filling.targets)
     targets = ((one.source, one.tensor) for one in filling.targets)
     kinds = ((source, cast_of(source, dtype) if tensor.is_meta else tensor.dtype) for source, tensor in targets)
     refuse_broken_quantized(checkpoint, kinds)

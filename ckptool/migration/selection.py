@@ -179,13 +179,23 @@ def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
     names = {head + old.get(name, name): name for name in types}
     left = {was: types[name] for was, name in names.items()}
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
-    packed = {head + old.get(name, name) for name in weights.others} if weights is not None else ()
-    left |= {name: dtype for name, dtype in before.items() if name.rpartition(".")[0] in packed and name not in left}
-    found = quantization_of(checkpoint) if left != before or old else None
-    if found is not None and any(head + new != name for name, new in names.items()):
+    found = quantization_of(checkpoint) if left != before or old or file.dropped else None
+    if found is None:
+        return None
+    # What is no tensor, and what lies deeper, in a tuple say, goes where its entry goes.
+    if weights is None:
+        entries = {name: name for name in found.numbers} | dict(file.renamed)
+    else:
+        entries = {head + old.get(name, name): name for name in weights.others}
+        entries |= {f"__metadata__.{key}": f"__metadata__.{key}" for key, _ in weights.texts}
+    gone = {name for name, _ in found.within({*file.dropped, *(head + one for one in file.dropped)})}
+    for name, entry in found.within(entries):
+        if name not in left and name not in gone:
+            left[name], names[name] = before.get(name, ""), entries[entry] + name[len(entry) :]
+    if any(head + new != name for name, new in names.items()):
         apart = found.apart(quantization_of(checkpoint, names=names), names)
         left = {name: dtype for name, dtype in left.items() if name not in apart}
-    return found.damage(left) if found is not None else None
+    return found.damage(left)
 
 
 def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[str]:

@@ -152,6 +152,9 @@ def _rename_state_dicts(
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
         inside = list(_deeper(checkpoint, others)) if others else []
         held = {entry for _, entry in inside}  # of these, what they hold is named
+        new_names.update(
+            (name, new) for name, new in others.items() if name[len(head) :] not in gone and name not in held
+        )
         bare = (name for name in weights.dropped if name not in state_dict)
         left_out |= dict.fromkeys(head + name for name in bare if head + name not in held)
         for name, entry in inside:

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.companions import Beside
-from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find
+from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find, numbers_in
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.summary import Summary
 from ckptool.errors import Failure
@@ -24,6 +24,7 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import Source, SourceInFolder
+from ckptool.tensors.tensor import TensorInfo
 
 _JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
@@ -107,12 +108,30 @@ def quantization_of(
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
     infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
+    numbers, homes = dict[str, TensorInfo](), dict[str, str]()
+    if any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values()):
+        texts = ((f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items())
+        numbers = numbers_in([*checkpoint.extras, *texts])
+        numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
+        homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
     if names is not None:
         infos = {names[name]: info for name, info in infos.items() if name in names}
+        numbers = {names[name]: info for name, info in numbers.items() if name in names}
+        homes = {names[name]: key for name, key in homes.items() if name in names}
         classes = {names[name]: cls for name, cls in classes.items() if name in names}
-    return find(infos, lambda: _settings(checkpoint.path, checkpoint.source), classes, is_part=is_part)
+    return find(infos, numbers, homes, lambda: _settings(checkpoint.path, checkpoint.source), classes, is_part=is_part)
+
+
+def _in_text(text: str) -> object:
+    """Return the JSON object that the text of a safetensors file is, or the text."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        return parse_object(text.encode(), "a text", "json") if text.startswith("{") else text
+    except Failure:
+        return text
 
 
 def _settings(path: str, source: Source) -> Settings | None:
