@@ -55,13 +55,13 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
 
     Shows mean, deviation, range, norm, zeros, NaN and infinities, and a histogram of eight equal parts from the least
     value to the largest. All values are read, piece by piece. A complex value counts as two; a quantised one as its
-    integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, 2 that a file
-    could not be read.
+    integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, or that a tensor
+    has no values that can be read; 2 that a file could not be read.
     """
     refuse_idle()
     selection = selection_of(options)
     found = targets(files, recursive=options["recursive"])
-    failed, passed = False, 0
+    failed, incomplete, passed = False, False, 0
     with pager(asked=options["pager"]):
         output = _output(options, is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not isinstance(output, _Objects))
@@ -83,11 +83,12 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
                     output.failed(target.shown, error)
                 continue
             line.clear()
+            incomplete = incomplete or any(row.why for row in found_rows)
             output.computed(target.shown, found_rows, nothing)
         output.end()
     refuse_none(passed, found, files)
     refused = selection.refused()
-    sys.exit(2 if failed else int(refused))
+    sys.exit(2 if failed else int(refused or incomplete))
 
 
 def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Pasted | _Tables:

@@ -177,3 +177,13 @@ def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(MissingPackage, match=r"pip install 'ckptool\[stat\]'"):
         statistics(FIXTURES / "lenet-state-dict-cpu-zip.pth")
+
+
+def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "fixtures" / "folders" / "dcp-rank-missing"
+    result = CliRunner().invoke(cli, ["stat", str(folder)])
+
+    assert result.exit_code == 1
+    assert "no such file" in result.stdout
+    torch.save({"w": torch.ones(3)}, tmp_path / "whole.pth")
+    assert CliRunner().invoke(cli, ["stat", str(tmp_path / "whole.pth")]).exit_code == 0
