@@ -83,7 +83,7 @@ def test_scan_says_of_fixtures_what_check_says(path: Path) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_scan_says_of_hostile_files_what_check_says(place: str, tmp_path: Path) -> None:
-    for number, value in enumerate(CANARIES.values()):
+    for number, value in list(enumerate(CANARIES.values()))[list(PLACES).index(place) :: len(PLACES)]:
         path = tmp_path / f"{number}.pkl"
         path.write_bytes(PLACES[place](value))
         agrees(path)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.scale import some
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are made on Linux")
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -55,7 +57,7 @@ def test_a_process_is_copied_where_the_copy_works_for_sure(before: str, can: boo
     assert said == f"{can}\n"
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", some([3, 1], 2))
 def test_copies_and_new_processes_make_the_same_rows(jobs: int) -> None:
     options = (FIXTURES, "--jobs", jobs, "--check", "--digest")  # files of other kinds come in any order
     copies, said = scanned(NO_NEW_PROCESS, *options, code_is=2)

@@ -39,6 +39,8 @@ from tests.remote.test_requests import NUMEL, tensors, zipped
 
 LARGE = zipped(tensors(200, NUMEL))
 SECRET = "hunter2"
+SECONDS = 4
+"""What waits a fraction of a second ends by then, on a busy machine too; what nobody stops waits longer."""
 MIB = 1 << 20
 
 
@@ -144,10 +146,10 @@ DRIPS = {
 
 @pytest.mark.parametrize("what", DRIPS)
 @pytest.mark.parametrize("download", [False, True])
-@pytest.mark.parametrize("by_deadline", [False, True])
-def test_bytes_that_drip_keep_no_call_behind_its_end(what: str, download: bool, by_deadline: bool) -> None:
-    cancellation = Cancellation(0.5 if by_deadline else None)
-    timer = threading.Timer(0.5, cancellation.cancel)
+def test_bytes_that_drip_keep_no_call_behind_its_end(what: str, download: bool) -> None:
+    by_deadline = (what in ("body", "status")) == download
+    cancellation = Cancellation(0.2 if by_deadline else None)
+    timer = threading.Timer(0.2, cancellation.cancel)
     with speaking(drip(DRIPS[what])) as address:
         timer.start()
         started = time.monotonic()
@@ -156,46 +158,46 @@ def test_bytes_that_drip_keep_no_call_behind_its_end(what: str, download: bool, 
         timer.cancel()
     # Without a size, only a download begins to read.
     assert isinstance(caught.value, Cancelled) or (what, download) == ("chunks", False)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SECONDS
 
 
 def test_reads_and_file_objects_that_wait_end_at_a_deadline() -> None:
     with serving({"/x": LARGE}) as server:
         cancellation = Cancellation()
         with open_checkpoint(f"{server.url}/x", limits=Limits(cancellation=cancellation)) as found:
-            server.before = lambda handler: time.sleep(5) or False
-            threading.Timer(0.3, cancellation.cancel).start()
+            server.before = lambda handler: time.sleep(SECONDS + 1) or False
+            threading.Timer(0.1, cancellation.cancel).start()
             started = time.monotonic()
             with pytest.raises(Cancelled):
                 found.tensors["layers.7.weight"].read()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < SECONDS
 
     class File(io.BytesIO):
         path, size, mode, cache = "bucket/x", 10 * MIB, "rb", None
-        fs = SimpleNamespace(cat_file=lambda *_, **__: time.sleep(5))
+        fs = SimpleNamespace(cat_file=lambda *_, **__: time.sleep(SECONDS + 1))
 
     file = File()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        open_checkpoint(file, limits=Limits(cancellation=Cancellation(0.3)))
-    assert time.monotonic() - started < 2
+        open_checkpoint(file, limits=Limits(cancellation=Cancellation(0.1)))
+    assert time.monotonic() - started < SECONDS
 
 
 def test_a_store_that_waits_ends_at_a_deadline() -> None:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
     for name in ("x", "folder/"):
         with serving({}) as server:
-            server.before = lambda handler: time.sleep(5) or False
+            server.before = lambda handler: time.sleep(SECONDS + 1) or False
             address = Remote(f"s3://b/{name}", endpoint=server.url, region="eu", anonymous=True)
             started = time.monotonic()
             with pytest.raises(Cancelled):
-                open_checkpoint(address, limits=Limits(cancellation=Cancellation(0.3)))
-            assert time.monotonic() - started < 2
+                open_checkpoint(address, limits=Limits(cancellation=Cancellation(0.1)))
+            assert time.monotonic() - started < SECONDS
 
 
 def test_a_server_that_is_too_slow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_SECONDS", 0.2)
-    monkeypatch.setattr(connections, "_STEP_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "_STEP_SECONDS", 0.02)
     for what in ("body", "header", "status"):
         with speaking(drip(DRIPS[what])) as address, pytest.raises(FileUnavailable, match="bytes came in") as caught:
             open_checkpoint(address)
@@ -205,14 +207,14 @@ def test_a_server_that_is_too_slow_is_left(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_model_stops_watching_a_server_that_drips() -> None:
     live = LiveModel(torch.nn.Linear(2, 2), commit="swap")
     with speaking(drip(DRIPS["body"])) as address, pytest.raises(Cancelled):
-        live.reload(address, limits=Limits(cancellation=Cancellation(0.3)))
+        live.reload(address, limits=Limits(cancellation=Cancellation(0.1)))
     with serving({"/x": LARGE}) as server:
         live.watch(f"{server.url}/x", every=0.01)
-        server.before = lambda handler: time.sleep(5) or False
-        time.sleep(0.3)
+        server.before = lambda handler: time.sleep(SECONDS + 1) or False
+        time.sleep(0.2)
         started = time.monotonic()
         live.unwatch()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SECONDS
 
 
 @pytest.mark.parametrize(
@@ -333,8 +335,9 @@ def test_no_verb_says_what_is_secret_in_an_address(
     monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     caplog.set_level(logging.DEBUG)
     other = tmp_path / "other.pth"
-    other.write_bytes(LARGE)
-    with serving({"/x": LARGE}) as server:
+    data = zipped(tensors(3, 9))
+    other.write_bytes(data)
+    with serving({"/x": data}) as server:
         for text in SECRETS:
             address = text.format(s=SECRET).replace("HOST", server.url.removeprefix("http://"))
             words = [{"OTHER": str(other), "OUT": str(tmp_path / "page.html")}.get(word, word) for word in verb]
