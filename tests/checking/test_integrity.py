@@ -19,6 +19,7 @@ from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops import values as torch_values
 from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
+from tests.each import each
 from tests.scale import scaled, step, times
 from tests.zip_bytes import stored, whole
 
@@ -263,7 +264,7 @@ def test_the_range_of_an_observer_that_saw_nothing_is_no_divergence() -> None:
     assert [one.severity for one in found] == ["warning"]
 
 
-@pytest.mark.parametrize("dtype", BY_NAME)
+@each("dtype", BY_NAME)
 def test_values_of_every_type_are_looked_at(dtype: str) -> None:
     zeros = dtype != "float8_e8m0fnu"  # which has none
     nbytes = 4 * BY_NAME[dtype].itemsize

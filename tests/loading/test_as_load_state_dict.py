@@ -169,7 +169,7 @@ def first(value: Any) -> Any:
 
 
 @where.on_any
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, 2))
 def test_the_result_is_that_of_load_state_dict(name: str) -> None:
     assert_as_torch(name, "as it is", "cpu", strict=True)
 
@@ -267,7 +267,7 @@ CASES = [
 
 
 @where.on_any
-@pytest.mark.parametrize(("name", "edit", "device", "strict"), some(CASES, 29))
+@pytest.mark.parametrize(("name", "edit", "device", "strict"), some(CASES, 90))
 def test_files_that_differ_are_taken_or_refused_as_by_load_state_dict(
     name: str, edit: str, device: str, strict: bool
 ) -> None:

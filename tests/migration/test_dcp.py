@@ -25,7 +25,7 @@ from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration.folders import dcp, dcp_items
 from ckptool.migration.migrate import migrate
 from tests import build
-from tests.scale import exhaustive, some
+from tests.scale import exhaustive, in_turn, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about its own
@@ -328,18 +328,19 @@ def test_folders_are_sources_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"rename": [(r"^0\.", "first.")]},
-        {"include": ["0.*"]},
-        {"exclude": ["*.bias"]},
-        {"drop": ["optimizer", "history"]},
-        {"dtype": "bfloat16", "keep_dtype": ["running"]},
-        {"key": "model", "rename": [("^", "net.")], "dtype": "float64"},
-    ],
-    ids=str,
+    ("options", "most"),
+    in_turn(
+        [
+            {"rename": [(r"^0\.", "first.")]},
+            {"include": ["0.*"]},
+            {"exclude": ["*.bias"]},
+            {"drop": ["optimizer", "history"]},
+            {"dtype": "bfloat16", "keep_dtype": ["running"]},
+            {"key": "model", "rename": [("^", "net.")], "dtype": "float64"},
+        ],
+        [40, 64 << 20],
+    ),
 )
-@pytest.mark.parametrize("most", [40, 64 << 20])
 def test_changes_are_as_for_one_file(
     options: dict[str, Any], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

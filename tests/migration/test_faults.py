@@ -36,7 +36,7 @@ from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
-from tests.scale import scaled, some, step, times
+from tests.scale import in_turn, scaled, some, step, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
 
@@ -385,9 +385,10 @@ def free_nbytes(place: Path) -> int:
 
 
 @scaled
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("numel", [4096, BIG // 4])
+@pytest.mark.parametrize(
+    ("checked", "old", "numel"),
+    [(True, False, 4096), (False, True, 4096), (True, True, BIG // 4), (False, False, BIG // 4)],
+)
 def test_a_disk_that_is_full_to_some_level(
     way: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, old: bool, numel: int
 ) -> None:
@@ -614,8 +615,9 @@ def test_a_source_that_changes_while_we_read_back(
     assert names_in(folder) <= {"source"}
 
 
-@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten, removed])
-@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize(
+    ("happen", "format_"), in_turn([halved, appended, replaced, rewritten, removed], ["zip", "legacy", "safetensors"])
+)
 def test_a_source_that_changes_is_noticed_without_verification_too(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], format_: str
 ) -> None:

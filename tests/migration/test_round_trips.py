@@ -80,7 +80,7 @@ def assert_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, Laz
     assert oracle.torch_ties(list(found.values())) == oracle.ties([expected[name] for name in names])
 
 
-@pytest.mark.parametrize("name", one_of_twins(FILES))
+@pytest.mark.parametrize("name", one_of_twins(FILES, 3))
 def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     with open_checkpoint(source_of(name)) as source:
@@ -100,7 +100,7 @@ def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: P
         assert report.nbytes == target.stat().st_size
 
 
-@pytest.mark.parametrize("name", one_of_twins(FILES))
+@pytest.mark.parametrize("name", one_of_twins(FILES, 2))
 def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.safetensors"
     with open_checkpoint(source_of(name)) as source:
@@ -231,7 +231,9 @@ def tensor_facts(tensor: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    one_of_twins(name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name),
+    one_of_twins(
+        [name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name], 2
+    ),
 )
 def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
@@ -242,7 +244,7 @@ def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None
     assert live(found) == live(wanted)
 
 
-@pytest.mark.parametrize("name", one_of_twins(PICKLED))
+@pytest.mark.parametrize("name", one_of_twins(PICKLED, 3))
 def test_the_whole_tree_is_the_same_for_us(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     migrate(source_of(name), target, form="same", to="cpu")

@@ -34,6 +34,7 @@ from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
 from ckptool.sources.remote import connections, web
 from ckptool.sources.remote.places import check_peer, follow, place_of
+from tests.each import each
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
@@ -217,18 +218,32 @@ def test_a_model_stops_watching_a_server_that_drips() -> None:
     assert time.monotonic() - started < SECONDS
 
 
-@pytest.mark.parametrize(
+@each(
     ("peer", "home", "is_fine"),
     [
-        ("100.64.0.1", "9.9.9.9", False), ("100.100.100.200", "100.64.0.1", False), ("192.0.0.192", "9.9.9.9", False),
-        ("64:ff9b::a9fe:a9fe", "9.9.9.9", False), ("64:ff9b::a00:1", "9.9.9.9", False), ("64:ff9b::808:808", None, 1),
-        ("64:ff9b:1::1", "9.9.9.9", False), ("2002:a9fe:a9fe::1", "9.9.9.9", False), ("::7f00:1", "9.9.9.9", False),
-        ("fec0::1", "fd00::1", False), ("0.1.2.3", "10.0.0.1", False), ("224.0.0.1", "9.9.9.9", False),
-        ("ff0e::1", "9.9.9.9", False), ("240.0.0.1", "9.9.9.9", False), ("255.255.255.255", None, False),
-        ("::ffff:100.64.0.1", "9.9.9.9", False), ("198.18.0.1", "9.9.9.9", False), ("fd00::2", "fd00::1", True),
-        ("100.64.0.2", "100.64.0.1", True), ("100.64.0.2", "10.0.0.1", False), ("2606:4700::1", "9.9.9.9", True),
+        ("100.64.0.1", "9.9.9.9", False),
+        ("100.100.100.200", "100.64.0.1", False),
+        ("192.0.0.192", "9.9.9.9", False),
+        ("64:ff9b::a9fe:a9fe", "9.9.9.9", False),
+        ("64:ff9b::a00:1", "9.9.9.9", False),
+        ("64:ff9b::808:808", None, 1),
+        ("64:ff9b:1::1", "9.9.9.9", False),
+        ("2002:a9fe:a9fe::1", "9.9.9.9", False),
+        ("::7f00:1", "9.9.9.9", False),
+        ("fec0::1", "fd00::1", False),
+        ("0.1.2.3", "10.0.0.1", False),
+        ("224.0.0.1", "9.9.9.9", False),
+        ("ff0e::1", "9.9.9.9", False),
+        ("240.0.0.1", "9.9.9.9", False),
+        ("255.255.255.255", None, False),
+        ("::ffff:100.64.0.1", "9.9.9.9", False),
+        ("198.18.0.1", "9.9.9.9", False),
+        ("fd00::2", "fd00::1", True),
+        ("100.64.0.2", "100.64.0.1", True),
+        ("100.64.0.2", "10.0.0.1", False),
+        ("2606:4700::1", "9.9.9.9", True),
     ],
-)  # fmt: skip
+)
 def test_a_redirect_leads_to_what_the_world_can_reach(peer: str, home: str | None, is_fine: bool) -> None:
     if is_fine:
         check_peer(peer, home)
