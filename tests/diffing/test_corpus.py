@@ -13,7 +13,7 @@ from ckptool import CkptoolError, diff, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import migrate
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
-from tests.scale import some
+from tests.scale import in_turn, some
 
 pytestmark = MARKS
 
@@ -42,8 +42,7 @@ def test_a_file_is_equal_to_itself(source: Path) -> None:
     assert report.tensors >= len(known if report.scope == "everything" else report.a.key or ())
 
 
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
+@pytest.mark.parametrize(("form", "row"), some(in_turn(["state_dict", "safetensors", "same"], ROWS), 10))
 def test_a_file_is_equal_to_what_it_is_migrated_to(source: Path, form: Any, tmp_path: Path) -> None:
     target = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pth")
     try:

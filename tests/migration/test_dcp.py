@@ -25,7 +25,7 @@ from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration.folders import dcp, dcp_items
 from ckptool.migration.migrate import migrate
 from tests import build
-from tests.scale import exhaustive, in_turn, some
+from tests.scale import exhaustive, in_turn, one_of_twins
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about its own
@@ -244,7 +244,7 @@ def openable() -> list[Path]:
     return sorted(path for path in FIXTURES.iterdir() if path.suffix in (".pth", ".pt", ".safetensors", ".ckpt"))
 
 
-@pytest.mark.parametrize("path", some(openable(), 13), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", one_of_twins(openable(), 8), ids=lambda path: path.name)
 def test_every_fixture(path: Path, tmp_path: Path) -> None:
     try:
         report = migrate(path, tmp_path / "out", form="dcp")

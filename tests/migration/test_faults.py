@@ -246,8 +246,7 @@ def test_killed_at_any_moment(scene: Scene, processes: Processes, old: bool, nam
 
 
 @scaled
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("old", "named"), WAYS)
+@pytest.mark.parametrize(("old", "named", "after"), [(*way, way[0] == way[1]) for way in WAYS])
 def test_killed_at_every_system_call(
     folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, after: bool
 ) -> None:
@@ -435,8 +434,7 @@ def test_a_disk_that_is_full_to_some_level(
 
 
 @scaled
-@pytest.mark.parametrize("numel", [4096, BIG // 4])
-@pytest.mark.parametrize(("old", "named"), WAYS)
+@pytest.mark.parametrize(("old", "named", "numel"), [(*way, 4096 if way[1] else BIG // 4) for way in WAYS])
 def test_a_file_that_may_not_grow(
     folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, numel: int
 ) -> None:

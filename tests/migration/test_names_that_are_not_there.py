@@ -135,8 +135,9 @@ def test_a_path_that_means_two_things_is_refused_until_it_is_clear(folder: Path)
 # Averaged weights
 
 
-@pytest.mark.parametrize("form", ["same", "state_dict", "safetensors"])
-@pytest.mark.parametrize("what", ["ema", "model_ema", "state_dict.model_ema"])
+@pytest.mark.parametrize(
+    ("form", "what"), in_turn(["same", "state_dict", "safetensors"], ["ema", "model_ema", "state_dict.model_ema"])
+)
 def test_averaged_weights_among_others_are_dropped(what: str, form: Any, folder: Path) -> None:
     migrate("sd.ckpt", "out", form=form, drop=[what])
 
@@ -154,8 +155,7 @@ def test_averaged_weights_are_found_under_many_words(key: str, folder: Path) -> 
     assert names("out.pth") == ["params.a.w"]
 
 
-@pytest.mark.parametrize("at_root", [True, False])
-@pytest.mark.parametrize("style", ["without dots", "with dots", "averaged model"])
+@pytest.mark.parametrize(("at_root", "style"), in_turn([True, False], ["without dots", "with dots", "averaged model"]))
 def test_averages_get_the_names_of_what_they_are_averages_of(style: str, at_root: bool, folder: Path) -> None:
     state = diffusion()
     if style != "without dots":
