@@ -505,7 +505,7 @@ def test_hostile_heads_cost_little(data: bytes) -> None:
     start = time.process_time()
     named(data)
 
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6  # each takes a fraction of a second
 
 
 @each(
