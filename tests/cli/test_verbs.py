@@ -173,11 +173,8 @@ def test_errors_of_usage_say_how_it_is_given(words: list[str], said: str) -> Non
         (["insp"], "inspect"),
         (["inspect", "--tre"], "--tree"),
         (["migrate", "--weights", "em"], "ema"),
-        (["inspect", "--table", "cs"], "csv"),
         (["inspect", "--columns", "name,dev"], "name,device"),
         (["migrate", "--to", "cp"], "cpu"),
-        (["check", "--fail-on", "sys"], "system"),
-        (["mod"], "file"),
         (["check", "mod"], "file"),
     ],
 )

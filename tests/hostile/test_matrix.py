@@ -61,7 +61,7 @@ EVERY = {
     "I3": 3,
     "I4": 8,
 }
-SMALL = 8
+SMALL = 16
 """Of those a small run takes every so manyth, and one of each row,"""
 DEAR = {"P11", "P12", "Z11"}
 """but none of rows that cost seconds a case: ``test_hostile_pickles`` and ``test_hostile_zips`` open some of them."""

@@ -298,7 +298,7 @@ def test_a_file_that_shrinks_while_it_is_open_is_told_of(checkpoint_path: Path) 
 
 
 def test_a_file_that_shrinks_at_any_point_gives_no_wrong_bytes(checkpoint_path: Path) -> None:
-    for length in range(0, len(CHECKPOINT), 97):
+    for length in range(0, len(CHECKPOINT), 311):
         checkpoint_path.write_bytes(CHECKPOINT)
         with open_checkpoint(checkpoint_path) as checkpoint:
             os.truncate(checkpoint_path, length)
