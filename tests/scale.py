@@ -24,9 +24,9 @@ def times(small: int, full: int) -> int:
     return full * scale if scale else small
 
 
-def step(small: int) -> int:
-    """Return which of many places to try: every so manyth, in a full run every one."""
-    return 1 if scale else small
+def step(small: int, full: int = 1) -> int:
+    """Return which of many places to try: every so manyth, in a full run another number, above that every one."""
+    return small if not scale else full if scale == 1 else 1
 
 
 def some(cases: Iterable[Any], small: int) -> list[Any]:

@@ -323,7 +323,7 @@ def test_no_check_is_taken_for_something_else(name: str, verb: str, tmp_path: Pa
     assert everything.count > 2
     # Each check in a full run; else one for each second line of the program that asks, and some more.
     places = sorted(everything.places.values())
-    for at in sorted({*places[:: step(2)], *range(1, everything.count + 1, step(40))}):
+    for at in sorted({*places[:: step(2)], *range(1, everything.count + 1, step(40, 5))}):
         with pytest.raises(Cancelled) as caught:
             SMALL[verb](path, Limits(cancellation=At(at)))
         assert caught.value.path == str(path)

@@ -15,7 +15,6 @@ from tests import scale
 from tests.build import named
 from tests.hostile.cases.pickles import zipped
 from tests.hostile.growth import SHAPES, on_linux, pickle_of, too_large
-from tests.scale import times
 
 VERBS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "{}"),
@@ -43,9 +42,7 @@ def turns() -> Iterator[Any]:
 
 
 @on_linux
-@pytest.mark.parametrize(
-    "nbytes", [125_000, 500_000, 4_000_000][times(0, 1) :][: times(1, 1)]
-)  # --scale 2: the largest
+@pytest.mark.parametrize("nbytes", [125_000, 500_000, 4_000_000] if scale.scale > 1 else [125_000])
 @pytest.mark.parametrize(("shape", "verbs"), list(turns()))
 def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(
     shape: str, verbs: list[str], nbytes: int, tmp_path: Path

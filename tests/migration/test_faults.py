@@ -257,7 +257,7 @@ def test_killed_at_every_system_call(
     whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
     assert whole.error is None
     published = []
-    for at in [*range(1, whole.calls + 11, step(4)), whole.calls + 11]:  # over an old file, some more
+    for at in [*range(1, whole.calls + 11, step(4, 2)), whole.calls + 11]:  # over an old file, some more
         target.unlink(missing_ok=True)
         if old:
             target.write_bytes(OLD)
@@ -1036,7 +1036,7 @@ def test_every_system_call_may_fail(
     new = migrated(data, tmp_path, target)
     descriptors = open_descriptors()
     failed, tolerated = [], []
-    every = step(5 if numel > 64 else 2)
+    every = step(5 if numel > 64 else 2, 2)
     for at in range(1, 500, every):
         place.unlink(missing_ok=True)
         if old:

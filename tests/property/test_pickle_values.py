@@ -122,7 +122,7 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(150))
 @given(values)
 def test_what_pickle_writes_is_read_unchanged(protocol: int, value: Any) -> None:
     assert_same(read(pickle.dumps(value, protocol)), value)

@@ -27,7 +27,7 @@ SEEDS = st.integers(0, 2**32)
 WAYS = ("plain", "plain", "transposed", "strided", "big-endian")
 
 
-@settings(max_examples=examples(1_500), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(shape=SHAPES, dtype=st.sampled_from(sorted(TYPES)), seed=SEEDS, on_disk=st.booleans(), small=st.booleans())
 def test_pieces_read_as_the_whole(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], dtype: str, seed: int, on_disk: bool, small: bool
@@ -56,7 +56,7 @@ def test_pieces_read_as_the_whole(
             assert found == expected
 
 
-@settings(max_examples=examples(1_000), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(shape=SHAPES, seed=SEEDS)
 def test_tilings_with_a_hole_or_an_overlap_are_refused(shape: tuple[int, ...], seed: int) -> None:
     rng = random.Random(seed)
@@ -181,7 +181,7 @@ def test_boxes_cut_along_very_many_dimensions_are_refused() -> None:
         check_tiling("w", (2,) * rank, boxes)
 
 
-@settings(max_examples=examples(1_000), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(shape=SHAPES, seed=SEEDS)
 def test_runs_of_elements_as_boxes(shape: tuple[int, ...], seed: int) -> None:
     rng, shape = random.Random(seed), shape or (1,)
