@@ -80,6 +80,7 @@ def too_large(verbs: dict[str, tuple[str, ...]], tmp_path: Path, data: bytes) ->
     found = grown(list(verbs.values()), tmp_path, data)
     assert len(found) == len(verbs)
     # Two trees of a few hundred kilobytes have room in what is there for all.
-    allowed = {verb: 2 * len(data) if verb == "diff" and len(data) > MIB // 2 else len(data) for verb in verbs}
+    has_both = len(data) <= MIB // 4 or len(data) > MIB // 2
+    allowed = {verb: 2 * len(data) if verb == "diff" and has_both else len(data) for verb in verbs}
     room = (64 if len(data) > MIB // 4 else 16) * MIB
     return {verb: size for verb, size in zip(verbs, found, strict=True) if size >= room + PER_BYTE * allowed[verb]}
