@@ -23,6 +23,9 @@ __all__ = ["built_there", "of_a_device"]
 # Threads of torch's that wait for work sleep; else they take a third of the processor's time, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Garbage that is looked for after each 700 objects takes a seventh of the time of all tests.
+gc.set_threshold(50_000, 20, 100)
+
 # The clock of a busy machine is nobody's bug, and a failure that comes and goes helps nobody.
 settings.register_profile("small", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=100)

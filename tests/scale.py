@@ -24,9 +24,9 @@ def times(small: int, full: int) -> int:
     return full * scale if scale else small
 
 
-def step(small: int) -> int:
-    """Return which of many places to try: every so manyth, in a full run every one."""
-    return 1 if scale else small
+def step(small: int, full: int = 1) -> int:
+    """Return which of many places to try: every so manyth, in a full run another number, above that every one."""
+    return small if not scale else full if scale == 1 else 1
 
 
 def some(cases: Iterable[Any], small: int) -> list[Any]:
@@ -39,15 +39,36 @@ def some(cases: Iterable[Any], small: int) -> list[Any]:
     return [pytest.param(*case, marks=() if number % small == 0 else exhaustive) for number, case in values]
 
 
-def one_of_twins(files: Iterable[Any]) -> list[Any]:
-    """Return one of each two files that differ in nothing but zip and legacy, by turns; in a full run, all."""
+def in_turn(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """
+    Return a case for each value of the longest axis, with the values of the others by turns.
+
+    For facts that have little to do with each other: each value is met, but not each with each.
+    """
+    values = [list(axis) for axis in axes]
+    longest = max(map(len, values))
+    cases = []
+    for number in range(longest):
+        case, slower = list[Any](), 1
+        for axis in values:
+            is_slow = len(axis) < longest and slower * len(axis) <= longest
+            value = axis[number // (slower if is_slow else 1) % len(axis)]
+            slower *= len(axis) if is_slow else 1
+            case.append(value)
+        cases.append(tuple(case))
+    return cases
+
+
+def one_of_twins(files: Iterable[Any], small: int = 1) -> list[Any]:
+    """
+    Return one of each two files that differ in nothing but zip and legacy, by turns.
+
+    By default, of every so manyth two: that two are equal is a promise of its own.
+    """
     kinds: dict[str, list[Any]] = {}
     for file in files:
         kinds.setdefault(str(file).replace("-legacy", "-zip"), []).append(file)
-    chosen = [kind[number % len(kind)] for number, kind in enumerate(kinds.values())]
-    if not scale:
-        return chosen
-    return [pytest.param(file, marks=() if file in chosen else exhaustive) for kind in kinds.values() for file in kind]
+    return some([kind[number // small % len(kind)] for number, kind in enumerate(kinds.values())], small)
 
 
 def examples(full: int) -> int:

@@ -18,9 +18,9 @@ from ckptool.errors import Cancelled, CkptoolError, Failure
 from tests.each import each
 
 PACKAGE = Path(ckptool.__file__).parent
-MODULES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))]
 # The reference trainer makes checkpoints with torch; no other module knows of it.
-TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("reference/")}
+TOOL = [name for name in MODULES if not name.startswith("reference/")]
 # The one door to torch also builds a class, which the user names and no file.
 EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
@@ -76,16 +76,21 @@ OPENING_METHODS = (".read_bytes", ".read_text", ".write_bytes", ".write_text")
 
 
 @cache
-def nodes(tree: ast.AST) -> list[ast.AST]:
-    return list(ast.walk(tree))
+def parsed(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / name).read_text("utf-8"))
 
 
 @cache
-def imported(tree: ast.AST) -> list[str]:
+def nodes(name: str) -> list[ast.AST]:
+    return list(ast.walk(parsed(name)))
+
+
+@cache
+def imported(name: str) -> list[str]:
     """Return the top-level package of each import, wherever it stands, unless it is for type checkers only."""
-    skipped = {id(inner) for node in nodes(tree) if _is_type_checking(node) for inner in ast.walk(node)}
+    skipped = {id(inner) for node in nodes(name) if _is_type_checking(node) for inner in ast.walk(node)}
     found = []
-    for node in nodes(tree):
+    for node in nodes(name):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -100,9 +105,9 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 @cache
-def mentioned(tree: ast.AST) -> frozenset[str]:
+def mentioned(name: str) -> frozenset[str]:
     """Return every name, and every dotted name, in the code."""
-    return frozenset(_dotted(node) for node in nodes(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return frozenset(_dotted(node) for node in nodes(name) if isinstance(node, ast.Name | ast.Attribute))
 
 
 def _dotted(node: ast.AST) -> str:
@@ -115,20 +120,18 @@ def _dotted(node: ast.AST) -> str:
 def test_no_module_runs_what_a_file_says(name: str) -> None:
     if name == TRUSTED:
         return  # behind a parameter called ``trust``
-    assert RUNS.isdisjoint(mentioned(TOOL[name]))
+    assert RUNS.isdisjoint(mentioned(name))
 
 
 @each("name", INSIDE)
 def test_no_module_has_the_means_to_run_anything(name: str) -> None:
     allowed = TALKS if name.startswith(NETWORK) else {"importlib"} if name in TABLES else set()
     allowed = {"multiprocessing"} if name == STARTS else allowed
-    assert ((RUNNERS | TALKS) - allowed).isdisjoint(imported(TOOL[name]))
+    assert ((RUNNERS | TALKS) - allowed).isdisjoint(imported(name))
 
 
 def test_the_one_module_that_starts_processes_starts_its_own_function_alone() -> None:
-    starts = [
-        node for node in nodes(TOOL[STARTS]) if isinstance(node, ast.Call) and _dotted(node.func) == "_NEW.Process"
-    ]
+    starts = [node for node in nodes(STARTS) if isinstance(node, ast.Call) and _dotted(node.func) == "_NEW.Process"]
     (target,) = [ast.unparse(one.value) for start in starts for one in start.keywords if one.arg == "target"]
 
     assert target == "_serve"
@@ -137,15 +140,15 @@ def test_the_one_module_that_starts_processes_starts_its_own_function_alone() ->
 
 @each("name", INSIDE)
 def test_no_module_looks_names_up_by_what_a_file_says(name: str) -> None:
-    calls = [node for node in nodes(TOOL[name]) if isinstance(node, ast.Call)]
-    loops = [node for node in nodes(TOOL[name]) if isinstance(node, ast.For | ast.comprehension)]
+    calls = [node for node in nodes(name) if isinstance(node, ast.Call)]
+    loops = [node for node in nodes(name) if isinstance(node, ast.For | ast.comprehension)]
     # ``for name in ("a", "b")`` asks for no other names than these.
     literal = {ast.unparse(loop.target) for loop in loops if _is_literal(loop.iter)}
 
     # A function hands its own arguments to those who compare them with its signature.
     given = [argument for call in calls if _dotted(call.func) == "check_arguments" for argument in call.args]
     assert {"globals", "vars", "locals"}.isdisjoint(_dotted(call.func) for call in calls if call not in given)
-    assert "sys.modules" not in mentioned(TOOL[name])
+    assert "sys.modules" not in mentioned(name)
     for call in calls if name not in TABLES else ():
         if _dotted(call.func) in ("getattr", "setattr", "hasattr", "delattr"):
             assert isinstance(call.args[1], ast.Constant) or ast.unparse(call.args[1]) in literal
@@ -157,9 +160,9 @@ def _is_literal(node: ast.AST) -> bool:
 
 @each("name", INSIDE)
 def test_torch_is_imported_by_the_bridge_alone(name: str) -> None:
-    assert {"torch", "numpy"}.isdisjoint(imported(TOOL[name]))
+    assert {"torch", "numpy"}.isdisjoint(imported(name))
     # What is written as safetensors is read again by the reference library.
-    assert "safetensors" not in imported(TOOL[name]) or name == "migration/safetensors_plan.py"
+    assert "safetensors" not in imported(name) or name == "migration/safetensors_plan.py"
 
 
 def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
@@ -170,7 +173,7 @@ def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
 
 @each("name", sorted(name for name in INSIDE if not name.startswith(("sources/", "migration/output/"))))
 def test_only_sources_and_outputs_open_files(name: str) -> None:
-    called = {_dotted(node.func) for node in nodes(TOOL[name]) if isinstance(node, ast.Call)}
+    called = {_dotted(node.func) for node in nodes(name) if isinstance(node, ast.Call)}
 
     assert OPENS.isdisjoint(called)
     assert not [function for function in called if function.endswith(OPENING_METHODS)]
@@ -179,7 +182,7 @@ def test_only_sources_and_outputs_open_files(name: str) -> None:
 @each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_nothing_passes_over_a_cancellation(name: str) -> None:
     """Handlers that do not raise catch ``Failure``: that is every error but ``Cancelled``."""
-    for node in nodes(TOOL[name]):
+    for node in nodes(name):
         if isinstance(node, ast.Call) and _dotted(node.func) == "suppress":
             assert "CkptoolError" not in map(_dotted, node.args), node.lineno
         for handler in node.handlers if isinstance(node, ast.Try) else ():
@@ -202,7 +205,7 @@ def test_every_error_but_a_cancellation_is_a_failure() -> None:
 def test_only_errors_defines_exceptions(name: str) -> None:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-        for node in nodes(MODULES[name])
+        for node in nodes(name)
         if isinstance(node, ast.ClassDef)
     }
     known = {cls for cls in vars(ckptool.errors) if cls[0].isupper()}
@@ -217,7 +220,7 @@ def test_only_errors_defines_exceptions(name: str) -> None:
 
 @each("name", sorted(name for name in TOOL if not name.startswith("formats/")))
 def test_formats_are_known_by_their_traits_outside_of_their_own_package(name: str) -> None:
-    for node in nodes(TOOL[name]):
+    for node in nodes(name):
         looked_up: list[ast.expr] = []
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             looked_up = [node.left, *node.comparators]
@@ -230,7 +233,7 @@ def test_formats_are_known_by_their_traits_outside_of_their_own_package(name: st
 
 
 def test_json_is_read_by_the_strict_parser() -> None:
-    users = {name for name, tree in TOOL.items() if "json" in imported(tree) and not name.startswith("cli/")}
+    users = {name for name in TOOL if "json" in imported(name) and not name.startswith("cli/")}
 
     assert users == {
         "formats/strict_json.py",
@@ -243,17 +246,17 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "formats/identify/text.py",  # only names what a file is; nothing is taken from it
     }
     for name in ("formats/safetensors.py", "migration/safetensors_plan.py", "migration/folders/shards.py"):
-        assert {"json.load", "json.loads", "json.JSONDecoder"}.isdisjoint(mentioned(TOOL[name]))
+        assert {"json.load", "json.loads", "json.JSONDecoder"}.isdisjoint(mentioned(name))
 
 
 def test_reading_never_opens_for_writing() -> None:
     for name in (name for name in MODULES if name.startswith("sources/")):
-        assert {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_TRUNC"}.isdisjoint(mentioned(MODULES[name]))
+        assert {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_TRUNC"}.isdisjoint(mentioned(name))
 
 
 @each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_only_the_command_line_prints(name: str) -> None:
-    names = set(mentioned(TOOL[name]))
+    names = set(mentioned(name))
     if name == "sources/remote/bucket.py":
         names.discard("os.environ")  # who signs depends on whether keys are in it
 
@@ -266,14 +269,14 @@ SPELLS_OPTIONS = {f"checking/explain/{name}.py" for name in ("keys", "reading", 
 
 @each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_only_the_command_line_spells_options(name: str) -> None:
-    texts = [node.value for node in nodes(TOOL[name]) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in nodes(name) if isinstance(node, ast.Constant)]
     spelled = [text for text in texts if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", text)]
 
     assert bool(spelled) == (name in SPELLS_OPTIONS), spelled
 
 
 def test_nothing_imports_the_reference_trainer_but_its_commands() -> None:
-    users = {name for name, tree in TOOL.items() if "ckptool.reference" in ast.unparse(tree)}
+    users = {name for name in TOOL if "ckptool.reference" in (PACKAGE / name).read_text("utf-8")}
 
     assert all(name.startswith("cli/") for name in users)
 
@@ -335,7 +338,7 @@ def test_modules_are_named_for_what_they_do() -> None:
 
 @each("name", MODULES)
 def test_no_function_is_longer_than_80_lines(name: str) -> None:
-    for node in nodes(MODULES[name]):
+    for node in nodes(name):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < 80, node.name
@@ -357,6 +360,6 @@ def test_makers_of_tuples_are_typed_as_the_tuples_are(name: str) -> None:
 
 @each("name", MODULES)
 def test_every_module_says_what_it_is(name: str) -> None:
-    tree = MODULES[name]
+    tree = parsed(name)
 
     assert ast.get_docstring(tree) or not tree.body

@@ -13,6 +13,7 @@ import torch
 
 import ckptool
 from ckptool.reference.nets import LeNet
+from tests.each import each
 
 PATH = Path(ckptool.__file__).parents[1] / "fixtures" / "valid" / "lenet-state-dict-cpu-zip.pth"
 NOWHERE = "nowhere/at/all.pth"
@@ -63,7 +64,7 @@ def parameters() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "parameter"), parameters())
+@each(("name", "parameter"), parameters())
 def test_a_value_of_another_type_is_refused_by_the_name_of_its_parameter(name: str, parameter: str) -> None:
     function, given = FUNCTIONS[name]
 
@@ -71,7 +72,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_parameter(name: s
         function(**{**given, parameter: Nothing()})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "given", "says"),
     [
         ("load", {"key": 3}, "key takes str | None, not 3 (int)"),

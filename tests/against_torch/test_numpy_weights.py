@@ -15,6 +15,7 @@ import torch
 import ckptool
 from ckptool import MigrationRefused
 from tests import build
+from tests.scale import in_turn
 
 BASE = np.arange(24, dtype="f4").reshape(4, 6)
 ARRAYS: dict[str, Any] = {
@@ -64,8 +65,7 @@ def as_torch(array: Any) -> torch.Tensor:
     return torch.from_numpy(native.astype(native.dtype.newbyteorder("=")).reshape(native.shape))
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("writer", "tree"), in_turn(WRITERS, TREES))
 def test_the_arrays_are_the_weights(writer: str, tree: str) -> None:
     loaded = ckptool.load(WRITERS[writer](TREES[tree](ARRAYS)))
 

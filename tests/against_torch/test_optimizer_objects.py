@@ -15,6 +15,7 @@ import torch
 import ckptool
 from tests.against_torch.optimizers import Make, differences, groups, of_object, same, stepped
 from tests.fixture_set.expected import named_tensors
+from tests.scale import in_turn
 
 
 def made(name: str, **options: Any) -> Make:
@@ -84,8 +85,7 @@ Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - what libraries pickle
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-@pytest.mark.parametrize("is_zip", [True, False])
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "SparseAdam"])
+@pytest.mark.parametrize(("is_zip", "name"), in_turn([True, False], [*OPTIMIZERS, "SparseAdam"]))
 def test_every_value_is_found_under_the_number_of_its_parameter(name: str, is_zip: bool) -> None:
     model, optimizer = sparse() if name == "SparseAdam" else stepped(OPTIMIZERS[name])
     kept = of_object(optimizer, "optimizer")
@@ -100,7 +100,7 @@ def test_every_value_is_found_under_the_number_of_its_parameter(name: str, is_zi
 
 def test_what_is_kept_beside_an_optimizer_takes_no_longer_than_its_size(tmp_path: Path) -> None:
     model, optimizer = stepped(OPTIMIZERS["Slow"])
-    steps = [([float(n), float(n + 1)], {"reward": [float(n)]}) for n in range(30_000)]
+    steps = [([float(n), float(n + 1)], {"reward": [float(n)]}) for n in range(10_000)]
     torch.save({"model": model, "optimizer": optimizer, "replay": steps}, tmp_path / "agent.pth")
     torch.save({"model": model, "replay": steps}, tmp_path / "plain.pth")
 

@@ -22,7 +22,7 @@ from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 from tests.device.tags import OfADevice
 from tests.each import each
-from tests.scale import some, times
+from tests.scale import some, step, times
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 VALID = FIXTURES / "valid"
@@ -126,7 +126,7 @@ def test_tags_of_every_kind_are_compared_with_the_devices_that_are_given() -> No
     assert codes("state-dict-plain-cpu-zip.pth", ["cpu"]) == []
 
 
-@each("path", [path for path in OURS if path.suffix == ".pth"])
+@each("path", [path for path in OURS if path.suffix == ".pth"][:: step(3)])
 def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
     lacking_where_torch_lacks_it(path)
 
@@ -177,7 +177,7 @@ def test_the_library_call_is_public() -> None:
 def test_no_damage_gives_anything_but_a_report(name: str) -> None:
     good = one_of_each()[name]
     chance = random.Random(name)
-    for _ in range(times(100, 300)):
+    for _ in range(times(40, 300)):
         data = bytearray(good)
         for _ in range(chance.randint(1, 3)):
             data[chance.randrange(len(data))] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
@@ -230,7 +230,9 @@ def test_strict_takes_an_odd_container_for_an_error(tmp_path: Path) -> None:
         assert json.loads(run(path, "--json", code=0))["worst"] in (None, "info")
         found = json.loads(run(path, "--json", "--strict", code=code))
         assert [one["severity"] for one in found["findings"] if one["code"] == "CK101"] == ["error"] * code
-    assert not [finding for path in OURS for finding in check(path, strict=True).findings if finding.code == "CK101"]
+    assert not [
+        finding for path in OURS[:: step(3)] for finding in check(path, strict=True).findings if finding.code == "CK101"
+    ]
 
 
 def test_a_small_file_of_plain_data_needs_few_modules() -> None:

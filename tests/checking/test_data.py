@@ -14,6 +14,7 @@ from ckptool.pickles.judge import Judge
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
+from tests.each import each
 
 
 def built(made: bytes, state: Any) -> bytes:
@@ -98,7 +99,7 @@ NO_DATA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NO_DATA)
+@each("name", NO_DATA)
 def test_what_is_of_no_row_is_not_data(name: str, tmp_path: Path) -> None:
     for data in (
         pickled({"x": NO_DATA[name]}),

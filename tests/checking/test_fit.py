@@ -17,6 +17,7 @@ from torch import nn
 from ckptool import MigrationRefused
 from ckptool.checking.check import CheckReport, check
 from ckptool.cli import cli
+from tests.scale import in_turn
 
 
 class Net(nn.Module):
@@ -206,8 +207,7 @@ FOUND: dict[str, dict[str, torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("expected", EXPECTED)
-@pytest.mark.parametrize("found", FOUND)
+@pytest.mark.parametrize(("expected", "found"), in_turn(EXPECTED, FOUND))
 def test_no_command_in_a_hint_leaves_nothing(found: str, expected: str, tmp_path: Path) -> None:
     other = tmp_path / "other.pth"
     torch.save(EXPECTED[expected], other)

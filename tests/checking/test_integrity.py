@@ -19,6 +19,7 @@ from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops import values as torch_values
 from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
+from tests.each import each
 from tests.scale import scaled, step, times
 from tests.zip_bytes import stored, whole
 
@@ -52,14 +53,14 @@ def test_no_flipped_bit_of_a_zip_changes_what_is_read_without_an_error() -> None
     expected = contents(good)
     assert check(good, deep=True).worst is None
     noticed = 0
-    for bit in range(0, 8 * len(good), step(31)):
+    for bit in range(0, 8 * len(good), step(31, 5)):
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
         if check(bytes(data), deep=True).worst == "error":
             noticed += 1
         else:
             assert contents(bytes(data)) == expected, bit
-    assert noticed > 4 * len(good) // step(31)
+    assert noticed > 4 * len(good) // step(31, 5)
 
 
 def test_damage_names_the_record_and_the_tensors_in_it(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_the_range_of_an_observer_that_saw_nothing_is_no_divergence() -> None:
     assert [one.severity for one in found] == ["warning"]
 
 
-@pytest.mark.parametrize("dtype", BY_NAME)
+@each("dtype", BY_NAME)
 def test_values_of_every_type_are_looked_at(dtype: str) -> None:
     zeros = dtype != "float8_e8m0fnu"  # which has none
     nbytes = 4 * BY_NAME[dtype].itemsize

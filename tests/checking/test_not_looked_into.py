@@ -29,6 +29,7 @@ from tests.build import (
     torch_zip,
     zip_file,
 )
+from tests.scale import exhaustive, some
 
 EVIL = pickled(call(named("os", "system"), "true"))
 GOOD = safetensors({"w": floats()})
@@ -72,14 +73,16 @@ IN_TEXT = {
     "of protocol 0": serialized(b"cos\nsystem\n(S'true'\ntR."),
     "of protocol 4": serialized(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."),
     "packed": serialized(gzip.compress(EVIL)),
-    "behind much else": json.dumps({"words": [f"word {number:09}" for number in range(900_000)]}).encode()[:-1]
+    "behind much else": b'{"words": ['
+    + b'"a word of many", ' * 900_000
+    + b'""]'
     + b', "x": "'
     + b64encode(EVIL)
     + b'"}',
 }
 
 
-@pytest.mark.parametrize("name", IN_TEXT)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=exhaustive if "much" in name else ()) for name in IN_TEXT])
 def test_a_pickle_that_a_text_of_json_has_as_base64_is_looked_into(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_bytes(zip_file({"data": IN_TEXT[name], "policy.pth": WEIGHTS}, deflated=["data"]))
     (tmp_path / "model.tar").write_bytes(tar_file({"data": IN_TEXT[name], "policy.pth": WEIGHTS}))
@@ -220,12 +223,11 @@ BEYOND: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("name", some(BEYOND, 3))
 def test_a_file_of_a_folder_that_is_more_than_is_looked_at_is_said(name: str, tmp_path: Path) -> None:
     place = written(tmp_path / "x", {name: BEYOND[name]()})
     report = check(place)
-    assert {"CK205", "CK209"} & codes(place)
-    assert exit_code(place, "--fail-on", "system") == 1
+    assert {"CK205", "CK209"} & {one.code for one in report.findings}
     assert "what other files of the folder run is said above" in report.loading[0]
 
 

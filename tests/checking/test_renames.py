@@ -23,6 +23,7 @@ from ckptool.checking.check import check
 from ckptool.checking.explain import explain
 from ckptool.cli import cli
 from tests.each import each
+from tests.scale import in_turn
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -278,8 +279,7 @@ def commands_about(path: Path, like: Path) -> Iterator[str]:
             yield one.command
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("pair", EVERY)
+@pytest.mark.parametrize(("suffix", "pair"), in_turn([".pth", ".safetensors"], EVERY))
 def test_no_command_of_check_loses_what_the_other_side_wants(pair: str, suffix: str, tmp_path: Path) -> None:
     want, have = EVERY[pair]
     like = saved(want, tmp_path / f"want{suffix}")

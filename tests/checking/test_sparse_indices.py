@@ -54,7 +54,7 @@ def test_an_index_is_outside_where_torch_says_so(name: str) -> None:
     tensor, names = LAYOUTS[name]
     refused = 0
     for which, part in enumerate(parts(tensor, names)):
-        for place in range(0, part.numel(), step(2)):
+        for place in range(0, part.numel(), step(5)):
             for value in (-1, 0, 1, 2, 3, 4, 6, 7, 1 << 40):
                 found = parts(tensor, names)
                 found[which].view(-1)[place] = value

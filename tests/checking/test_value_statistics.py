@@ -16,6 +16,7 @@ from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.cli import cli
 from ckptool.errors import MissingPackage
 from ckptool.torch_ops.statistics import Statistics, Tally
+from tests.scale import in_turn
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FLOATS = (
@@ -53,8 +54,7 @@ def assert_equal(found: Statistics, values: torch.Tensor) -> None:
     assert np.abs(np.array(found.histogram) - expected).sum() <= 0.03 * finite.size + 2
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3])
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize(("scale", "dtype"), in_turn([1.0, 1e-3], [*FLOATS, *INTEGERS]))
 def test_every_type_is_as_its_float64_reference(dtype: str, scale: float) -> None:
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(70_001, generator=generator) * 20 * scale + 1

@@ -121,7 +121,7 @@ def test_children_shared_again_and_again_are_stopped_by_the_limit_on_names() -> 
 
     with pytest.raises(LimitExceeded):
         walk(node, Limits(tensors=1_000))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 15  # without a bound it is never done
 
 
 def test_deep_models_are_walked_without_recursion() -> None:

@@ -9,13 +9,14 @@ from click.testing import CliRunner
 
 import ckptool
 from ckptool.cli import cli
+from tests.each import each
 
 VALID = Path(ckptool.__file__).parents[1] / "fixtures" / "valid"
 A = str(VALID / "lenet-state-dict-cpu-zip.pth")
 OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "idle"),
     [
         (["inspect", A, "--globals", "--include", "conv*"], "--include"),

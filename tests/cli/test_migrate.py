@@ -283,7 +283,7 @@ def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
         if source == "a":
             time.sleep(0.1)
             raise KeyboardInterrupt
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         try:
             while time.monotonic() < end:
                 progress(1, 2)
@@ -298,4 +298,4 @@ def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert result.exit_code == 130
     assert "b" in stopped
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30

@@ -14,6 +14,7 @@ from ckptool.cli import cli
 from ckptool.cli.tables import formatted_table, table_formats
 from ckptool.messages import quoted, show
 from tests.build import zip_file
+from tests.each import each
 
 ONE = {"w": torch.ones(2)}
 PAYLOADS = ["$(touch PWNED)", "`touch PWNED`", "a;touch PWNED", "it's $(touch PWNED)", 'a"$(touch PWNED)']
@@ -75,7 +76,7 @@ def test_the_command_for_a_file_that_may_not_be_read_is_quoted(
     paste(text, tmp_path)
 
 
-@pytest.mark.parametrize("table_format", table_formats())
+@each("table_format", table_formats())
 def test_no_format_passes_markup_on(table_format: str) -> None:
     table = formatted_table(["name"], [["<script>alert(1)</script>"], ["<img src=x onerror=y>"]], [False], table_format)
 

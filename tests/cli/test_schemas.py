@@ -70,12 +70,13 @@ def test_each_schema_has_the_name_and_number_of_the_objects_that_it_describes() 
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 def test_what_is_printed_about_every_fixture(verb: str) -> None:
-    found = valid(verb, *ALL, *(["--deep"] if verb == "check" else []))
+    some = ALL[:: step(4)]
+    found = valid(verb, *some, *(["--deep"] if verb == "check" else []))
 
-    assert [one["path"] for one in found] == [str(path) for path in ALL]
-    assert sum("error" in one for one in found) == len(ALL) - len(VALID)
+    assert [one["path"] for one in found] == [str(path) for path in some]
+    assert sum("error" in one for one in found) == len({*some} - {*VALID})
     assert any(finding["command"] for one in found for finding in one.get("findings", ()))
-    assert valid(verb, ALL[0]) == found[0] or verb == "check"
+    assert valid(verb, some[0]) == found[0] or verb == "check"
 
 
 @scaled

@@ -45,7 +45,7 @@ def too_long(screen: Screen, columns: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("columns", some([60, 80, 120, 200], 3))
+@pytest.mark.parametrize("columns", some([60, 200, 80, 120], 4))
 def test_lines_fit_the_terminal(columns: int) -> None:
     files = ["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]
     for arguments in (*files, ["migrate", WARNED, "--dry-run"]):

@@ -24,7 +24,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(build.lacks() is not None, reason=str(build.lacks()))
 @pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="the device is written for torch 2.6 and later")
-@pytest.mark.parametrize("kind", ["sim", "cuda"])
+@pytest.mark.parametrize("kind", ["cuda"])
 def test_the_benchmark_loads_all_that_it_times_and_compares_it(kind: str, files: Path) -> None:
     build.library(kind)
     command = [sys.executable, str(BENCHMARK), "--simulated", "--device", kind, "--runs", "1", "--dir", str(files)]

@@ -1,9 +1,9 @@
 """
 Saves a small trained model from several processes, with ``torch.distributed.checkpoint``, as trainers do.
 
-    python -m tests.formats.dcp_ranks FOLDER WORLD rows|columns|grid|ranks|async|threads|fsdp|safetensors
+    python -m tests.formats.dcp_ranks FOLDER WORLD rows|columns|grid|ranks|async|threads|fsdp|safetensors ...
 
-Runs itself as WORLD processes, which talk over gloo.
+Runs itself as WORLD processes, which talk over gloo, and saves each kind in a folder of its name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 KINDS = ("rows", "columns", "grid", "ranks", "async", "threads", "fsdp", "safetensors")
 
 
-def save(folder: Path, world: int, kind: str) -> None:
+def save(folder: Path, world: int, *kinds: str) -> None:
     """Start the processes, and wait until they have saved."""
     with tempfile.TemporaryDirectory() as meeting:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.formats.dcp_ranks", str(folder), str(world), kind]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.formats.dcp_ranks", str(folder), str(world), *kinds]
         ranks = [
             subprocess.Popen(
                 command, env=os.environ | {"RANK": str(rank), "MEETING": meeting}, cwd=Path(__file__).parents[2]
@@ -64,12 +64,20 @@ def state(world: int, kind: str) -> dict[str, Any]:
     return {"model": spread(model.state_dict()), "optimizer": spread(optimizer.state_dict()), "epoch": 3}
 
 
-def _rank(folder: Path, world: int, kind: str) -> None:
+def _rank(folder: Path, world: int, kinds: list[str]) -> None:
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
 
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{os.environ['MEETING']}/store")
+    for kind in kinds:
+        _save(folder / kind, world, kind)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _save(folder: Path, world: int, kind: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
     given = state(world, kind)
     if kind == "async":
         dcp.async_save(given, checkpoint_id=folder).result()  # type: ignore[union-attr]
@@ -80,13 +88,11 @@ def _rank(folder: Path, world: int, kind: str) -> None:
         dcp.save(given, storage_writer=dcp.FileSystemWriter(folder, thread_count=3))
     else:
         dcp.save(given, checkpoint_id=folder, use_collectives=kind != "ranks")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    target, world, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    target, size, asked = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     if "RANK" in os.environ:
-        _rank(target, world, kind)
+        _rank(target, size, asked)
     else:
-        save(target, world, kind)
+        save(target, size, *asked)

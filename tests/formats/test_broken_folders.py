@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_folder_is_said_and_nothing_else(tmp_path: Path) ->
         known, before = held(folder), ckptool.check(folder, deep=True)
         for mutation in mutations(folder, others):
             number += 1
-            if number % step(29):
+            if number % step(97):
                 continue
             copy = tmp_path / "copy"
             shutil.copytree(folder, copy, symlinks=True, copy_function=shutil.copyfile)

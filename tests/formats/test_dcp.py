@@ -502,21 +502,21 @@ def test_an_unknown_transform(tmp_path: Path, transform: str) -> None:
 
 def test_a_shared_list_of_pieces_costs_no_more_than_the_file(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "saved")
-    writer.tensor("w", torch.ones(3000, 1), rows((3000, 1), 3000))
+    writer.tensor("w", torch.ones(1500, 1), rows((1500, 1), 1500))
     entry = writer.metadata.state_dict_metadata["w"]
-    for number in range(3000):
+    for number in range(1500):
         writer.metadata.state_dict_metadata[f"w{number}"] = entry
     started = time.process_time()
     with pytest.raises(LimitExceeded):
         ckptool.open_checkpoint(writer.close())
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 6
 
 
 def test_a_million_chunks_take_bounded_time(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "saved")
     writer.tensor("w", torch.ones(4), rows((4,), 2))
     entry = writer.metadata.state_dict_metadata["w"]
-    entry.chunks = entry.chunks * 50_000
+    entry.chunks = entry.chunks * 20_000
     started = time.process_time()
     report = ckptool.check(writer.close())
     assert codes(report) == ["CK141"]
@@ -589,10 +589,14 @@ def test_real_folders(folder: Path, facts: dict[str, Any]) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize(("kind", "world"), [(kind, (2, 4)[at % 2]) for at, kind in enumerate(dcp_ranks.KINDS)])
-def test_what_several_processes_save(tmp_path: Path, kind: str, world: int) -> None:
-    folder = tmp_path / "saved"
-    dcp_ranks.save(folder, world, kind)
+@pytest.mark.parametrize(("world", "kinds"), [(2, dcp_ranks.KINDS[0::2]), (4, dcp_ranks.KINDS[1::2])])
+def test_what_several_processes_save(tmp_path: Path, world: int, kinds: tuple[str, ...]) -> None:
+    dcp_ranks.save(tmp_path, world, *kinds)
+    for kind in kinds:
+        is_as_it_was_saved(tmp_path / kind, kind)
+
+
+def is_as_it_was_saved(folder: Path, kind: str) -> None:
     if kind in ("ranks", "safetensors"):  # of which torch has no loader for one process without a state dict
         weights = ckptool.load(folder)
         names = {name.removeprefix("model.") for name in weights}
@@ -601,8 +605,8 @@ def test_what_several_processes_save(tmp_path: Path, kind: str, world: int) -> N
         same_as_torch(folder)
     report = ckptool.check(folder, deep=True)
     assert not [one for one in report.findings if one.severity == "error"]
-    ckptool.migrate(folder, tmp_path / "one.safetensors")
-    ckptool.migrate(folder, tmp_path / "whole.pt", form="state_dict")
+    ckptool.migrate(folder, folder.with_name(f"{kind}.safetensors"))
+    ckptool.migrate(folder, folder.with_name(f"{kind}.pt"), form="state_dict")
 
 
 @pytest.mark.parametrize("backend", ["torch", "other"])

@@ -270,7 +270,7 @@ def test_a_format_recognises_no_file_of_an_unrelated_one(name: str) -> None:
 
 
 @every_format
-@pytest.mark.parametrize("noise", [b"", b"\0", b"\x80", b"PK", b"\x1f\x8b", b"{}", b"\xff" * 600, b"a" * 2000])
+@each("noise", [b"", b"\0", b"\x80", b"PK", b"\x1f\x8b", b"{}", b"\xff" * 600, b"a" * 2000])
 def test_a_format_recognises_no_noise(name: str, noise: bytes) -> None:
     (module,) = (module for module in FORMATS if name == module.NAME)
     try:

@@ -22,8 +22,8 @@ from tests.formats.dcp_folder import Writer, rows
 from tests.formats.deepspeed_folder import Engine
 from tests.scale import scale, times
 
-_MANY = times(48, 100)
-_ALLOWED = times(40, 64)
+_MANY = times(38, 100)
+_ALLOWED = times(36, 64)
 
 
 @contextmanager

@@ -59,14 +59,13 @@ def write_adapter(folder: Path, tensors: Tensors, name: str = "adapter_model.saf
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
 @pytest.mark.parametrize(
-    ("tensors", "settings"),
+    ("name", "tensors", "settings"),
     [
-        ({}, {"target_modules": ["q_proj", "v_proj"]}),
-        ({}, {"target_modules": "all-linear"}),
-        ({}, {"peft_type": "PROMPT_TUNING"}),
-        (lora("lm_head"), {"target_modules": ["q_proj", "v_proj"]}),
+        ("adapter_model.safetensors", {}, {"target_modules": ["q_proj", "v_proj"]}),
+        ("adapter_model.safetensors", {}, {"target_modules": "all-linear"}),
+        ("adapter_model.bin", {}, {"peft_type": "PROMPT_TUNING"}),
+        ("adapter_model.bin", lora("lm_head"), {"target_modules": ["q_proj", "v_proj"]}),
     ],
 )
 def test_an_adapter_without_weights_is_not_fine(

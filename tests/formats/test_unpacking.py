@@ -17,6 +17,7 @@ import pytest
 from ckptool import CheckReport, check
 from ckptool.archives import zip_remains
 from tests.build import call, named, pickled, raw, tar_file, zip_file
+from tests.scale import in_turn
 
 CALLS = pickled(call(named("os", "system"), "true"))
 METHODS = {"bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA, "deflate": zipfile.ZIP_DEFLATED}
@@ -44,8 +45,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("levels", [1, 5, 9, 15])
-@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize(("levels", "packer"), in_turn([1, 5, 9, 15], PACKERS))
 def test_calls_are_named_however_deep_they_are_packed(packer: str, levels: int) -> None:
     data = CALLS
     for _ in range(levels):

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import scale
 from tests.build import call, named
 
 MIB = 1 << 20
 PER_BYTE = 40
-"""Bytes of memory for each byte of the file, and with them 64 MiB for all; diff has two files."""
+"""Bytes of memory for each byte of the file, and with them 64 MiB for all, or 16 of a small one; diff has two files."""
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how large a process was")
 
@@ -62,11 +61,6 @@ for verb in json.loads(sys.argv[1]):
 """
 
 
-def shapes() -> list[str]:
-    """Return every second shape, which takes two minutes in all verbs; with ``--scale 2``, all."""
-    return list(SHAPES) if scale.scale > 1 else list(SHAPES)[1::2]
-
-
 def pickle_of(values: bytes) -> bytes:
     return b"\x80\4" + call(named("m", "C")) + b"0" + named("m", "C") + b"q\0](" + values + b"e."
 
@@ -86,5 +80,7 @@ def too_large(verbs: dict[str, tuple[str, ...]], tmp_path: Path, data: bytes) ->
     found = grown(list(verbs.values()), tmp_path, data)
     assert len(found) == len(verbs)
     # Two trees of a few hundred kilobytes have room in what is there for all.
-    allowed = {verb: 2 * len(data) if verb == "diff" and len(data) > MIB // 2 else len(data) for verb in verbs}
-    return {verb: size for verb, size in zip(verbs, found, strict=True) if size >= 64 * MIB + PER_BYTE * allowed[verb]}
+    has_both = len(data) <= MIB // 4 or len(data) > MIB // 2
+    allowed = {verb: 2 * len(data) if verb == "diff" and has_both else len(data) for verb in verbs}
+    room = (64 if len(data) > MIB // 4 else 16) * MIB
+    return {verb: size for verb, size in zip(verbs, found, strict=True) if size >= room + PER_BYTE * allowed[verb]}

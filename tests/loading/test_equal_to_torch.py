@@ -37,7 +37,7 @@ from tests.against_torch.test_saved_tensors import (
     quantised_per_tensor,
 )
 from tests.loading.same import assert_same, assert_same_tensor, saved, sharing, tensors_only, torch_load
-from tests.scale import one_of_twins
+from tests.scale import in_turn, one_of_twins
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
@@ -109,9 +109,7 @@ def test_one_storage_seen_as_two_types_is_shared_whole(mmap: bool, tmp_path: Pat
     assert_same(load(tmp_path / "x.pth", mmap=mmap), torch_load(data))
 
 
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("kind", SPARSE)
+@pytest.mark.parametrize(("mmap", "legacy", "kind"), in_turn([True, False], [False, True], SPARSE))
 def test_sparse_tensors_are_loaded_as_torch_loads_them(kind: str, legacy: bool, mmap: bool, tmp_path: Path) -> None:
     data = saved({"x": KINDS[kind](), "y": torch.ones(2)}, tmp_path / "x.pth", legacy=legacy)
 
@@ -217,7 +215,7 @@ TORCH_FIXTURES = sorted(path.name for path in FIXTURES.glob("*.pth"))
 
 
 @where.on_any
-@pytest.mark.parametrize("name", one_of_twins(TORCH_FIXTURES))
+@pytest.mark.parametrize("name", one_of_twins(TORCH_FIXTURES, 2))
 @pytest.mark.usefixtures("group")
 def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
     path = FIXTURES / name
@@ -441,9 +439,10 @@ def test_old_tars_are_loaded(tmp_path: Path) -> None:
 
 
 @where.on_any
-@pytest.mark.parametrize("mmap", MMAPS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize(
+    ("mmap", "dtype", "legacy"),
+    in_turn(MMAPS, [torch.float16, torch.bfloat16, torch.float32, torch.float64], [False, True]),
+)
 def test_casts_are_those_of_torch_and_keep_what_is_shared(
     dtype: torch.dtype, legacy: bool, mmap: Any, tmp_path: Path
 ) -> None:

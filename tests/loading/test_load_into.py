@@ -20,7 +20,7 @@ from ckptool.sources.files import FileSource
 from tests import where
 from tests.loading.loadable import QUICK
 from tests.loading.same import assert_same, descriptors, saved
-from tests.scale import some
+from tests.scale import in_turn, some
 
 pytestmark = pytest.mark.usefixtures("built_there")
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -539,9 +539,7 @@ OWN = {
 
 
 @where.on_any
-@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
-@pytest.mark.parametrize("model_is", OWN)
-@pytest.mark.parametrize("file_is", [*OWN, "lightning"])
+@pytest.mark.parametrize(("meta", "model_is", "file_is"), in_turn([False, True], OWN, [*OWN, "lightning"]))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wrappers_and_prefixes_are_seen_through_for_models_with_hooks(
     file_is: str, model_is: str, meta: bool, tmp_path: Path
@@ -692,8 +690,7 @@ FAILING = [
 
 
 @where.on_any
-@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize(("meta", "name"), in_turn([False, True], FAILING))
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
 def test_a_load_that_fails_changes_nothing(name: str, meta: bool, tmp_path: Path) -> None:
     data, options, expected = failing(tmp_path)[name]

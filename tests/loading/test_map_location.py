@@ -12,6 +12,7 @@ import ckptool
 from tests.each import each
 from tests.fixture_set.forging import forged, mixed, tagged
 from tests.loading.same import assert_same, saved, sharing, torch_load
+from tests.scale import in_turn
 
 TAGS = ["cuda:0", "cuda:3", "npu:0", "xla:0", "mps", "hpu", "meta", "warp:7", "privateuseone:0", "", "gpu", "xpu:1"]
 NO_DEVICES = ["gpu", "cuda:x", "", "cpu:", "warp:7", "cuda:-1", "CPU", "cuda 0", "\0", "npu:0"]
@@ -32,8 +33,7 @@ def forged_file(path: Path, tag: str = "cuda:0", *, legacy: bool = False) -> dic
     return tensors
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize(("legacy", "tag"), in_turn([False, True], TAGS))
 def test_saved_tags_never_matter(tag: str, legacy: bool, tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth", tag, legacy=legacy)
 

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import ckptool
 from tests.loading.same import assert_same_tensor, saved, torch_load
+from tests.scale import in_turn
 
 VALUES = torch.rand(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -71,9 +72,9 @@ def assert_same_tree(found: Any, expected: Any, path: str = "") -> None:
         assert found == expected, path
 
 
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("mmap", "dtype", "name"), in_turn([True, False], [torch.float32, torch.float64, torch.bfloat16], OPTIMIZERS)
+)
 def test_the_state_is_the_one_that_torch_would_have_loaded(
     name: str, dtype: torch.dtype, mmap: bool, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ckptool
+from tests.scale import in_turn
 
 
 class Noted(nn.Linear):
@@ -54,8 +55,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("what", VALUES)
+@pytest.mark.parametrize(("zipped", "what"), in_turn([True, False], VALUES))
 def test_what_torch_load_makes_by_default_is_made(what: str, zipped: bool, tmp_path: Path) -> None:
     model = Noted(2, 2)
     model.note = VALUES[what]

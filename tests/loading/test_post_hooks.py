@@ -17,6 +17,7 @@ from ckptool import LiveModel
 from tests import where
 from tests.loading.same import assert_same, saved
 from tests.loading.test_live_model import every_commit, within
+from tests.scale import in_turn
 
 Commit = Literal["in_place", "swap"]
 Hook = Callable[[nn.Module, Any], Any]
@@ -128,12 +129,14 @@ def filled(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("keeps_metadata", [True, False])
 @pytest.mark.parametrize(
-    "without",
-    [(), ("0.weight",), ("1.0.num_batches_tracked",), ("2.weight",), ("1.0.running_mean", "1.1.bias", "2.bias")],
+    ("keeps_metadata", "without", "more"),
+    in_turn(
+        [True, False],
+        [(), ("0.weight",), ("1.0.num_batches_tracked",), ("2.weight",), ("1.0.running_mean", "1.1.bias", "2.bias")],
+        [(), ("extra",), ("0.extra", "1.1.more", "1.nested.deep", "none.weight")],
+    ),
 )
-@pytest.mark.parametrize("more", [(), ("extra",), ("0.extra", "1.1.more", "1.nested.deep", "none.weight")])
 def test_hooks_are_called_as_torch_calls_them(
     more: tuple[str, ...], without: tuple[str, ...], keeps_metadata: bool, tmp_path: Path
 ) -> None:

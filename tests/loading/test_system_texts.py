@@ -13,6 +13,7 @@ from ckptool.loading.memory import host
 from ckptool.loading.memory.available import free_memory
 from ckptool.sources import paths
 from ckptool.sources.paths import is_network
+from tests.each import each
 from tests.loading.same import saved
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -201,7 +202,7 @@ def mounts(fd: int, kind: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "expected"),
     [
         *((kind, True) for kind in ("nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "fuse", "fuse.sshfs", "virtiofs")),

@@ -80,7 +80,7 @@ def test_a_clone_is_what_a_copy_is_and_takes_no_space(disk: Path, suffix: str) -
     assert "shares its tensors" in str(done)
     assert used(disk) - before < len(data) / 4
     assert done.written_nbytes < 10_000
-    assert spent < 0.5
+    assert spent < 1.5
     assert path.read_bytes() == data
     copied = migrate(path, copy, reflink=False, **changes)
     assert (copied.how, copied.written_nbytes) == ("copy", copy.stat().st_size)

@@ -24,7 +24,7 @@ from tests import build
 from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
 from tests.fixture_set.forging import forged, mixed, tagged
-from tests.scale import exhaustive
+from tests.scale import exhaustive, in_turn
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FORGED = sorted(path.name for path in VALID.glob("*forged*.pth"))
@@ -70,9 +70,7 @@ def devices_in(root: Inert) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same"])
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize(("form", "legacy", "tag"), in_turn(["state_dict", "same"], [False, True], TAGS))
 def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: Any, tmp_path: Path) -> None:
     state = {"a": torch.ones(3), "b": torch.arange(4)}
     source = save(state, tmp_path / "a.pth", tag, legacy=legacy)
@@ -87,8 +85,7 @@ def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: An
     assert report.location == "cpu"
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same"])
-@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize(("form", "name"), in_turn(["state_dict", "same"], FORGED))
 def test_no_tag_of_a_fixture_is_left(name: str, form: Any, tmp_path: Path) -> None:
     if form == "state_dict" and name.startswith("list-"):
         pytest.skip("of two models, neither is the weights")

@@ -85,7 +85,7 @@ def test_a_piece_that_is_damaged_is_found_while_it_is_copied(tmp_path: Path, lay
 
 def test_what_was_copied_is_let_go_of(tmp_path: Path) -> None:
     """What is known of the pieces of many small tensors does not gather: 1.5 KB of each, beside 2.2 KB of its own."""
-    count = 1_000
+    count = 300
     save(tmp_path / "saved", {f"w{number}": torch.full((4, 4), float(number)) for number in range(count)})
     held: list[int] = []
     ckptool.migrate(tmp_path / "saved", tmp_path / "first.safetensors")  # what is imported late

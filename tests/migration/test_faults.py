@@ -36,7 +36,7 @@ from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
-from tests.scale import scaled, some, step, times
+from tests.scale import in_turn, scaled, some, step, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
 
@@ -246,8 +246,7 @@ def test_killed_at_any_moment(scene: Scene, processes: Processes, old: bool, nam
 
 
 @scaled
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("old", "named"), WAYS)
+@pytest.mark.parametrize(("old", "named", "after"), [(*way, way[0] == way[1]) for way in WAYS])
 def test_killed_at_every_system_call(
     folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, after: bool
 ) -> None:
@@ -258,7 +257,7 @@ def test_killed_at_every_system_call(
     whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
     assert whole.error is None
     published = []
-    for at in [*range(1, whole.calls + 11, step(4)), whole.calls + 11]:  # over an old file, some more
+    for at in [*range(1, whole.calls + 11, step(4, 2)), whole.calls + 11]:  # over an old file, some more
         target.unlink(missing_ok=True)
         if old:
             target.write_bytes(OLD)
@@ -385,9 +384,10 @@ def free_nbytes(place: Path) -> int:
 
 
 @scaled
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("numel", [4096, BIG // 4])
+@pytest.mark.parametrize(
+    ("checked", "old", "numel"),
+    [(True, False, 4096), (False, True, 4096), (True, True, BIG // 4), (False, False, BIG // 4)],
+)
 def test_a_disk_that_is_full_to_some_level(
     way: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, old: bool, numel: int
 ) -> None:
@@ -434,8 +434,7 @@ def test_a_disk_that_is_full_to_some_level(
 
 
 @scaled
-@pytest.mark.parametrize("numel", [4096, BIG // 4])
-@pytest.mark.parametrize(("old", "named"), WAYS)
+@pytest.mark.parametrize(("old", "named", "numel"), [(*way, 4096 if way[1] else BIG // 4) for way in WAYS])
 def test_a_file_that_may_not_grow(
     folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, numel: int
 ) -> None:
@@ -614,8 +613,9 @@ def test_a_source_that_changes_while_we_read_back(
     assert names_in(folder) <= {"source"}
 
 
-@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten, removed])
-@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize(
+    ("happen", "format_"), in_turn([halved, appended, replaced, rewritten, removed], ["zip", "legacy", "safetensors"])
+)
 def test_a_source_that_changes_is_noticed_without_verification_too(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], format_: str
 ) -> None:
@@ -1036,7 +1036,7 @@ def test_every_system_call_may_fail(
     new = migrated(data, tmp_path, target)
     descriptors = open_descriptors()
     failed, tolerated = [], []
-    every = step(5 if numel > 64 else 2)
+    every = step(5 if numel > 64 else 2, 2)
     for at in range(1, 500, every):
         place.unlink(missing_ok=True)
         if old:

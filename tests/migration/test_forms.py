@@ -21,6 +21,7 @@ from ckptool.names.renaming import add_prefix, strip_prefix, substitute
 from ckptool.pickles.nodes import Call, Dict, PersistentId
 from tests import build
 from tests.each import each
+from tests.scale import in_turn
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -133,9 +134,14 @@ def test_a_dry_run_reports_the_same_and_writes_nothing(form: Any, tmp_path: Path
     assert done.nbytes == (tmp_path / "b").stat().st_size
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same"])
-@pytest.mark.parametrize("numels", [(), (0,), (0, 1, 0, 15, 16, 17), range(200)])
-@pytest.mark.parametrize("name", ["b.pth", "a name that is not ASCII \u00e9.pth", f"{'n' * 90}.pth"])
+@pytest.mark.parametrize(
+    ("form", "numels", "name"),
+    in_turn(
+        ["state_dict", "same"],
+        [(), (0,), (0, 1, 0, 15, 16, 17), range(200)],
+        ["b.pth", "a name that is not ASCII \u00e9.pth", f"{'n' * 90}.pth"],
+    ),
+)
 def test_a_dry_run_knows_the_size_to_the_byte(name: str, numels: Any, form: Any, tmp_path: Path) -> None:
     content = {f"layer.{index}": torch.ones(numel) for index, numel in enumerate(numels)} or {"x": torch.ones(0)}
     plan = migrate(saved(content, tmp_path / "a.pth"), tmp_path / name, form=form, dry_run=True, allow_empty=True)
@@ -401,9 +407,10 @@ AVERAGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("strip", ["strip_module", "strip_wrappers"])
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("kind", AVERAGED)
+@pytest.mark.parametrize(
+    ("strip", "form", "kind"),
+    in_turn(["strip_module", "strip_wrappers"], ["state_dict", "safetensors", "same"], AVERAGED),
+)
 def test_an_averaged_model_gives_the_names_of_the_model(kind: str, form: Any, strip: Any, tmp_path: Path) -> None:
     if (kind, form) == ("a whole model", "same"):
         pytest.skip("AveragedModel is the model there")

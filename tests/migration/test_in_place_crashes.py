@@ -24,16 +24,10 @@ from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
 from ckptool.migration.output.editing import Operations, open_for_editing, undo
 from ckptool.sources.journal import journal_path
-from tests import scale
 from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, Stepped, done, edit, put, readings, write
-from tests.scale import times
+from tests.scale import step, times
 
 SECTOR = 512
-
-
-def every(small: int, full: int) -> int:
-    """Return which of many states to look at: every so manyth, on a larger scale than a full run every one."""
-    return (small, full)[scale.scale] if scale.scale < 2 else 1
 
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -125,7 +119,7 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
     for entry in edited.log:
         parts = list(torn(entry, 1)) if entry.what == "write" else []
         # A short write is of the guard: each of its bytes, always.
-        for part in parts if len(parts) < 20 else parts[:: every(173, 11)]:
+        for part in parts if len(parts) < 20 else parts[:: step(173, 11)]:
             edited.check(done(files, part))
         files = done(files, entry)
 
@@ -138,7 +132,7 @@ def test_without_the_poison_a_torn_pickle_would_be_taken(layout: str, tmp_path: 
     writes = [entry for entry in edited.log if entry.what == "write" and entry.file == edited.path.name]
     pickled = next(entry for entry in writes if entry.data.startswith(b"\x80\2"))
     silent = 0
-    for cut in range(1, len(pickled.data), every(9, 3)):
+    for cut in range(1, len(pickled.data), step(9, 3)):
         put(done(edited.start(), pickled._replace(data=pickled.data[:cut])), edited.path)
         silent += any(found not in (edited.known[0][one], edited.known[1][one]) for one, found in readings(edited.path))
 
@@ -153,7 +147,7 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
     for entry in edited.log:
         before.append(files)
         files = done(files, entry)
-    for files in [*before[:: every(4, 2)], before[-4]]:  # the last: all is written, but for the new guard
+    for files in [*before[:: step(4, 2)], before[-4]]:  # the last: all is written, but for the new guard
         put(files, edited.path)
         if not Path(journal_path(str(edited.path))).exists():
             continue

@@ -28,7 +28,7 @@ from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, Files, Stepped, edit, put, states, torn, weights, write
-from tests.scale import times
+from tests.scale import some, times
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 NOBODY = 65534
@@ -324,8 +324,9 @@ def values(path: Path) -> dict[str, list[float]]:
         return {name: tensor.torch().tolist() for name, tensor in found.tensors.items()}
 
 
-@LAYOUT
-@pytest.mark.parametrize("count", [8, 9, 3])
+@pytest.mark.parametrize(
+    ("layout", "count"), [*((layout, 8) for layout in LAYOUTS), (next(iter(LAYOUTS)), 9), (list(LAYOUTS)[-1], 3)]
+)
 def test_a_file_that_was_saved_over_is_read_and_never_written_to(layout: str, count: int, tmp_path: Path) -> None:
     met = set()
     for path, _ in states(layout, tmp_path):
@@ -350,7 +351,7 @@ def test_a_file_that_was_saved_over_is_read_and_never_written_to(layout: str, co
     assert count == 8 or met == {(1, True)}
 
 
-@pytest.mark.parametrize("epoch", [1, 2, 200])
+@pytest.mark.parametrize("epoch", some([2, 1, 200], 3))
 def test_a_training_that_went_on_over_a_killed_edit_loses_nothing(epoch: int, tmp_path: Path) -> None:
     class Dies(Stepped):
         def before(self, what: str) -> None:

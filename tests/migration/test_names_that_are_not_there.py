@@ -15,6 +15,7 @@ from torch import nn
 import ckptool
 from ckptool import MigrationRefused, WeightsNotFound, migrate
 from ckptool.cli import cli
+from tests.scale import in_turn
 
 
 @pytest.fixture
@@ -76,8 +77,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("source", WRONG)
+@pytest.mark.parametrize(("way", "source"), in_turn(WAYS, WRONG))
 def test_a_path_of_which_a_part_is_not_there_is_dropped_in_no_way(source: str, way: str, folder: Path) -> None:
     before = Path(source).read_bytes()
     for path in WRONG[source]:
@@ -135,8 +135,9 @@ def test_a_path_that_means_two_things_is_refused_until_it_is_clear(folder: Path)
 # Averaged weights
 
 
-@pytest.mark.parametrize("form", ["same", "state_dict", "safetensors"])
-@pytest.mark.parametrize("what", ["ema", "model_ema", "state_dict.model_ema"])
+@pytest.mark.parametrize(
+    ("form", "what"), in_turn(["same", "state_dict", "safetensors"], ["ema", "model_ema", "state_dict.model_ema"])
+)
 def test_averaged_weights_among_others_are_dropped(what: str, form: Any, folder: Path) -> None:
     migrate("sd.ckpt", "out", form=form, drop=[what])
 
@@ -154,8 +155,7 @@ def test_averaged_weights_are_found_under_many_words(key: str, folder: Path) -> 
     assert names("out.pth") == ["params.a.w"]
 
 
-@pytest.mark.parametrize("at_root", [True, False])
-@pytest.mark.parametrize("style", ["without dots", "with dots", "averaged model"])
+@pytest.mark.parametrize(("at_root", "style"), in_turn([True, False], ["without dots", "with dots", "averaged model"]))
 def test_averages_get_the_names_of_what_they_are_averages_of(style: str, at_root: bool, folder: Path) -> None:
     state = diffusion()
     if style != "without dots":
@@ -206,8 +206,7 @@ NOTHING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", NOTHING)
+@pytest.mark.parametrize(("way", "case"), in_turn(WAYS, NOTHING))
 def test_what_is_about_no_name_is_refused_unless_it_may_be(case: str, way: str, folder: Path) -> None:
     if way == "in place" and case == "keep_dtype":
         return
@@ -269,11 +268,14 @@ def test_a_pattern_for_types_is_read_with_and_without_the_key(folder: Path) -> N
             assert kept == {"0.weight": "float32", "0.bias": "float32", "1.weight": "float16", "1.bias": "float16"}
 
 
-@pytest.mark.parametrize("verb", ["inspect", "stat"])
 @pytest.mark.parametrize(
-    "pattern", [["--include", "zz*"], ["--exclude", "optimiser.*"], ["--grep", "zz"], ["--exclude", "*"]]
+    ("verb", "pattern", "form"),
+    in_turn(
+        ["inspect", "stat"],
+        [["--include", "zz*"], ["--exclude", "optimiser.*"], ["--grep", "zz"], ["--exclude", "*"]],
+        [[], ["--json"], ["--table", "csv"], ["-r"]],
+    ),
 )
-@pytest.mark.parametrize("form", [[], ["--json"], ["--table", "csv"], ["-r"]])
 def test_a_list_of_nothing_is_no_success(verb: str, pattern: list[str], form: list[str], folder: Path) -> None:
     assert "--allow-unmatched" in run(verb, "train.pth", *pattern, *form, code=1)
     assert "Error" in run(verb, "train.pth", "sd.ckpt", *pattern, *form, code=1)

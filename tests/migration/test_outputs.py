@@ -26,6 +26,7 @@ from ckptool.migration import output as outputs
 from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from tests import build
+from tests.scale import in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, modes")
 
@@ -276,8 +277,7 @@ def other_case(folder: Path) -> str:
 ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descriptor, other_case]
 
 
-@pytest.mark.parametrize("alias", ALIASES)
-@pytest.mark.parametrize("turned_round", [False, True])
+@pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_is_not_overwritten_by_another_name(
     way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path
 ) -> None:
@@ -291,8 +291,7 @@ def test_the_source_is_not_overwritten_by_another_name(
     assert names_in(folder) == before
 
 
-@pytest.mark.parametrize("alias", ALIASES)
-@pytest.mark.parametrize("turned_round", [False, True])
+@pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_can_be_replaced_by_its_result(
     way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path, tmp_path: Path
 ) -> None:
@@ -455,8 +454,9 @@ def test_a_new_file_has_the_mode_of_its_source_less_the_umask(
             (folder / name).unlink()
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o666, 0o400, 0o444, 0o755])
+@pytest.mark.parametrize(
+    ("mask", "mode"), in_turn([0o000, 0o022, 0o077], [0o600, 0o640, 0o644, 0o664, 0o666, 0o400, 0o444, 0o755])
+)
 def test_an_old_file_keeps_its_mode(way: str, mode: int, mask: int, folder: Path, umask: Callable[[int], int]) -> None:
     (folder / "out.pth").write_bytes(OLD)
     (folder / "out.pth").chmod(mode)

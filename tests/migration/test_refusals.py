@@ -17,6 +17,7 @@ from ckptool.migration.verify import verify_model
 from ckptool.names.renaming import substitute
 from ckptool.sources.meter import Meter
 from tests import build
+from tests.scale import in_turn
 
 PLAIN = build.tensor(build.storage())
 ON_A_DEVICE = build.call(
@@ -177,9 +178,9 @@ EMPTYING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("tree", [WEIGHTS, ALONE, TRAINING], ids=["alone", "in a checkpoint", "beside an optimizer"])
-@pytest.mark.parametrize("case", EMPTYING)
+@pytest.mark.parametrize(
+    ("form", "tree", "case"), in_turn(["state_dict", "safetensors", "same"], [WEIGHTS, ALONE, TRAINING], EMPTYING)
+)
 def test_a_migration_that_leaves_no_weights_is_refused(case: str, tree: Any, form: str, folder: Path) -> None:
     options, cause = EMPTYING[case]
     error = refused(folder, tree, form=form, **options)

@@ -14,6 +14,7 @@ from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import FileFacts
+from tests.scale import in_turn
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -44,8 +45,7 @@ def facts_of(path: Path | str) -> FileFacts:
         return FileFacts(found.format, found.form, found.file_nbytes, *counts)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("way", "name"), in_turn(WAYS, SOURCES))
 def test_both_sides_are_what_inspect_says_of_the_files(name: str, way: str, tmp_path: Path) -> None:
     if "torchscript" in name and WAYS[way]["form"] == "same":
         pytest.skip("refused, as other tests say")

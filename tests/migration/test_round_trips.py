@@ -23,7 +23,7 @@ from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import migrate
 from tests.against_torch import oracle
 from tests.each import each
-from tests.scale import one_of_twins, some
+from tests.scale import in_turn, one_of_twins, some
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FIXTURES = [json.loads(path.read_text()) for path in sorted(VALID.glob("*.json"))]
@@ -80,7 +80,7 @@ def assert_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, Laz
     assert oracle.torch_ties(list(found.values())) == oracle.ties([expected[name] for name in names])
 
 
-@pytest.mark.parametrize("name", one_of_twins(FILES))
+@pytest.mark.parametrize("name", one_of_twins(FILES, 3))
 def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     with open_checkpoint(source_of(name)) as source:
@@ -100,7 +100,7 @@ def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: P
         assert report.nbytes == target.stat().st_size
 
 
-@pytest.mark.parametrize("name", one_of_twins(FILES))
+@pytest.mark.parametrize("name", one_of_twins(FILES, 2))
 def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.safetensors"
     with open_checkpoint(source_of(name)) as source:
@@ -129,7 +129,7 @@ def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(
             assert lazy.read() == oracle.tensor_bytes(tensor), key
 
 
-@pytest.mark.parametrize("name", some([name for name in FILES if expected_refusal(name, "safetensors") is None], 5))
+@pytest.mark.parametrize("name", some([name for name in FILES if expected_refusal(name, "safetensors") is None], 9))
 def test_over_safetensors_and_back_nothing_is_lost(name: str, tmp_path: Path) -> None:
     straight, over, back = (tmp_path / file for file in ("a.pth", "b.safetensors", "c.pth"))
     migrate(source_of(name), straight, form="state_dict", to="cpu")
@@ -158,8 +158,7 @@ def same_memory(state: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     return pairs
 
 
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("name", some(FILES, 9))
+@pytest.mark.parametrize(("form", "name"), in_turn(["state_dict", "safetensors", "same"], FILES[::4]))
 def test_a_second_time_the_file_is_the_same_byte_for_byte(name: str, form: Any, tmp_path: Path) -> None:
     if expected_refusal(name, form) is not None:
         pytest.skip("refused, as other tests say")
@@ -231,7 +230,9 @@ def tensor_facts(tensor: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    one_of_twins(name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name),
+    one_of_twins(
+        [name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name], 2
+    ),
 )
 def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
@@ -242,7 +243,7 @@ def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None
     assert live(found) == live(wanted)
 
 
-@pytest.mark.parametrize("name", one_of_twins(PICKLED))
+@pytest.mark.parametrize("name", one_of_twins(PICKLED, 3))
 def test_the_whole_tree_is_the_same_for_us(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     migrate(source_of(name), target, form="same", to="cpu")

@@ -15,6 +15,7 @@ from ckptool.pickles.sharing import shared_nodes
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, named
+from tests.scale import in_turn
 
 
 def shapes() -> dict[str, Any]:
@@ -53,8 +54,7 @@ def ties(value: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("shape", shapes())
+@pytest.mark.parametrize(("protocol", "shape"), in_turn(range(6), shapes()))
 def test_what_is_written_again_has_the_same_ties(shape: str, protocol: int) -> None:
     value = shapes()[shape]
     source = BytesSource(pickle.dumps(value, protocol))

@@ -23,7 +23,7 @@ from ckptool import open_checkpoint
 from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
 from tests.against_torch.strangers import STRANGER, Strangers
-from tests.scale import scaled, step
+from tests.scale import in_turn, scaled, step
 
 ROOT = Path(__file__).parents[2]
 
@@ -282,8 +282,9 @@ def test_a_compiled_model_is_peeled_by_strip_wrappers_alone(outcome: Outcome) ->
 
 
 @scaled
-@pytest.mark.parametrize("container", CONTAINERS)
-@pytest.mark.parametrize("model", ["net", "tied", "odd", "containers", "normed", "data_parallel"])
+@pytest.mark.parametrize(
+    ("container", "model"), in_turn(CONTAINERS, ["net", "tied", "odd", "containers", "normed", "data_parallel"])
+)
 def test_a_whole_model_gives_its_state_dict_without_its_class(
     outcome: Outcome, model: str, container: str, tmp_path: Path
 ) -> None:

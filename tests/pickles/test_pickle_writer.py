@@ -175,7 +175,7 @@ def _object(kind: str, many: list[Any], pairs: dict[str, Any]) -> Any:
 
 
 # Protocols 0 and 1 know no slots, and make a list of a class from its items, so that none can lead back to it.
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(graphs(), st.sampled_from(PROTOCOLS[2:]))
 def test_any_graph_of_objects_comes_back_with_what_is_shared_and_recursive(value: Any, protocol: int) -> None:
     assert shape_of(round_trip(value, protocol)) == shape_of(pickle.loads(pickle.dumps(value, protocol)))

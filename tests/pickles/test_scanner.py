@@ -195,4 +195,4 @@ def test_what_could_begin_a_string_everywhere_is_looked_at_in_time() -> None:
     start = time.process_time()
 
     assert holds_none(BytesSource(data), 0, len(data))
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6  # a walk from each place: hours

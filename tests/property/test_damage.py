@@ -86,7 +86,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_that_is_cut_on_disk_is_refused_with_its_path(name: str, tmp_path: Path) -> None:
     data, path = sound(name), tmp_path / "cut"
-    for length in range(0, len(data), 7):
+    for length in range(0, len(data), max(7, len(data) // 100)):
         path.write_bytes(data[:length])
         survives(path)
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_cut_on_disk_is_refused_with_its_path(name: str, tmp_path
 @pytest.mark.parametrize("mask", some([1 << bit for bit in range(8)] + [0xFF], 8))
 def test_a_file_with_any_bit_flipped_is_read_or_refused(name: str, mask: int) -> None:
     data = sound(name)
-    for place in range(0, len(data), step(7)):
+    for place in range(0, len(data), step(7, 3)):
         if name == "torch_tar" and place % 512 > 400 and not any(data[place : place + 16]):
             continue  # padding, of which a tar is mostly made
         survives(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
@@ -164,7 +164,7 @@ PARTS = [
 PIECES = [*OPCODES, *PARTS, *map(build.ops, VALUES), *(build.named(*name.split()) for name in MAKERS)]
 
 
-@settings(max_examples=examples(1500))
+@settings(max_examples=examples(800))
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_program_of_torch_s_own_words_is_refused_or_read(pieces: list[bytes]) -> None:
     # Whatever is left on the stack is gathered up, so that most programs end well.

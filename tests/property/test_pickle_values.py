@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckptool.pickles.nodes import Call, Dict, Global, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
-from tests.scale import examples
+from tests.scale import examples, in_turn
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -122,7 +122,7 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(150))
 @given(values)
 def test_what_pickle_writes_is_read_unchanged(protocol: int, value: Any) -> None:
     assert_same(read(pickle.dumps(value, protocol)), value)
@@ -153,8 +153,9 @@ def test_references_that_run_in_circles_still_do(protocol: int, kinds: list[str]
     assert_same(read(pickle.dumps(spine, protocol)), spine)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 255, 256, 257, 999, 1000, 1001, 2001])
+@pytest.mark.parametrize(
+    ("protocol", "count"), in_turn(PROTOCOLS, [0, 1, 2, 3, 4, 255, 256, 257, 999, 1000, 1001, 2001])
+)
 def test_containers_of_every_length_are_read(protocol: int, count: int) -> None:
     items = [f"item {number}" for number in range(count)]
     for value in (
@@ -168,8 +169,7 @@ def test_containers_of_every_length_are_read(protocol: int, count: int) -> None:
         assert_same(read(pickle.dumps(value, protocol)), value)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("length", [255, 256, 65_535, 65_536, 70_000])
+@pytest.mark.parametrize(("protocol", "length"), in_turn(PROTOCOLS, [255, 256, 65_535, 65_536, 70_000]))
 def test_strings_of_every_length_are_read(protocol: int, length: int) -> None:
     for value in ("a" * length, "€" * length, b"\xff" * length, bytearray(length), "\ud800" * length):
         assert_same(read(pickle.dumps([value, value], protocol)), [value, value])

@@ -75,7 +75,7 @@ def lazy(view: View, storage: torch.Tensor) -> LazyTensor:
     )
 
 
-@settings(max_examples=examples(700))
+@settings(max_examples=examples(400))
 @given(views())
 @example(View(16, (2, 3), (1, 2), 1, 0))
 @example(View(4, (1, 1, 1), (7, 9, 11), 3, 0))
@@ -88,7 +88,7 @@ def test_any_view_of_any_storage_reads_as_torch_reads_it(view: View) -> None:
     assert lazy(view, storage).read() == oracle.tensor_bytes(storage.as_strided(view.shape, view.stride, view.offset))
 
 
-@settings(max_examples=examples(700))
+@settings(max_examples=examples(400))
 @given(views(), st.sampled_from([0, 1, 16, 100]))
 def test_slice_by_slice_it_reads_the_same(view: View, span: int) -> None:
     storage = view.storage()

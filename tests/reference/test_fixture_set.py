@@ -192,6 +192,7 @@ def test_the_set_is_small(valid):
     assert sum(sizes) <= 6_000_000
 
 
+@exhaustive
 def test_the_committed_set_is_the_one_that_the_command_writes(written_set):
     # Digests depend on how a machine adds; names, shapes, dtypes and devices do not.
     def outline(folder: Path) -> dict[str, Any]:

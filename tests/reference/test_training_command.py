@@ -4,6 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
 from tests.scale import exhaustive
 
-pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
+if find_spec("sklearn") is None:
+    pytest.skip("the reference nets train on scikit-learn's digits", allow_module_level=True)
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 QUICK = ["--net", "mlp", "--epochs", "1", "--device", "cpu"]

@@ -68,7 +68,7 @@ def test_fixtures_are_the_same_as_a_whole() -> None:
 
 @pytest.mark.usefixtures("ranged")
 def test_fixtures_are_the_same_by_ranges() -> None:
-    compare([path for path in FILES if "folders" not in path.parts][:: 1 if scale.scale else 3])
+    compare([path for path in FILES if "folders" not in path.parts][:: 1 if scale.scale else 8])
 
 
 @pytest.mark.corpus

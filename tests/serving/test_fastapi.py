@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from ckptool.reference.nets import LeNet
 from tests.scale import exhaustive
 from tests.serving.running import IMAGES, Server, save_as_gpus_do, serving
 
-pytest.importorskip("fastapi", reason="needs pip install 'ckptool[serve]'")
-pytest.importorskip("uvicorn", reason="needs pip install 'ckptool[serve]'")
+if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    pytest.skip("needs pip install 'ckptool[serve]'", allow_module_level=True)
 
 WORKERS = 2
 WATCH = f"-m uvicorn --host 127.0.0.1 --port PORT --workers {WORKERS} fastapi_watch:app"
