@@ -10,7 +10,7 @@ from ckptool.sources.naming import shown_path
 from ckptool.sources.stamps import Stamp, stamp_of
 
 SCHEMA: Final = "ckptool.scan/2"
-TENSORS: Final = "ckptool.tensors/1"
+SCHEMA_OF_TENSORS: Final = "ckptool.tensors/1"
 SAME: Final = b"same"
 """Its answer about a file far away whose version is the one that is known."""
 ENDED: Final = "worker-ended"

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checking import safety, torch_load
-from ckptool.checking.asked import NOTHING, TENSORS, Asked, Row, failure, identity, stamped
+from ckptool.checking.asked import NOTHING, SCHEMA_OF_TENSORS, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
@@ -179,7 +179,7 @@ def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
     for name, tensor in each(checkpoint.tensors.items(), checkpoint.source.cancellation):
         info = tensor.info
         yield {
-            "schema": TENSORS,
+            "schema": SCHEMA_OF_TENSORS,
             **same,
             "member": checkpoint.member,
             "name": name,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.asked import ENDED, SAME, SCHEMA, TENSORS, Asked, lost_row
+from ckptool.checking.asked import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, lost_row
 from ckptool.checking.row_worker import Place, Rows
 from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.options import RayCommand, ray_option
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
-_HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
+_HEAD_OF_TENSOR: Final = f'{{"schema": "{SCHEMA_OF_TENSORS}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
@@ -45,7 +45,7 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; 
 _ROUNDS: Final = 4
 """Files far away that a process has for each that it reads at once: so few wait for the last one."""
 _ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
-_OF_CHECKPOINTS: Final[dict[str, Kind]] = {
+CHECKPOINTS: Final[dict[str, Kind]] = {
     "path": "text",
     "nbytes": "count",
     "mtime_ns": "count",
@@ -79,7 +79,7 @@ _OF_CHECKPOINTS: Final[dict[str, Kind]] = {
     "worst": "text",
     "error": {"kind": "text", "type": "text", "message": "text"},
 }
-_OF_TENSORS: Final[dict[str, Kind]] = {
+TENSORS: Final[dict[str, Kind]] = {
     "path": "text",
     "version": "text",
     "scanned_ns": "count",
@@ -151,8 +151,8 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
             run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
             for one, path, columns in (
-                (lines, options["output"], _OF_CHECKPOINTS),
-                (tensors, options["tensors"], _OF_TENSORS),
+                (lines, options["output"], CHECKPOINTS),
+                (tensors, options["tensors"], TENSORS),
             ):
                 if one is not None:
                     write_table(one, path, columns)
