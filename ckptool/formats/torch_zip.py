@@ -80,6 +80,8 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
     contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
+    for node in pickled.persistent_ids:  # torch takes memory for each as the tree says, also where nothing has it
+        storages.resolve(node.pid)
     notes = [*archive.notes, *pickled.notes]
     if root.count("/") != 1:
         notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")

@@ -122,9 +122,6 @@ class Judge:
             yield odd.offset, _of_oddity(odd)
         if not all(is_key(key, values) for key in pickle.odd_keys):
             yield pickle.start, _other("a key", "of which Python may not take the hash at once")
-        factories = [call for call in pickle.calls if values.made.get(id(call)) == "defaultdict" and call.pairs]
-        if any(values.made.get(id(one)) == "defaultdict" for call in factories for _, one in call.pairs or ()):
-            yield pickle.start, _other("a defaultdict in another", "whose end takes from the stack for each")
 
     def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
         if re.fullmatch(table.ACTING, named.module):
