@@ -23,7 +23,7 @@ from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.pickles.verdicts import Grade, How, Verdict, call_text, cut_text
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 
 RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}
 PROGRAM: Final = "__torch__"
@@ -31,6 +31,8 @@ PROGRAM: Final = "__torch__"
 _FORM: Final = "is not of a form that is known to only make data"
 _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
+_LONGEST_HEAD: Final = 512
+"""Of a stream of a storage: of its first three pickles, and of the next two."""
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 """Modules that are in Python itself."""
@@ -161,7 +163,8 @@ class Judge:
             if row is not None:
                 values.at = offset
                 if takes(row, call, values):
-                    numel = self._storage_of(content(call.args[0]) or b"") if row is _LOADS and not is_inner else None
+                    is_stored = row is _LOADS and not is_inner
+                    numel = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
                     if row is not _LOADS or numel is not None:
                         made[id(call)] = row.makes
                         storages.update({} if numel is None else {id(call): numel})
@@ -188,11 +191,13 @@ class Judge:
             shown = partial("{} gets {}".format, name, cut_text(call.state))
             yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
 
-    def _storage_of(self, data: bytes) -> int | None:
+    def storage_of(self, source: Source) -> int | None:
         """Return how many elements the storage has that a legacy stream is, and nothing else; None of any other."""
-        source = BytesSource(data)
         try:
-            at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
+            at = len(self._head) or _LONGEST_HEAD
+            data = source.read(0, min(at + _LONGEST_HEAD, source.nbytes))
+            if not data.startswith(self._head) or not self._head:
+                at = self._begin(source)
             if (usual := _of_storage()(data, at)) is not None and usual[2][0] == len(usual[3]) == usual[7][0]:
                 name, key, keys, view = f"torch.{str(usual[1], 'ascii')}", usual[3], [usual[8]], None
                 numel, end = int.from_bytes(usual[4] or usual[5] or usual[6], "little"), usual.end()
@@ -206,9 +211,10 @@ class Judge:
         except Failure:
             return None
         is_alone = type(keys) is list and keys == [key] and not any(view or ())
-        return numel if is_alone and end + 8 + numel * STORAGES.get(name, 0) == len(data) and name in STORAGES else None
+        is_whole = end + 8 + numel * STORAGES.get(name, 0) == source.nbytes
+        return numel if is_alone and is_whole and name in STORAGES else None
 
-    def _begin(self, source: BytesSource) -> int:
+    def _begin(self, source: Source) -> int:
         """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
         parts: list[Pickle] = []
         while len(parts) < 3:

@@ -162,7 +162,7 @@ def test_what_these_are_made_of_is_data() -> None:
         ONE, array((1,), fields, bytes(16)), built(ORDERED, {"_metadata": {}}), call(named("__builtin__", "set"), [1]),
         built(named("argparse", "Namespace") + b")\x81", {"a": 1}), call(named("collections", "defaultdict")),
         call(named("_codecs", "encode"), "\xff", "latin1"), call(named("fractions", "Fraction"), "-1/3"),
-        nested(400, "deque", "defaultdict"), ops({indexed("w", 1): 0}), ops({index: 0 for index in range(1 << 15)}),
+        nested(400, "deque", "defaultdict"), ops({indexed("w", 1): 0}), ops(dict.fromkeys(range(1 << 15), 0)),
         ops({-index << 20: 0 for index in range(1 << 13)}),
     ]  # fmt: skip
     for one in known:

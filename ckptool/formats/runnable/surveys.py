@@ -111,9 +111,6 @@ class Found:
         if len(self.unseen) < _MOST_UNSEEN:
             self.unseen.append(what)
 
-    def state(self) -> tuple[int, ...]:
-        return len(self.acts), len(self.names), len(self.unseen), self.called
-
     def keep(self, act: Act) -> None:
         """Keep what something beside the pickles does."""
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
