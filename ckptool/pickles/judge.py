@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ckptool.errors import Failure
-from ckptool.pickles import alarms, asked_ids, nodes
+from ckptool.pickles import alarms, nodes
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
 from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
@@ -112,10 +112,10 @@ class Judge:
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
                 values.storages[id(node)] = numel
-            elif asked_ids.is_call(node.pid):
+            elif nodes.is_call_of_package(node.pid):
                 yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
-                grade: Grade = "system" if asked_ids.is_sourced_object(node.pid) else "code"
+                grade: Grade = "system" if nodes.is_sourced_object(node.pid) else "code"
                 named = nodes.global_of(node)
                 name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
                 yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
