@@ -11,8 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from itertools import chain
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
@@ -42,15 +41,6 @@ _Extents: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], int]
 """Of shape and strides."""
 
 
-class Told(NamedTuple):
-    """What calls of one name come to."""
-
-    offset: int
-    """Of the first."""
-    verdict: Verdict
-    times: int
-
-
 def name_at(module: str, name: str, protocol: int) -> str:
     """Return the full name that Python's unpickler looks up: names of Python 2 are others up to protocol 2."""
     if protocol < 3:
@@ -76,19 +66,6 @@ class Judge:
         """Returns a module beside the file that Python may import for one of its own; None if none lies there."""
         self._head = b""
         """How a stream of a storage begins that was looked at."""
-
-    def told(self, pickles: Iterable[Pickle]) -> list[Told]:
-        """Return what pickles come to beyond making data, in order; calls that are shown alike together."""
-        found: dict[tuple[str, ...], Told] = {}
-        for offset, one in chain.from_iterable(map(self.verdicts, pickles)):
-            key = (one.how, one.name, one.grade, one.shown() if one.grade == "system" else "")
-            known = found.get(key)
-            found[key] = Told(offset, one, 1) if known is None else known._replace(times=known.times + 1)
-        return list(found.values())
-
-    def grade(self, pickles: Iterable[Pickle]) -> Grade:
-        """Return how far pickles reach: the worst grade of ``told``."""
-        return worst(one for _, one in chain.from_iterable(map(self.verdicts, pickles)))
 
     def verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
         """

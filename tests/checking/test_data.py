@@ -10,7 +10,7 @@ import pytest
 from ckptool import check
 from ckptool.fleet import row
 from ckptool.pickles.constructions import BY_NAME, ROWS, word
-from ckptool.pickles.judge import Judge
+from ckptool.pickles.judge import Judge, worst
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
@@ -150,10 +150,10 @@ def test_what_is_said_at_once_of_most_tensors_is_what_the_table_says(monkeypatch
         for hooks in (None, ORDERED, {}, built(ORDERED, {"_metadata": {}}))
     ]
     pickles = [read_pickle(BytesSource(pickled({"w": one})), 0) for one in tensors]  # files of some are refused
-    grades = [Judge().grade([one]) for one in pickles]
+    grades = [worst(found for _, found in Judge().verdicts(one)) for one in pickles]
     assert set(grades) == {"data", "code"}
     monkeypatch.setattr("ckptool.pickles.judge._is_plain_tensor", lambda *_: False)
-    assert [Judge().grade([one]) for one in pickles] == grades
+    assert [worst(found for _, found in Judge().verdicts(one)) for one in pickles] == grades
 
 
 def test_what_these_are_made_of_is_data() -> None:

@@ -137,8 +137,8 @@ class Search(Found):
     def _judged(self, pickle: Pickle, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         for one in pickle.globals:
             self.name(one.module, one.name, record, one.offset, nested_at)
-        for told in self._judge.told((pickle,)):
-            self.note(told.verdict, record, told.offset, nested_at, told.times)
+        for offset, verdict in self._judge.verdicts(pickle):
+            self.note(verdict, record, offset, nested_at)
         for offset, value in pickle.carried:
             self._bytes(value, record, offset if nested_at is None else nested_at, depth)
         if pickle.blocks:
