@@ -17,7 +17,7 @@ from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoi
 from ckptool.formats import holders, open_checkpoint, other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.settings import of_settings
+from ckptool.formats.runnable.programs import of_settings
 from ckptool.formats.runnable.surveys import Found, Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some

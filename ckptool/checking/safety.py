@@ -15,10 +15,10 @@ from itertools import chain, repeat
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.checking.usual_names import has_settings
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
+from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search, scanned
 from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -100,11 +100,16 @@ def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:
 
 
 def _settings(search: Search, checkpoint: Checkpoint) -> None:
-    if has_settings(checkpoint):
+    if _has_settings(checkpoint):
         from ckptool.formats.runnable.programs import settings  # few have some
 
         for act in chain.from_iterable(map(settings, checkpoint.archives[:-1])):
             search.keep(act)
+
+
+def _has_settings(checkpoint: Checkpoint) -> bool:
+    """Say whether settings lie beside a checkpoint in an archive, whose loader calls what they name."""
+    return any(name.endswith(SETTINGS) for archive in checkpoint.archives[:-1] for name in archive)
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
@@ -129,7 +134,7 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
 def glance(checkpoint: Checkpoint) -> Grade | None:
     """Return the grade of what ``whole`` finds, where no more is to be said and it takes less time; else None."""
     known = _own_records(checkpoint) if checkpoint.archives else set()
-    if checkpoint.inside or len(checkpoint.archives) > 1 or has_settings(checkpoint):
+    if checkpoint.inside or len(checkpoint.archives) > 1 or _has_settings(checkpoint):
         return None
     if any(stream.rest is not None for stream in checkpoint.streams):
         return None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
@@ -25,6 +24,7 @@ from ckptool.messages import counted, some
 from ckptool.names.matching import Rename, wrappers_off
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
+from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, far_under
@@ -151,8 +151,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
         str(one)
         for stream in checkpoint.streams
         for one in stream.globals
-        if not usual_names.is_usual(one.module, one.name)
-        and not (own and usual_names.is_torchscripts(one.module, one.name))
+        if not is_usual(one.module, one.name) and not (own and is_torchscripts(one.module, one.name))
     )
     if names:
         found = Finding("CK201", "info", f"unpickling would import {some(list(names))} (not imported here)")

@@ -11,13 +11,13 @@ import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
-from ckptool.checking import advice, usual_names
+from ckptool.checking import advice
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.scanner import Scan, scan_around
-from ckptool.pickles.weights_only import OPCODES, is_allowed
+from ckptool.pickles.weights_only import OPCODES, is_allowed, is_of_index, is_torchscripts, is_usual
 
 Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
 
@@ -84,11 +84,11 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
     """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
     own = checkpoint.traits.program is not None
     found = [
-        (usual_names.is_usual(one.module, one.name), _ask(one, stream.record))
+        (is_usual(one.module, one.name), _ask(one, stream.record))
         for stream in checkpoint.streams
         for one in stream.globals
-        if not (own and usual_names.is_torchscripts(one.module, one.name))
-        and not (stream.is_index and usual_names.is_of_index(one.module, one.name))
+        if not (own and is_torchscripts(one.module, one.name))
+        and not (stream.is_index and is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
     first: dict[str, GlobalUse] = {}  # every rank's file asks for the same

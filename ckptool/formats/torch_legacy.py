@@ -25,8 +25,7 @@ from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
-from ckptool.pickles.asked_ids import is_sourced_object
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles.nodes import Inert, is_sourced_object
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource, FarSource, ReadAhead, SliceSource, Source, far_under
 from ckptool.tensors.rebuild import Rebuilder

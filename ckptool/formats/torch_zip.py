@@ -80,6 +80,9 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
     contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
+    for node in pickled.persistent_ids:  # torch takes memory for each as the tree says, also where nothing has it
+        if id(node.pid) not in storages.resolved:
+            storages.resolve(node.pid)
     notes = [*archive.notes, *pickled.notes]
     if root.count("/") != 1:
         notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
@@ -144,12 +147,15 @@ class ZipStorages:
         self._folder = folder
         self._big_endian = big_endian
         self._known: dict[str, TypedStorage] = {}
+        self.resolved: set[int] = set()
+        """Of the persistent ids, by identity, those that were asked for."""
 
     def resolve(self, pid: Inert) -> TypedStorage | None:
         """Return the storage of ``("storage", class, key, location, numel)``."""
         named = storage_id(pid)
         if named is None:
             return None
+        self.resolved.add(id(pid))
         dtype, key, location, nbytes, _ = named
         known = self._known.get(key)
         if known is None:

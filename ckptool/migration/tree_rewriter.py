@@ -18,8 +18,7 @@ from typing import TypeAlias
 from ckptool.errors import MigrationRefused
 from ckptool.migration.device_tags import DeviceTags, new_tag
 from ckptool.pickles import nodes
-from ckptool.pickles.made_nodes import PlainTensor, make_plain_tensor
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, PlainTensor, make_plain_tensor
 from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
 from ckptool.tensors import dtypes
 from ckptool.tensors.payloads import StoragePayload

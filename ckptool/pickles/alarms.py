@@ -19,6 +19,8 @@ from ckptool.pickles.verdicts import How
 
 _MOST_PARTS: Final = 32
 """Of a name, between its dots: with more it is none of an import."""
+_DEEPEST: Final = 12
+"""Calls that find a name by what others find: each may need two others, so time doubles with each."""
 _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _MOST_LOOKED_AT: Final = 1 << 12
 """Values inside the arguments of one call."""
@@ -104,7 +106,7 @@ def is_maker(name: str) -> bool:
 def found(node: Inert, depth: int = 0) -> Global | None:
     """Return the name of what a node stands for: also of what calls find or wrap."""
     named = nodes.global_of(node)
-    if named is not None or type(node) is not Call or depth > _MOST_PARTS:
+    if named is not None or type(node) is not Call or depth > _DEEPEST:
         return named
     if type(node.args) is not tuple or not node.args:
         return None
@@ -131,8 +133,7 @@ def found(node: Inert, depth: int = 0) -> Global | None:
     if name in _TYPES and type(first) is str:
         return Global("types", first)
     if name == "functools.partial":
-        kept = node.state[0] if type(node.state) is tuple and node.state else None
-        return found(kept, depth + 1) or found(first, depth + 1)
+        return found(node.state[0] if type(node.state) is tuple and node.state else first, depth + 1)
     return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 from ckptool.pickles.forms import (
@@ -24,7 +25,7 @@ from ckptool.pickles.forms import (
     fits,
     is_state_of_dtype,
 )
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import CONTAINERS, Call, Global, Inert
 
 
 class Row(NamedTuple):
@@ -69,6 +70,13 @@ def _is_view(call: Call, values: Values) -> bool:
         numel //= _NBYTES_OF_LARGE.get(values.name(others[2]), 1)
     found = extent(*(one if type(one) is tuple else one.args[0] for one in (size, stride)))
     return found is not None and 0 <= offset <= numel - found  # torch would make the storage larger
+
+
+def _is_shallow(call: Call, values: Values) -> bool:
+    """A container that Python ends in one call inside another: few may hold what holds more."""
+    given = call.args[0] if call.args and type(call.args[0]) is list else ()
+    held = chain(given, call.items or (), (value for _, value in call.pairs or ()))
+    return CONTAINERS.isdisjoint(map(type, held)) or values.takes_nested()
 
 
 def _is_dense(call: Call, values: Values) -> bool:
@@ -133,10 +141,11 @@ ROWS: Final = (
     Row(
         ("collections.defaultdict",), "defaultdict", " | None | factory",
         "keeps the factory, which nothing calls before a key is missing", _COLLECTIONS, items="pairs",
+        whole=_is_shallow,
     ),
     Row(
         ("collections.deque",), "deque", " | list | (), int? | list, int?", "appends the items", _COLLECTIONS,
-        items="items",
+        items="items", whole=_is_shallow,
     ),
     Row(
         ("argparse.Namespace",), "namespace", "", _OBJECT, "Lib/argparse.py", builds=True, state="fields",

@@ -22,12 +22,17 @@ LONGEST_NUMBER: Final = 1000
 LARGEST_ELEMENT: Final = 1 << 16
 """Bytes of an element of an array."""
 _LONGEST_TEXT: Final = 2 * LONGEST_NUMBER + 32
-_MOST_KEYS: Final = 1000
-"""Keys whose hash can be chosen."""
+_MOST_KEYS: Final = 1 << 14
+"""Keys that are numbers, whose hash can be chosen: Python takes longer for each than for the one before."""
+_COST_OF_KEY: Final = 16
+"""What a key counts as that has parts, or more digits than a hash: it is also compared with all of the same hash."""
 _DEEPEST_KEY: Final = 4
 _LONGEST_KEY: Final = 64
 _KEY_BITS: Final = 61
-"""More digits can be chosen so that all have one hash."""
+_USUAL_KEYS: Final = range(1 << 18)
+"""Numbers of parameters and of words, as keys: too few for that."""
+_MOST_NESTED: Final = 1000
+"""Containers whose end takes from the stack of the process, inside each other."""
 _MAX_RANK: Final = 64
 _FLAGS: Final = ("conj", "neg")
 _LAYOUTS: Final = frozenset(
@@ -54,6 +59,7 @@ class Values:
         self._left = 16 * nbytes + 65_536
         """Bytes that may be copied: of what the pickle holds, each is there once."""
         self._keys = _MOST_KEYS
+        self._nested = _MOST_NESTED
 
     def name(self, node: Inert) -> str:
         return self.names.get(id(node), "") if type(node) is Global else ""
@@ -68,10 +74,15 @@ class Values:
         self._left -= nbytes
         return self._left >= 0
 
-    def takes_key(self) -> bool:
+    def takes_key(self, cost: int = _COST_OF_KEY) -> bool:
         """Say whether there may be one more key whose hash can be chosen: many with one take quadratic time."""
-        self._keys -= 1
+        self._keys -= cost
         return self._keys >= 0
+
+    def takes_nested(self) -> bool:
+        """Say whether there may be one more container that holds others, of those whose end takes from the stack."""
+        self._nested -= 1
+        return self._nested >= 0
 
 
 Form: TypeAlias = Callable[[Inert, Values], bool]
@@ -174,7 +185,9 @@ def _hooks(node: Inert, values: Values) -> bool:
 
 
 def _flags(node: Inert, _: Values) -> bool:
-    return type(node) is Dict and all(key in _FLAGS and type(value) is bool for key, value in node.pairs)
+    if type(node) is not Dict or len(node.pairs) > len(_FLAGS):
+        return False
+    return all(key in _FLAGS and type(value) is bool for key, value in node.pairs)
 
 
 def _storage(node: Inert, values: Values) -> bool:
@@ -209,10 +222,17 @@ def _metadata(node: Inert, values: Values) -> bool:
 
 
 def _index_fields(node: Inert, values: Values) -> bool:
-    forms: dict[str, Form] = {"fqn": FORMS["str"], "offset": FORMS["size?"], "index": FORMS["int?"]}
-    return type(node) is Dict and all(
-        type(key) is str and key in forms and forms[key](one, values) for key, one in node.pairs
-    )
+    """The fields of an index that is a key: nobody knows the hash of its name, and its number is too small for more."""
+    if type(node) is not Dict or len(node.pairs) > len(_OF_INDEX):
+        return False
+    return all(type(key) is str and key in _OF_INDEX and _OF_INDEX[key](one, values) for key, one in node.pairs)
+
+
+_OF_INDEX: Final[dict[str, Form]] = {
+    "fqn": lambda node, _: type(node) is str and node != "",
+    "offset": lambda node, values: node is None or (type(node) is Call and values.kind(node) == "size"),
+    "index": lambda node, _: node is None or (type(node) is int and node in _USUAL_KEYS),
+}
 
 
 def elements_of(node: Inert, values: Values) -> int | None:
@@ -325,7 +345,9 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         or alignment not in (1, 2, 4, 8, 16)
     ):
         return False
-    if [key for key, _ in fields.pairs] != list(names) or not all(type(one) is str for one in names):
+    if not values.takes(64 * len(names)) or [key for key, _ in fields.pairs] != list(names):
+        return False
+    if not all(type(one) is str for one in names):
         return False
     inherited = _OF_FIELDS
     for _, field in fields.pairs:
@@ -358,10 +380,10 @@ def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
 def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
     """Say whether Python takes the hash of a value at once, and few have one that can be chosen."""
     kind = type(node)
-    if kind is str or kind is bool or kind is float or node is None or kind is bytes or kind is Global:
+    if kind is str or kind is bool or node is None or kind is bytes or kind is Global:
         return True
-    if kind is int and node.bit_length() <= _KEY_BITS:
-        return True
+    if kind is float or (kind is int and node.bit_length() <= _KEY_BITS):
+        return (kind is int and node in _USUAL_KEYS) or values.takes_key(1)
     if kind is Call and values.made.get(id(node)) == "index":
         return True
     if not values.takes_key():
@@ -439,7 +461,6 @@ FORMS: Final[dict[str, Form]] = {
     "quantizer": _quantizer,
     "parts": _sparse_parts,
     "dense tensor": _solid,
-    "size?": lambda node, values: node is None or (type(node) is Call and values.kind(node) == "size"),
     "fields": _fields,
     "fields of an index": _index_fields,
     "_metadata": _metadata,

@@ -11,11 +11,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from itertools import chain
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ckptool.errors import Failure
-from ckptool.pickles import alarms, asked_ids, nodes
+from ckptool.pickles import alarms, nodes
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
 from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
@@ -23,7 +22,7 @@ from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.pickles.verdicts import Grade, How, Verdict, call_text, cut_text
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 
 RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}
 PROGRAM: Final = "__torch__"
@@ -31,6 +30,8 @@ PROGRAM: Final = "__torch__"
 _FORM: Final = "is not of a form that is known to only make data"
 _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
+_LONGEST_HEAD: Final = 512
+"""Of a stream of a storage: of its first three pickles, and of the next two."""
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 """Modules that are in Python itself."""
@@ -38,15 +39,6 @@ _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 
 _Extents: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], int]
 """Of shape and strides."""
-
-
-class Told(NamedTuple):
-    """What calls of one name come to."""
-
-    offset: int
-    """Of the first."""
-    verdict: Verdict
-    times: int
 
 
 def name_at(module: str, name: str, protocol: int) -> str:
@@ -75,19 +67,6 @@ class Judge:
         self._head = b""
         """How a stream of a storage begins that was looked at."""
 
-    def told(self, pickles: Iterable[Pickle]) -> list[Told]:
-        """Return what pickles come to beyond making data, in order; calls that are shown alike together."""
-        found: dict[tuple[str, ...], Told] = {}
-        for offset, one in chain.from_iterable(map(self.verdicts, pickles)):
-            key = (one.how, one.name, one.grade, one.shown() if one.grade == "system" else "")
-            known = found.get(key)
-            found[key] = Told(offset, one, 1) if known is None else known._replace(times=known.times + 1)
-        return list(found.values())
-
-    def grade(self, pickles: Iterable[Pickle]) -> Grade:
-        """Return how far pickles reach: the worst grade of ``told``."""
-        return worst(one for _, one in chain.from_iterable(map(self.verdicts, pickles)))
-
     def verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
         """
         Yield what each name and call comes to beyond making data, with the offset of its opcode.
@@ -110,10 +89,10 @@ class Judge:
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
                 values.storages[id(node)] = numel
-            elif asked_ids.is_call(node.pid):
+            elif nodes.is_call_of_package(node.pid):
                 yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
-                grade: Grade = "system" if asked_ids.is_sourced_object(node.pid) else "code"
+                grade: Grade = "system" if nodes.is_sourced_object(node.pid) else "code"
                 named = nodes.global_of(node)
                 name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
                 yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
@@ -122,9 +101,6 @@ class Judge:
             yield odd.offset, _of_oddity(odd)
         if not all(is_key(key, values) for key in pickle.odd_keys):
             yield pickle.start, _other("a key", "of which Python may not take the hash at once")
-        factories = [call for call in pickle.calls if values.made.get(id(call)) == "defaultdict" and call.pairs]
-        if any(values.made.get(id(one)) == "defaultdict" for call in factories for _, one in call.pairs or ()):
-            yield pickle.start, _other("a defaultdict in another", "whose end takes from the stack for each")
 
     def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
         if re.fullmatch(table.ACTING, named.module):
@@ -164,7 +140,8 @@ class Judge:
             if row is not None:
                 values.at = offset
                 if takes(row, call, values):
-                    numel = self._storage_of(content(call.args[0]) or b"") if row is _LOADS and not is_inner else None
+                    is_stored = row is _LOADS and not is_inner
+                    numel = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
                     if row is not _LOADS or numel is not None:
                         made[id(call)] = row.makes
                         storages.update({} if numel is None else {id(call): numel})
@@ -191,11 +168,13 @@ class Judge:
             shown = partial("{} gets {}".format, name, cut_text(call.state))
             yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
 
-    def _storage_of(self, data: bytes) -> int | None:
+    def storage_of(self, source: Source) -> int | None:
         """Return how many elements the storage has that a legacy stream is, and nothing else; None of any other."""
-        source = BytesSource(data)
         try:
-            at = len(self._head) if self._head and data.startswith(self._head) else self._begin(source)
+            at = len(self._head) or _LONGEST_HEAD
+            data = source.read(0, min(at + _LONGEST_HEAD, source.nbytes))
+            if not data.startswith(self._head) or not self._head:
+                at = self._begin(source)
             if (usual := _of_storage()(data, at)) is not None and usual[2][0] == len(usual[3]) == usual[7][0]:
                 name, key, keys, view = f"torch.{str(usual[1], 'ascii')}", usual[3], [usual[8]], None
                 numel, end = int.from_bytes(usual[4] or usual[5] or usual[6], "little"), usual.end()
@@ -209,9 +188,10 @@ class Judge:
         except Failure:
             return None
         is_alone = type(keys) is list and keys == [key] and not any(view or ())
-        return numel if is_alone and end + 8 + numel * STORAGES.get(name, 0) == len(data) and name in STORAGES else None
+        is_whole = end + 8 + numel * STORAGES.get(name, 0) == source.nbytes
+        return numel if is_alone and is_whole and name in STORAGES else None
 
-    def _begin(self, source: BytesSource) -> int:
+    def _begin(self, source: Source) -> int:
         """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
         parts: list[Pickle] = []
         while len(parts) < 3:

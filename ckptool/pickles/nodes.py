@@ -14,9 +14,10 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from ckptool.sources.source import Source
@@ -136,8 +137,8 @@ class Unknown:
         self.why = why
 
 
-_LONGEST_CLASS: Final = 256
-_FEW: Final = 4
+_LONGEST_CLASS: Final[int] = 256
+_FEW: Final[int] = 4
 
 
 class Block:
@@ -178,6 +179,18 @@ def sourced_class(pid: Inert) -> tuple[Inert, ...]:
     if isinstance(pid, tuple) and len(pid) == 3 and isinstance(pid[0], Global):
         return pid
     return ()
+
+
+def is_call_of_package(pid: Inert) -> bool:
+    """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
+    return isinstance(pid, tuple) and len(pid) > 2 and pid[0] == "reduce_package"
+
+
+def is_sourced_object(pid: Inert) -> bool:
+    """Say whether the persistent id of a class with its source has something else in the place of the class."""
+    if not isinstance(pid, tuple) or len(pid) != (4 if pid[:1] == ("module",) else 3):
+        return False
+    return pid[0] != "storage" and not isinstance(pid[-3], Global | str)
 
 
 def class_of(node: Inert) -> Global | None:
@@ -398,5 +411,40 @@ def is_bare(node: Inert) -> bool:
     return state is None or type(state) not in CONTAINERS or is_small(state)
 
 
-CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))
+CONTAINERS: Final[frozenset[type]] = frozenset((list, tuple, Dict, Set, Call, PersistentId))
 """The types of nodes that can hold others. A tree has these themselves, never what is derived from them."""
+
+
+# Nodes that no pickle is read as: they stand for many of those above until they are written
+
+
+class PlainTensor(NamedTuple):
+    """
+    A node for the call that torch writes for a tensor of plain strided memory: ``_rebuild_tensor_v2``, without hooks.
+
+    One node in place of twenty; what nothing refers to is not put into the memo.
+    """
+
+    cls: Global
+    """The class of its storage."""
+    key: str
+    """Of its storage, as are ``location`` and ``numel``."""
+    location: str
+    numel: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+
+make_plain_tensor: Callable[
+    [tuple[Global, str, str, int, int, tuple[int, ...], tuple[int, ...], bool]], PlainTensor
+] = partial(tuple.__new__, PlainTensor)
+"""Makes one of all its fields: thrice as fast as its constructor, which counts for thousands of tensors."""
+
+
+class DictInBatches(NamedTuple):
+    """A dict of very many entries, which are made when they are written, a few at a time, and then let go."""
+
+    batches: Callable[[], Iterator[Pairs]]
+    """What is in them that no ``shared`` of ``write_pickle`` has is written each time that it is met."""

@@ -83,10 +83,6 @@ def _memo_index(machine: Machine) -> Inert:
     return index
 
 
-def op_long1(machine: Machine) -> None:
-    machine.push(_little_endian(machine.take(machine.pos + 2, machine.data[machine.pos + 1])))
-
-
 def op_long4(machine: Machine) -> None:
     nbytes = _I32(machine.data, machine.pos + 1)[0]
     if nbytes < 0:
@@ -97,10 +93,6 @@ def op_long4(machine: Machine) -> None:
 def _little_endian(digits: bytes) -> Inert:
     # Huge numbers stay bytes: printing one takes quadratic time, and nothing counts that far.
     return int.from_bytes(digits, "little", signed=True) if len(digits) <= _MAX_INT_NBYTES else digits
-
-
-def op_float(machine: Machine) -> None:
-    machine.push(float(machine.line()))
 
 
 def op_string(machine: Machine) -> None:
@@ -117,32 +109,8 @@ def op_binstring(machine: Machine) -> None:
     machine.push(_python2_text(machine, machine.take(machine.pos + 5, nbytes)))
 
 
-def op_short_binstring(machine: Machine) -> None:
-    machine.push(_python2_text(machine, machine.take(machine.pos + 2, machine.data[machine.pos + 1])))
-
-
-def op_unicode(machine: Machine) -> None:
-    machine.push_line(str(machine.line(), "raw-unicode-escape"))
-
-
-def op_binunicode8(machine: Machine) -> None:
-    machine.push(str(_take8(machine), "utf-8", "surrogatepass"))
-
-
-def op_binbytes(machine: Machine) -> None:
-    machine.push(machine.take(machine.pos + 5, _U32(machine.data, machine.pos + 1)[0]))
-
-
-def op_binbytes8(machine: Machine) -> None:
-    machine.push(_take8(machine))
-
-
-def op_short_binbytes(machine: Machine) -> None:
-    machine.push(machine.take(machine.pos + 2, machine.data[machine.pos + 1]))
-
-
-def op_bytearray8(machine: Machine) -> None:
-    machine.push(bytearray(_take8(machine)))
+def _take1(machine: Machine) -> bytes:
+    return machine.take(machine.pos + 2, machine.data[machine.pos + 1])
 
 
 def _take8(machine: Machine) -> bytes:
@@ -285,10 +253,6 @@ def op_get(machine: Machine) -> None:
     if type(index) is str and type(memo) is list:
         raise KeyError(index)
     machine.push(memo[index])
-
-
-def op_put(machine: Machine) -> None:
-    machine.put(_memo_index(machine), machine.stack[-1])
 
 
 def op_tuple3(machine: Machine) -> None:
@@ -438,18 +402,18 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     0x95: op_frame,
     ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
     ord("L"): _patiently(op_long, rb"\s*[+-]?[0-9]"),
-    0x8A: op_long1,
+    0x8A: lambda machine: machine.push(_little_endian(_take1(machine))),
     0x8B: op_long4,
-    ord("F"): _patiently(op_float, rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
+    ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
     ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),
     ord("T"): op_binstring,
-    ord("U"): op_short_binstring,
-    ord("V"): op_unicode,
-    0x8D: op_binunicode8,
-    ord("B"): op_binbytes,
-    0x8E: op_binbytes8,
-    ord("C"): op_short_binbytes,
-    0x96: op_bytearray8,
+    ord("U"): lambda machine: machine.push(_python2_text(machine, _take1(machine))),
+    ord("V"): lambda machine: machine.push_line(str(machine.line(), "raw-unicode-escape")),
+    0x8D: lambda machine: machine.push(str(_take8(machine), "utf-8", "surrogatepass")),
+    ord("B"): lambda machine: machine.push(machine.take(machine.pos + 5, _U32(machine.data, machine.pos + 1)[0])),
+    0x8E: lambda machine: machine.push(_take8(machine)),
+    ord("C"): lambda machine: machine.push(_take1(machine)),
+    0x96: lambda machine: machine.push(bytearray(_take8(machine))),
     0x97: op_next_buffer,
     0x98: op_readonly_buffer,
     ord("c"): op_global,
@@ -467,7 +431,7 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("1"): op_pop_mark,
     ord("2"): op_dup,
     ord("g"): op_get,
-    ord("p"): op_put,
+    ord("p"): lambda machine: machine.put(_memo_index(machine), machine.stack[-1]),
     0x87: op_tuple3,
     ord("l"): op_list,
     ord("]"): lambda machine: _empty(machine, []),

@@ -99,12 +99,6 @@ _DULL: Final = re.compile(
     rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}|X(?:%b)){1,1000}" % _TEXTS, re.DOTALL
 ).match
 """Opcodes of protocol 2 and short texts: they make up nearly all of a pickle, and nothing is to be kept of them."""
-_OF_STORAGE: Final = (
-    rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS
-)
-"""Data, and names of classes that are given to the loader and not called."""
-_CLASS: Final = rb"c(torch)\n(\w+)\n"
-_LONGEST_OF_STORAGE: Final = 512
 
 
 class Carrier(NamedTuple):
@@ -170,26 +164,6 @@ def holds_none(source: Source, start: int, end: int, rare: Collection[int] = _OF
 def _beginnings(op: int) -> Callable[[bytes], Iterator[re.Match[bytes]]]:
     """Compile, when it is needed, what finds an opcode before a size and such a beginning, or other bytes like it."""
     return re.compile(rb"%b(?=%b%b)" % (re.escape(bytes((op,))), _SIZES[_COUNTED[op]], _HEADS), re.DOTALL).finditer
-
-
-def storage_pickle(source: Source, start: int) -> tuple[int, list[tuple[int, str, str]]] | None:
-    """
-    Return the end of a pickle that only says where a storage is, and the classes it names: offset, module, name.
-
-    Plain pickles have two of them for each tensor. None for any other pickle, in which more may happen.
-    """
-    data = source.read(start, min(_LONGEST_OF_STORAGE, source.nbytes - start))
-    found = _of_storage()(data)
-    if found is None:
-        return None
-    names = [(start + one.start(), str(one[1], "ascii"), str(one[2], "ascii")) for one in re.finditer(_CLASS, found[0])]
-    return start + found.end(), names
-
-
-@cache
-def _of_storage() -> Callable[[bytes], re.Match[bytes] | None]:
-    """Compile the pattern when it is needed, which takes as long as ten modules: few files are plain pickles."""
-    return re.compile(_OF_STORAGE, re.DOTALL).match
 
 
 def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot loop: calls would double its time

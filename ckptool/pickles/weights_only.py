@@ -6,8 +6,13 @@ Nothing here is looked up. A test compares both tables with torch's own. See tor
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Final
 
+from ckptool.pickles.alarms import canonical
+from ckptool.pickles.constructions import BY_NAME
+from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 
@@ -76,3 +81,28 @@ def why_refused(pickled: bytes) -> str | None:
             return str(one)
     unknown = [op for op in scan(source, 0, len(pickled)).opcodes if op not in OPCODES]
     return f"pickle opcode {unknown[0]}" if unknown else None
+
+
+TORCHSCRIPT: Final = frozenset(
+    ("torch.jit._pickle.build_tensor_from_id", *(name for name in BY_NAME if name.startswith("torch.jit._pickle.")))
+)
+"""Functions that ``torch.jit.save`` calls in its pickles; each returns what it is given."""
+
+_CLASS_OF_TORCH: Final = r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*"
+
+
+def is_torchscripts(module: str, name: str) -> bool:
+    """Say whether TorchScript puts ``module.name`` in its pickles: a class in the archive's own code, or a type tag."""
+    return module.partition(".")[0] == "__torch__" or f"{module}.{name}" in TORCHSCRIPT
+
+
+def is_of_index(module: str, name: str) -> bool:
+    """Say whether every index of a ``torch.distributed.checkpoint`` asks for this, or may, as for the path it is at."""
+    return module.startswith(("torch.distributed.checkpoint.", "pathlib")) and is_listed(f"{module}.{name}")
+
+
+@lru_cache(maxsize=512)  # 4 MiB of the longest names
+def is_usual(module: str, name: str) -> bool:
+    """Say whether ``module.name`` is a construction that only makes data, or an object of torch's own."""
+    full = canonical(module, name)
+    return is_listed(full) or is_allowed(module, name) or re.fullmatch(_CLASS_OF_TORCH, full) is not None

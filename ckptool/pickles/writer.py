@@ -11,6 +11,7 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Collection, Iterator
 from io import BytesIO
@@ -20,9 +21,7 @@ from typing import Final, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
-from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int, encode_padding
-from ckptool.pickles.made_nodes import DictInBatches, PlainTensor
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, DictInBatches, Global, Inert, Pairs, PersistentId, PlainTensor, Set
 
 Substitute = Callable[[Inert], Inert]
 Ids: TypeAlias = Collection[int] | None
@@ -120,7 +119,7 @@ class _Writer:
             _WRITERS[kind](self, node, key)
         following = len(memo)
         memo.clear()  # it may be as large as the pickle
-        for part in encode_padding(nbytes - self._out.tell() - 1, following, self._protocol):
+        for part in _encode_padding(nbytes - self._out.tell() - 1, following, self._protocol):
             self._add(part)
         self._add(b".")
         return self._out.getvalue()
@@ -136,7 +135,7 @@ class _Writer:
             self._add(self._put(key))
 
     def _get(self, index: int) -> None:
-        self._add(encode_get(index))
+        self._add(_encode_get(index))
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
@@ -146,10 +145,10 @@ class _Writer:
         self._add(b"N")
 
     def _bool(self, value: bool, _key: int) -> None:
-        self._add(BOOLS[value])
+        self._add(_BOOLS[value])
 
     def _int(self, value: int, _key: int) -> None:
-        self._add(encode_int(value))
+        self._add(_encode_int(value))
 
     def _float(self, value: float, _key: int) -> None:
         self._add(pack(">cd", b"G", value))
@@ -220,7 +219,7 @@ class _Writer:
             self._add(b"0" * count if count <= 3 else b"1")
             self._get(known)
             return
-        self._add(TUPLES[count] if count <= 3 else b"t")
+        self._add(_TUPLES[count] if count <= 3 else b"t")
         self._remember(key)
 
     def _list(self, value: list[Inert], key: int) -> None:
@@ -319,8 +318,8 @@ class _Writer:
         data = name.encode("utf-8", "surrogatepass")
         sizes = (array("q", shape + stride).tobytes(), requires_grad)  # numbers could be chosen to have one hash
         (end,) = self._words.get(sizes) or self._written(sizes, lambda: self._end(shape, stride, requires_grad))
-        of = b"tQK\0" if offset == 0 else b"tQ" + encode_int(offset)
-        self._add(b"".join((begin, _U32(len(data)), data, at, encode_int(numel), of, end)))
+        of = b"tQK\0" if offset == 0 else b"tQ" + _encode_int(offset)
+        self._add(b"".join((begin, _U32(len(data)), data, at, _encode_int(numel), of, end)))
         self._remember(key)
 
     def _begin(self, cls: Global, location: str) -> tuple[bytes, bytes]:
@@ -331,7 +330,7 @@ class _Writer:
     def _end(self, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> tuple[bytes]:
         """Return what a tensor is written as behind its offset."""
         sizes = self._sizes(shape) + self._sizes(stride)
-        return (b"%b%b%b)RtR" % (sizes, BOOLS[requires_grad], self._encoded(_ORDERED_DICT)),)
+        return (b"%b%b%b)RtR" % (sizes, _BOOLS[requires_grad], self._encoded(_ORDERED_DICT)),)
 
     def _written(self, key: object, encode: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
         """Return what is written next; keep it once it stays the same, as all of it is only referred to."""
@@ -352,12 +351,12 @@ class _Writer:
 
     def _sizes(self, values: tuple[int, ...]) -> bytes:
         """Return what a shape or strides are written as, for being written next: many tensors have the same."""
-        encoded = b"".join(map(encode_int, values))
+        encoded = b"".join(map(_encode_int, values))
         known = self._memo.get(encoded)
         if known is not None:
-            return encode_get(known)
-        if len(values) < len(TUPLES):
-            return encoded + TUPLES[len(values)] + self._put(encoded)
+            return _encode_get(known)
+        if len(values) < len(_TUPLES):
+            return encoded + _TUPLES[len(values)] + self._put(encoded)
         return b"(" + encoded + b"t" + self._put(encoded)
 
 
@@ -394,3 +393,50 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     PlainTensor: _Writer._plain_tensor,
     PersistentId: _Writer._persistent_id,
 }
+
+
+def _encode_get(index: int) -> bytes:
+    """Return the opcode that gets what the memo has under a number."""
+    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
+
+
+def _encode_int(value: int) -> bytes:
+    """Return the shortest opcode for a whole number, as ``pickle`` itself has it."""
+    if 0 <= value < 1 << 8:
+        return _BYTES[value]
+    if 0 <= value < 1 << 16:
+        return pack("<cH", b"M", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return pack("<ci", b"J", value)
+    digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
+
+
+def _encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
+    """
+    Yield opcodes that change nothing of the value on the stack, or nothing where none have that length.
+
+    The version again has two bytes. To put the value into the memo once more has five, which is faster to read where
+    it is long. torch's own unpickler refuses what takes something from the stack; and memory for a memo up to an index
+    is taken, so they follow ``index``.
+    """
+    if nbytes < 2 or nbytes == 3:
+        return
+    versions = (nbytes - nbytes % 2 * 5) // 2 if nbytes < _LONG else 3 * nbytes % 5  # the fewest that leave fives
+    yield bytes([0x80, protocol]) * versions
+    stop = index + (nbytes - 2 * versions) // 5
+    for start in range(index, stop, _LONG):
+        indices = array("I", range(start, min(start + _LONG, stop)))
+        if sys.byteorder == "big":
+            indices.byteswap()
+        puts, numbers = bytearray(b"r\0\0\0\0") * len(indices), indices.tobytes()
+        for place in range(4):
+            puts[1 + place :: 5] = numbers[place::4]
+        yield bytes(puts)
+
+
+_LONG: Final = 1 << 12
+_BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
+_BOOLS: Final = (b"\x89", b"\x88")
+_TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
+"""The opcode that makes a tuple of so many items on the stack."""

@@ -10,7 +10,7 @@ import pytest
 from ckptool import check
 from ckptool.fleet import row
 from ckptool.pickles.constructions import BY_NAME, ROWS, word
-from ckptool.pickles.judge import Judge
+from ckptool.pickles.judge import Judge, worst
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
@@ -29,6 +29,21 @@ def dtype(code: str, *state: Any) -> bytes:
 def array(shape: tuple[int, ...], kind: bytes, data: bytes) -> bytes:
     empty = call(named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (0,), raw(b"b"))
     return built(empty, (1, shape, kind, False, raw(data)))
+
+
+def nested(count: int, *kinds: str) -> bytes:
+    """Containers in each other, so many of each kind."""
+    made, closing = b"", b""
+    for kind in kinds * count:
+        is_dict = kind == "defaultdict"
+        made += call(named("collections", kind)) + (ops("a") if is_dict else b"")
+        closing = (b"s" if is_dict else b"a") + closing
+    return made + b"N" + closing
+
+
+def indexed(fqn: str, index: int) -> bytes:
+    made = named("torch.distributed.checkpoint.metadata", "MetadataIndex") + b")\x81"
+    return built(made, {"fqn": fqn, "offset": call(named("torch", "Size"), (0,)), "index": index})
 
 
 ORDERED = call(named("collections", "OrderedDict"))
@@ -82,6 +97,10 @@ NO_DATA = {
     "a name of Python 2 under protocol 4": b"\x80\4" + call(named("__builtin__", "set"), []),
     "a deep key": b"}" + b")" + b"\x85" * 100 + b"Ns",
     "keys of one hash": ops({index * ((1 << 61) - 1): 0 for index in range(1 << 11)}),
+    "numbers whose places are taken": ops({index << 20: 0 for index in range(1, 1 << 15)}),
+    "fractions whose places are taken": ops({float(index): 0 for index in range(1 << 15)}),
+    "an index of a large number": ops({indexed("w", 1 << 61): 0}),
+    "an index without a name": ops({indexed("", 1): 0}),
     "shared keys": b"}(" + b"K\1" * 64 + b"tq\1" + (b"0(" + b"h\1" * 64 + b"tq\1") * 4 + b"Ns",
     "copies of a list": ops(list(range(3000))) + b"q\1" + (b"0" + call(named("builtins", "set"), b"h\1")) * 999,
     "an index of the memo far out": b"K\1r\xff\xff\xff\x0f",
@@ -91,8 +110,17 @@ NO_DATA = {
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(rest=(None,)), [("0", 4, floats())]) + pickled(1)),
     ),
-    "defaultdicts in each other": call(named("collections", "defaultdict"))
-    + ops("a") + call(named("collections", "defaultdict")) + ops("b") + ops(1) + b"ss",
+    "defaultdicts in each other": nested(2000, "defaultdict"),
+    "deques in each other": nested(2000, "deque"),
+    "deques and defaultdicts in each other": nested(1000, "deque", "defaultdict"),
+    "one type of many fields, again and again": FLOAT64 + b"q\0" + ops(
+        (3, "|", None, tuple(map(str, range(5000))), {str(index): (b"h\0", 0) for index in range(5000)}, 8, 1, 16)
+    ) + b"q\1" + (call(named("numpy", "dtype"), "V8", False, True) + b"h\1b0") * 200,
+    "flags with one key again and again": call(REBUILD, *VIEW, b"}(" + (ops("conj") + b"\x88") * 3 + b"u"),
+    "an index with one key again and again": named("torch.distributed.checkpoint.metadata", "MetadataIndex")
+    + b")\x81}(" + ops("fqn") * 8 + b"ub",
+    "partials of partials": named("functools", "partial") + b"q\0" + ops("x") + b"q\1"
+    + b"h\0(h\1tRq\2(h\1)}Ntbq\1" * 40,
     "an object of torch": named("torch.nn.modules.linear", "Linear") + b")\x81",
     "TorchScript's classes": named("__torch__", "Net") + b")\x81",
     "a class to be called later": call(named("collections", "defaultdict"), named("mypkg", "Net")),
@@ -123,10 +151,10 @@ def test_what_is_said_at_once_of_most_tensors_is_what_the_table_says(monkeypatch
         for hooks in (None, ORDERED, {}, built(ORDERED, {"_metadata": {}}))
     ]
     pickles = [read_pickle(BytesSource(pickled({"w": one})), 0) for one in tensors]  # files of some are refused
-    grades = [Judge().grade([one]) for one in pickles]
+    grades = [worst(found for _, found in Judge().verdicts(one)) for one in pickles]
     assert set(grades) == {"data", "code"}
     monkeypatch.setattr("ckptool.pickles.judge._is_plain_tensor", lambda *_: False)
-    assert [Judge().grade([one]) for one in pickles] == grades
+    assert [worst(found for _, found in Judge().verdicts(one)) for one in pickles] == grades
 
 
 def test_what_these_are_made_of_is_data() -> None:
@@ -135,6 +163,8 @@ def test_what_these_are_made_of_is_data() -> None:
         ONE, array((1,), fields, bytes(16)), built(ORDERED, {"_metadata": {}}), call(named("__builtin__", "set"), [1]),
         built(named("argparse", "Namespace") + b")\x81", {"a": 1}), call(named("collections", "defaultdict")),
         call(named("_codecs", "encode"), "\xff", "latin1"), call(named("fractions", "Fraction"), "-1/3"),
+        nested(400, "deque", "defaultdict"), ops({indexed("w", 1): 0}), ops(dict.fromkeys(range(1 << 15), 0)),
+        ops({-index << 20: 0 for index in range(1 << 13)}),
     ]  # fmt: skip
     for one in known:
         assert check(pickled({"x": one})).grade == "data", one
@@ -150,6 +180,13 @@ def test_a_module_beside_the_file_may_be_imported(module: str, tmp_path: Path) -
     report = check(tmp_path / "x.pkl")
     assert report.grade == "code"
     assert row(str(tmp_path / "x.pkl"))["grade"] == "code"
+
+
+def test_each_storage_is_as_long_as_its_record() -> None:
+    more = storage(numel=1 << 22) + b"0"
+    report = check(torch_zip(more + ops({"w": tensor(storage())}), {"0": floats()}))
+    assert report.error is not None
+    assert report.error.kind == "storage-size"
 
 
 def test_a_protocol_that_changes_changes_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import pickletools
 import random
 import subprocess
 import sys
@@ -58,19 +57,6 @@ def test_a_call_that_is_not_listed_is_found_out(
     silent = check(b"\x80\2N.")
     monkeypatch.setattr(f"tests.fuzz.calls.{forgotten}", lambda *_, **__: silent)
     assert run_files(tmp_path)[2]
-
-
-def test_the_programs_call_by_every_opcode() -> None:
-    chance = random.Random(1)
-    seen: set[str] = set()
-    for _ in range(600):
-        data = program(chance)
-        try:
-            seen |= {opcode.name for opcode, _, _ in pickletools.genops(data)}
-        except ValueError:
-            continue  # cut, or damaged
-    ways = "REDUCE INST OBJ NEWOBJ NEWOBJ_EX BUILD GLOBAL STACK_GLOBAL EXT1 EXT2 EXT4 PERSID BINPERSID APPEND APPENDS"
-    assert set(f"{ways} SETITEM SETITEMS ADDITEMS POP POP_MARK DUP GET BINGET LONG_BINGET PUT MEMOIZE".split()) <= seen
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from ckptool.errors import MigrationRefused
-from ckptool.pickles.made_nodes import PlainTensor
-from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set, children, is_container
+from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, PlainTensor, Set, children, is_container
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource

@@ -177,19 +177,6 @@ def test_without_a_walk_no_string_that_may_be_a_pickle_is_missed(protocol: int) 
     assert {(True, False), (False, True)} <= set(said)
 
 
-def test_what_state_dicts_hold_takes_no_walk() -> None:
-    data = pickle.dumps(OrderedDict({f"classifier.{one}.weight": (384, 640, 128) for one in range(50)}), 2)
-
-    assert holds_none(BytesSource(data), 0, len(data))
-
-
-def test_bytes_that_only_look_like_a_long_string_take_no_walk() -> None:
-    data = b"\x80\x02X\x06\0\0\0normB(torch.X\x04\0\0\0cpuqa."
-
-    assert b"B(tor" in data
-    assert holds_none(BytesSource(data), 0, len(data))
-
-
 def test_what_could_begin_a_string_everywhere_is_looked_at_in_time() -> None:
     data = b"\x80\x02" + b"Uac" * 80_000 + b"."
     start = time.process_time()

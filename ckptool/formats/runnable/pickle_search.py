@@ -29,7 +29,7 @@ from ckptool.pickles.joblib_arrays import read_as_far_with_arrays
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_as_far
-from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, scan_around, storage_pickle
+from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, scan_around
 from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -60,8 +60,6 @@ _FOLDERS: Final = ("/models/", "/aotinductor/")
 """what is in the names of others that are some, in what remains of an exported one."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
-_OF_HEAD: Final = 3
-_LONGEST_HEAD: Final = 1024
 _LONGEST_MAGIC: Final = 48
 
 _TEXT_OPCODES: Final = frozenset(
@@ -98,8 +96,6 @@ class Search(Found):
         self._inside_nbytes = 0
         self._strings_unseen = False
         self._pickles_read = 0
-        self._legacy_head = b""
-        """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._judge = Judge(beside)
 
     def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
@@ -141,8 +137,8 @@ class Search(Found):
     def _judged(self, pickle: Pickle, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         for one in pickle.globals:
             self.name(one.module, one.name, record, one.offset, nested_at)
-        for told in self._judge.told((pickle,)):
-            self.note(told.verdict, record, told.offset, nested_at, told.times)
+        for offset, verdict in self._judge.verdicts(pickle):
+            self.note(verdict, record, offset, nested_at)
         for offset, value in pickle.carried:
             self._bytes(value, record, offset if nested_at is None else nested_at, depth)
         if pickle.blocks:
@@ -294,11 +290,9 @@ class Search(Found):
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
         most = _OF_LEGACY if is_legacy(head) else None
+        if most and nested_at is not None and self._judge.storage_of(source) is not None:
+            return  # plain pickles have such a stream for each tensor
         count = 0
-        known = self._legacy_head
-        if most and known and source.read(0, min(len(known), source.nbytes)) == known:
-            at, count = len(known), _OF_HEAD  # plain pickles have such a stream for each storage
-        noted = self.state()
         while at < source.nbytes and (most is None or count < most):
             if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
                 self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
@@ -307,8 +301,6 @@ class Search(Found):
             if end < 0:
                 return
             at, count = end, count + 1
-            if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
-                self._legacy_head = source.read(0, at)
         if most and nested_at is None and at < source.nbytes and (end := end_of_stream(source, 0, self.limits)):
             self.behind(source, end, record)
 
@@ -320,12 +312,6 @@ class Search(Found):
         self._pickles_read += 1
         if self._pickles_read > max(_MOST_PICKLES, self._unpacking.file_nbytes // _NBYTES_OF_STRING):
             raise LimitExceeded(f"more than {self._pickles_read - 1:,} pickles", kind="pickle-bomb")
-        storage = storage_pickle(source, at) if nested_at is not None else None
-        if storage is not None:
-            end, asked = storage
-            for offset, module, name in asked:
-                self.name(module, name, record, offset, nested_at)
-            return end
         acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"

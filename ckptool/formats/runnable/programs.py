@@ -20,10 +20,11 @@ from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
 from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
-from ckptool.formats.runnable.settings import of_settings
 from ckptool.formats.runnable.surveys import Act, of_kind
-from ckptool.messages import counted, show_nbytes
-from ckptool.pickles.dangerous_names import NATIVE, SOURCE
+from ckptool.messages import counted, cut, show_nbytes
+from ckptool.pickles.alarms import reaching
+from ckptool.pickles.dangerous_names import CALLED_CLASSES, LOADS, NATIVE, SOURCE, UNFOLLOWED
+from ckptool.pickles.dangerous_names import SETTINGS as BY_SETTINGS
 from ckptool.sources.source import Source
 
 _MOST_READ: Final = 1 << 28
@@ -36,6 +37,16 @@ _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
 _COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
 """The folders that ``torch.export.load`` makes runners of."""
+
+_LONGEST: Final = 120
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n[ \t]*)")
+"""In a string of YAML: a character by its number, or a line that goes on."""
+_MENTION: Final = re.compile(r"(?<!\w)_target_(?!\w)|^(?:target|cls)(?=[\"']?[ \t]*:)", re.MULTILINE)
+_CALL: Final = re.compile(
+    r"[\"']?[ \t]*:[ \t]+(?P<quote>[\"']?)(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)+)(?P=quote)[ \t]*(?:[,}#\r\n]|$)"
+)
+_NOTHING: Final = re.compile(r"[\"']?[ \t]*:[ \t]+(?:null|~)?[ \t]*(?:[,}#\r\n]|$)")
+_COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)
 
 
 def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
@@ -152,3 +163,25 @@ def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
     for folder, name in found.items():
         place = "::".join(filter(None, (record, name)))
         yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place, 0)
+
+
+def of_settings(text: str, record: str) -> Iterator[Act]:
+    """
+    Yield what settings have their loader call; what cannot be followed may reach the system.
+
+    NeMo's ``restore_from`` imports the class under ``target``, and calls what each ``_target_`` names with the settings
+    beside it, as Hydra does. No reader of YAML is needed: a mention that is not plainly a key with a name is one that
+    cannot be followed.
+    """
+    text = _COMMENT.sub("", _ESCAPE.sub(lambda one: chr(int(one[1] or one[2] or "0", 16)).strip("\0"), text))
+    for found in _MENTION.finditer(text):
+        call = _CALL.match(text, found.end())
+        if call is None:
+            if _NOTHING.match(text, found.end()) is None:
+                rest = cut(" ".join(text[found.start() : found.end() + _LONGEST].split()), _LONGEST)
+                yield Act("system", "runs", rest, f"settings with {rest!r}", UNFOLLOWED, record, found.start())
+            continue
+        name = call["name"]
+        why = LOADS if name in CALLED_CLASSES else reaching(name, name.rpartition(".")[2])
+        shown = f"settings that call {cut(name, _LONGEST)}(…)"
+        yield Act("system" if why else "code", "runs", name, shown, why or BY_SETTINGS, record, found.start())

@@ -111,9 +111,6 @@ class Found:
         if len(self.unseen) < _MOST_UNSEEN:
             self.unseen.append(what)
 
-    def state(self) -> tuple[int, ...]:
-        return len(self.acts), len(self.names), len(self.unseen), self.called
-
     def keep(self, act: Act) -> None:
         """Keep what something beside the pickles does."""
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
@@ -129,8 +126,8 @@ class Found:
         if len(self.names) < _MOST_NAMES:
             self.names[Name(module, name, record, offset, nested_at)] = None
 
-    def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
-        self.called += times if verdict.how not in ("refers", "odd") else 0
+    def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None) -> None:
+        self.called += verdict.how not in ("refers", "odd")
         if len(self.acts) >= 2 * _MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
@@ -138,9 +135,9 @@ class Found:
         key = (verdict.grade, verdict.how, verdict.name, record, shown)
         known = self.acts.get(key)
         if known is not None:
-            self.acts[key] = known._replace(times=known.times + times)
+            self.acts[key] = known._replace(times=known.times + 1)
         elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
             shown = verdict.shown() if shown is None else shown
             self.acts[key] = Act(
-                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
+                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at
             )

@@ -20,8 +20,7 @@ from ckptool.limits import Limits
 from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.migration.zip_writer import append_torch_zip, torch_zip_nbytes
-from ckptool.pickles.made_nodes import DictInBatches
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
+from ckptool.pickles.nodes import Call, Dict, DictInBatches, Global, Inert, PairList, Pairs
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.checksums import checksums_of_file, joined_crc32
 from ckptool.sources.files import open_source
