@@ -293,6 +293,8 @@ class ValueRow(NamedTuple):
     values: Statistics | None
     """None where there are none to compute with; ``why`` says the reason."""
     why: str | None = None
+    is_lost: bool = False
+    """Whether there are values, and some cannot be read: the file is damaged, or a part of it is missing."""
 
 
 def statistics_of(
@@ -321,6 +323,7 @@ def statistics_of(
         check_cancelled(checkpoint.source.cancellation)
         whole = Tally()
         reasons: dict[str, None] = {}
+        is_lost = False
         seen: set[tuple[object, ...]] = set()
         for tensor in group:
             if identity(tensor.info) in seen:
@@ -338,10 +341,11 @@ def statistics_of(
                 raise
             except Failure as error:
                 reasons.setdefault(error.message)
+                is_lost = is_lost or not isinstance(error, UnsupportedFeature)
         values = whole.result() if len(seen) > len(reasons) or not reasons else None
         shape = group[0].shape if depth is None else None
         dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in group))
-        yield ValueRow(name, len(seen), dtypes, shape, values, next(iter(reasons), None))
+        yield ValueRow(name, len(seen), dtypes, shape, values, next(iter(reasons), None), is_lost)
 
 
 def _counted(pieces: Iterable[bytes], meter: Meter) -> Iterator[bytes]:

@@ -55,8 +55,8 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
 
     Shows mean, deviation, range, norm, zeros, NaN and infinities, and a histogram of eight equal parts from the least
     value to the largest. All values are read, piece by piece. A complex value counts as two; a quantised one as its
-    integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, or that a tensor
-    has no values that can be read; 2 that a file could not be read.
+    integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, or that values of
+    a tensor could not be read; 2 that a file could not be read.
     """
     refuse_idle()
     selection = selection_of(options)
@@ -83,7 +83,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
                     output.failed(target.shown, error)
                 continue
             line.clear()
-            incomplete = incomplete or any(row.why for row in found_rows)
+            incomplete = incomplete or any(row.is_lost for row in found_rows)
             output.computed(target.shown, found_rows, nothing)
         output.end()
     refuse_none(passed, found, files)
@@ -213,4 +213,5 @@ def _object(row: ValueRow) -> dict[str, object]:
     found = row._asdict() | {"dtypes": list(row.dtypes), "shape": None if row.shape is None else list(row.shape)}
     if row.values is not None:
         found["values"] = row.values._asdict() | {"histogram": list(row.values.histogram)}
+    del found["is_lost"]  # ``why`` says it
     return found
