@@ -61,7 +61,7 @@ def diff(
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
-    types are compared as float64, integers as integers. ``values=False`` compares all but the values.
+    types are the same if they are the same numbers. ``values=False`` compares all but the values.
     ``stat`` also says how alike tensors are whose values differ, as vectors; it needs numpy. ``progress`` is
     called with the bytes that were compared so far, and those to be compared in all.
 

@@ -86,7 +86,7 @@ class ValueComparer:
         """
         Return how two tensors with bytes of their own differ, or None if every element is the same.
 
-        Values of one type are the same if their bits are, those of two types if they are equal as float64; NaN is
+        Values of one type are the same if their bits are, those of two types if they are the same number; NaN is
         NaN. Within a tolerance, nothing is ``differing`` though a difference is returned.
 
         Raises:

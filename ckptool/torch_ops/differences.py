@@ -91,8 +91,8 @@ def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tol
     """
     Return how two packed runs of as many elements differ, in some parts.
 
-    Values are widened to float64 or complex128; integers are compared as integers, but for unsigned 64-bit ones beside
-    another type. A tolerance is for floating values: integers must be equal.
+    Values are widened to float64 or complex128, and are the same if they are the same number; integers are compared as
+    integers. A tolerance is for floating values: integers must be equal.
 
     Raises:
         MissingPackage: torch is not installed.
@@ -118,13 +118,14 @@ def _compare(
     """Compare values; those of one type all differ, bit for bit."""
     import torch
 
-    integers = not (left.dtype.is_floating_point or left.is_complex() or right.dtype.is_floating_point)
+    integers = left.dtype == right.dtype == torch.int64
     if integers and (a_type == "uint64") == (b_type == "uint64"):
         return _compare_integers(left, right, unsigned=a_type == "uint64", boolean=a_type == b_type == "bool")
+    other = _other_integers(left, a_type, right, b_type)
     left, right = _floating(left, a_type), _floating(right, b_type)
-    equal = (left == right) | (left.isnan() & right.isnan())
+    equal = ((left == right) & ~other) | (left.isnan() & right.isnan())
     unlike = torch.ones_like(equal) if a_type == b_type else ~equal
-    gap = torch.where(left == right, 0.0, (left - right).abs())
+    gap = torch.where(left == right, torch.where(other, 1.0, 0.0), (left - right).abs())
     size = right.abs()
     if tolerance is None:
         differing = unlike
@@ -134,6 +135,27 @@ def _compare(
     relative = torch.where(gap == 0, 0.0, torch.where(gap.isinf(), gap, gap / size))
     nan = left.isnan() ^ right.isnan()
     return _block(unlike, differing, int(nan.sum()), gap.nan_to_num(-1.0, float("inf")), relative, left, right)
+
+
+def _other_integers(left: torch.Tensor, a_type: str, right: torch.Tensor, b_type: str) -> torch.Tensor:
+    """Say where one is an integer that the other is not, though float64 has one number for both: beyond 2**53."""
+    import torch
+
+    if left.is_complex() or right.is_complex() or torch.int64 not in (left.dtype, right.dtype):
+        return torch.zeros_like(left, dtype=torch.bool)
+    (high, low), (other_high, other_low) = _halves(left, a_type), _halves(right, b_type)
+    return (high != other_high) | (low != other_low)
+
+
+def _halves(values: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return integers, and floats as far as they are integers, as multiples of 2**32 and what is left of each."""
+    import torch
+
+    if values.dtype != torch.int64:
+        high = (values / 2.0**32).floor()
+        return high, values - high * 2.0**32
+    high = values >> 32
+    return (high & 0xFFFFFFFF if name == "uint64" else high).to(torch.float64), (values & 0xFFFFFFFF).to(torch.float64)
 
 
 def _compare_integers(left: torch.Tensor, right: torch.Tensor, *, unsigned: bool, boolean: bool) -> BlockDiff:

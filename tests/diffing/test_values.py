@@ -281,7 +281,7 @@ def test_integers_know_no_tolerance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [torch.float64, torch.bfloat16, torch.float8_e5m2, torch.int16, torch.complex64])
-def test_two_types_are_compared_as_float64(target: torch.dtype, tmp_path: Path) -> None:
+def test_two_types_are_compared_as_numbers(target: torch.dtype, tmp_path: Path) -> None:
     a = tensors(torch.float32, 4096) * 100
     b = a.to(target)
     wide_a, wide_b = a.to(torch.complex128), b.to(torch.complex128)
@@ -294,6 +294,30 @@ def test_two_types_are_compared_as_float64(target: torch.dtype, tmp_path: Path) 
         assert report.values[0].max_abs == float((wide_a - wide_b).abs().max())
     assert ckptool.diff(*paths, ignore_dtype=True, rtol=1.0, atol=1.0).same
     assert ckptool.diff(*paths, ignore_dtype=True).same == bool((wide_a == wide_b).all())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor([2**62 + 1]), torch.tensor([2**62], dtype=torch.uint64), False),
+        (torch.tensor([-5]), torch.tensor([2**64 - 5], dtype=torch.uint64), False),
+        (torch.tensor([2**53 + 1]), torch.tensor([2.0**53], dtype=torch.float64), False),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([2.0**64], dtype=torch.float64), False),
+        (torch.tensor([2**63 - 1]), torch.tensor([2.0**63]), False),
+        (torch.tensor([1, 2]), torch.tensor([1.0, float("inf")]), False),
+        (torch.tensor([2**63], dtype=torch.uint64), torch.tensor([2.0**63]), True),
+        (torch.tensor([-5, 7, -(2**63)]), torch.tensor([-5.0, 7.0, -(2.0**63)]), True),
+        (torch.tensor([0, 1]), torch.tensor([-0.0, 1.0]), True),
+        (torch.tensor([1, 2]), torch.tensor([1 + 0j, 2 + 0j]), True),
+        (torch.tensor([1, 2]), torch.tensor([1 + 0j, 2 + 1j]), False),
+    ],
+)
+def test_integers_of_another_type_are_exact(a: torch.Tensor, b: torch.Tensor, same: bool, tmp_path: Path) -> None:
+    paths = saved(a, tmp_path / "a", "zip"), saved(b, tmp_path / "b", "zip")
+
+    for one, other in (paths, paths[::-1]):
+        assert ckptool.diff(one, other, ignore_dtype=True).same == same
+        assert ckptool.diff(one, other, ignore_dtype=True, atol=0.5).same == same
 
 
 @pytest.mark.parametrize("pair", [("uint64", "int64"), ("bool", "float32"), ("uint8", "int64"), ("int8", "uint16")])

@@ -938,3 +938,18 @@ def test_a_checkpoint_is_not_taken_because_another_cannot_be_read(good: str, bro
     assert ckptool.load(f"{archive}::{good}").keys() == {"a.weight"}
     assert ckptool.load(tmp_path / "in", allow_missing=True).keys() == {"a.weight"}
     assert ckptool.load(tmp_path / "in" / good).keys() == {"a.weight"}
+
+
+def test_shards_of_an_index_beside_a_whole_file_are_no_leftovers(tmp_path: Path) -> None:
+    weights = {f"layers.{number}.weight": torch.randn(40, 40) for number in range(6)}
+    save_file(weights, tmp_path / "model.safetensors")
+    ckptool.migrate(tmp_path / "model.safetensors", tmp_path / "cut", max_shard_size=14_000)
+    for path in (tmp_path / "cut").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "cut").rmdir()
+
+    assert "CK162" not in [one.code for one in ckptool.check(tmp_path).findings]
+    (tmp_path / "model-00009-of-00009.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
+    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK162"]
+    assert "model-00009-of-00009.safetensors" in found.message
+    assert "model-00001-of-00003.safetensors" not in found.message

@@ -565,8 +565,8 @@ def test_the_entries_of_a_directory_are_its_files_sorted(tmp_path: Path) -> None
         (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
 
-    assert directory_entries(str(tmp_path)) == ["a", "b", "c"]
-    assert directory_entries(str(tmp_path / "missing")) == []
+    assert directory_entries(str(tmp_path)) == ("a", "b", "c")
+    assert directory_entries(str(tmp_path / "missing")) == ()
 
 
 def test_a_path_with_the_member_mark_that_exists_is_a_path(tmp_path: Path) -> None:

@@ -81,7 +81,11 @@ def read(
         if count > 1:
             what = f"{name!r} was opened, which alone holds weights of {count:,} that may be checkpoints here"
             parsed = parsed._replace(remarks=(*parsed.remarks, Remark("CK167", what)))
-        return source, parsed._replace(unopened=_unopened(failures)), _names(candidates, [name])
+        return (
+            source,
+            parsed._replace(unopened=_unopened(failures)),
+            [*_names(candidates, [name]), *(one.name for one in parsed.shards)],
+        )
     if not opened:
         raise no_checkpoint(folder)
     for source, _ in opened.values():
@@ -101,7 +105,8 @@ def read(
         inside={name: placed(found, None, name) for name, found in by_name.items()},
         unopened=_unopened(failures),
     )
-    return folder, parsed, _names(candidates, by_name)
+    shards = [shard.name for one in by_name.values() for shard in one.shards]
+    return folder, parsed, [*_names(candidates, by_name), *shards]
 
 
 def _opened(
