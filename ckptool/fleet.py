@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptool.arguments import check_arguments
-from ckptool.checking.asked import Asked
+from ckptool.checking.row import Asked
 from ckptool.checking.row import row as row_of
 from ckptool.errors import Cancelled, CkptoolError, let_go
 from ckptool.limits import DEFAULT_LIMITS, Limits

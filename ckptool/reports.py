@@ -8,11 +8,11 @@ from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
-from ckptool.formats.runnable.surveys import Act
+from ckptool.formats.runnable.unpacking import Act
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename
-from ckptool.torch_ops.likeness import Likeness
+from ckptool.torch_ops.differences import Likeness
 
 __all__ = [
     "Act",

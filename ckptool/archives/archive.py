@@ -9,7 +9,7 @@ from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
 
 if TYPE_CHECKING:
-    from ckptool.sources.meter import Meter
+    from ckptool.sources.source import Meter
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 

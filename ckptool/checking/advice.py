@@ -177,7 +177,7 @@ def _without_data(checkpoint: Checkpoint, plan: Plan | None) -> list[str]:
     """Return the entries that a plan leaves out, by their old names; none if there are tensors or arrays in them."""
     if plan is None or plan.weights is None:
         return []
-    from ckptool.migration.weights_only import holds_data
+    from ckptool.migration.selection import holds_data
 
     unsupported = plan.weights.unsupported
     if any(holds_data(checkpoint, entry) for entry in unsupported.values()):

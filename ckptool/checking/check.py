@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_arg
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
+from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.codes import CODES
-from ckptool.checking.finding import Finding, Severity, finding_lines
+from ckptool.checking.finding import CODES, Finding, Severity, finding_lines
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
-from ckptool.formats.runnable.surveys import Act, Survey, reached
+from ckptool.formats.runnable.unpacking import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.verdicts import Grade
+from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.files import Origin
 from ckptool.sources.folders import is_folder
-from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
+from ckptool.sources.source import Progress
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ def _examine(
     whole = None
     if depth != "structure":
         from ckptool.checking import integrity, value_survey
-        from ckptool.sources.meter import Meter
+        from ckptool.sources.source import Meter
 
         meter = Meter(progress, _to_read(checkpoint, depth))
         whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
@@ -347,7 +346,7 @@ def _structure(
     stock = torch_load.judge(checkpoint)
     found = [*known.examine(checkpoint, summary), *torch_load.findings(checkpoint, stock)]
     check_cancelled(checkpoint.source.cancellation)
-    found += requirements.examine(checkpoint, summary, devices)
+    found += torch_load.examine(checkpoint, summary, devices)
     if strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
     return found, stock

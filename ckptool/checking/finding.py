@@ -1,4 +1,10 @@
-"""``Finding``: one notable fact, and the command that does something about it."""
+"""
+``Finding``: one notable fact, and the command that does something about it.
+
+The codes of findings: how grave each is, and what it says.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -113,3 +119,126 @@ def worst_of(findings: Iterable[Finding]) -> Severity | None:
     """Return the severest of all; None if there are no findings."""
     severities = {one.severity for one in findings}
     return next((one for one in SEVERITIES if one in severities), None)
+
+
+class Code(NamedTuple):
+    """What every finding with one code says."""
+
+    severity: Severity | None
+    """None where it depends on the file, or on what was asked."""
+    says: str
+
+
+CODES: Final = {
+    "CK101": Code(None, "The archive or stream has something unusual but harmless."),
+    "CK102": Code("info", "The archive holds more checkpoints than the one that was opened."),
+    "CK103": Code("error", "The index does not match its checksum."),
+    "CK104": Code("info", "Records have no checksum, so a changed byte there would not show."),
+    "CK105": Code("error", "A record is damaged: it does not match its checksum, or cannot be unpacked."),
+    "CK106": Code("info", "Some tensors of a file that was cut short are whole."),
+    "CK107": Code("warning", "An index of shards announces another size than its tensors have."),
+    "CK108": Code(None, "Sparse tensors have wrong indices, or indices that were not looked at."),
+    "CK109": Code(None, "Two tensors have the same dotted name."),
+    "CK110": Code("warning", "Values are NaN."),
+    "CK111": Code(None, "Values are infinite."),
+    "CK112": Code("info", "All values of a tensor are zero."),
+    "CK113": Code("info", "Values were not looked at."),
+    "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
+    "CK115": Code(None, "Another checkpoint in the archive has a problem."),
+    "CK118": Code("error", "Metadata of a safetensors file is no text: its own library refuses the file."),
+    "CK119": Code("info", "Values are unlike all others of their tensor: far beyond them, or a block of zeros."),
+    "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
+    "CK121": Code("warning", "Most tensors of the weights have no elements."),
+    "CK122": Code(
+        "warning", "An adapter has no tensors of the modules that its settings announce, or one half of each."
+    ),
+    "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce, or one half."),
+    "CK124": Code("info", "Some weights have no elements."),
+    "CK125": Code(None, "There is no tensor in the file."),
+    "CK126": Code("warning", "Tensors are on the meta device: their values were not saved."),
+    "CK130": Code(None, "Arrays of numpy are listed as tensors."),
+    "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
+    "CK132": Code("warning", "The weights of a TorchScript program have no names."),
+    "CK133": Code("info", "The file is the index of a torch.distributed.checkpoint."),
+    "CK140": Code("error", "A file of the folder is missing, or too short: what was in it cannot be read."),
+    "CK141": Code("error", "The pieces of a tensor do not fill it, or overlap."),
+    "CK142": Code("warning", "The folder has files of items that the index does not name."),
+    "CK143": Code("error", "An item cannot be read, or is not what the index says."),
+    "CK144": Code("warning", "Ranks saved copies that are not equal: the copy of the first rank is taken."),
+    "CK145": Code("info", "Nothing says how many ranks there were: whether any is missing cannot be known."),
+    "CK146": Code("error", "Items overlap in a file."),
+    "CK147": Code("warning", "The index has items for names that it does not list."),
+    "CK148": Code("warning", "Files that belong together contradict each other: they may be of different saves."),
+    "CK149": Code("error", "A file of the folder is a link, which is not followed: what was in it was not read."),
+    "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
+    "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
+    "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
+    "CK153": Code("warning", "State of the optimizer is not listed, because that of some ranks is missing."),
+    "CK154": Code("info", "Tensors that every rank has are not equal: those of the first rank are taken."),
+    "CK155": Code(
+        "warning", "The ranks' parts of tensors are listed rank by rank, because the files do not say how to join them."
+    ),
+    "CK156": Code("warning", "Ranks have no file that the others have: tensors may be smaller than they were."),
+    "CK157": Code("warning", "A file of a rank is missing; no weight that is listed needs it."),
+    "CK158": Code(
+        "warning", "Tensors of a torch.distributed.checkpoint are safetensors, which its own loader does not read."
+    ),
+    "CK159": Code(
+        "warning",
+        "The files of the optimizer, with the float32 weights, are not there: those that are listed are rounded.",
+    ),
+    "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
+    "CK161": Code("info", "A folder holds the same weights once more, in another file."),
+    "CK162": Code("warning", "A folder holds shards that its index does not name."),
+    "CK163": Code("warning", "A folder holds downloads that were not finished."),
+    "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),
+    "CK165": Code("warning", "A checkpoint of the folder has no weights: others were opened, or are listed."),
+    "CK166": Code("warning", "A file that is saved with the others is missing; it held no weights."),
+    "CK167": Code("info", "Of several checkpoints in a folder, the one that holds weights was opened."),
+    "CK168": Code("info", "Shards were put together by their names, because no index names them."),
+    "CK169": Code("warning", "What lies beside the checkpoint cannot be opened, or is not whole."),
+    "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
+    "CK171": Code("info", "The folder has other checkpoints, going by names, that were not opened."),
+    "CK179": Code("info", "Beside a file is a journal of an edit in place, or what has its name."),
+    "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
+    "CK202": Code(None, "Plain torch.load(path) does not open the file."),
+    "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
+    "CK204": Code(
+        "warning", "The pickles ask for names that torch.load() does not allow; another loader opens the file."
+    ),
+    "CK205": Code(
+        "error", "Unpickling would call what reaches the system: commands, text as code, files, connections."
+    ),
+    "CK206": Code("warning", "Unpickling would run code of packages, which is not in the file."),
+    "CK207": Code("warning", "The pickles name something that reaches the system, but do not call it."),
+    "CK208": Code("warning", "More pickles follow the one that is loaded."),
+    "CK209": Code("warning", "Some of what the file holds could not be looked at."),
+    "CK210": Code("info", "Folders of version control or of tools were not looked into."),
+    "CK216": Code("error", "A program in the file reaches the system: it opens files, or has text that is evaluated."),
+    "CK217": Code("warning", "Its loader runs Python or native code in the archive, or what its settings name."),
+    "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
+    "CK302": Code("info", "Several state dicts could be the weights."),
+    "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
+    "CK401": Code("info", "A whole model holds tensors that its state_dict() would not give."),
+    "CK402": Code("warning", "A hook of the model's class may add or rename entries of its state_dict()."),
+    "CK403": Code("warning", "Code of the model's class adds entries to its state_dict() that are not listed."),
+    "CK404": Code("info", "Names are right only if classes of the model do not override state_dict()."),
+    "CK405": Code("warning", "A bound method was saved, and the whole model with it."),
+    "CK406": Code("warning", "Parameters or buffers can be read only by their own classes."),
+    "CK407": Code("warning", "The file holds one rank's part of distributed tensors."),
+    "CK501": Code("warning", "Tensors were saved on more than one accelerator."),
+    "CK502": Code("info", "Tensors are sparse, quantised or of a class of their own."),
+    "CK503": Code(None, "Tensors were saved on a device that loading asks for again."),
+    "CK504": Code("info", "Element types need a recent release of torch."),
+    "CK505": Code("info", "Loading the whole model needs packages or scripts that define its classes."),
+    "CK506": Code("info", "Weights are quantised: they are numbers that mean something only with their scales."),
+    "CK507": Code("warning", "Quantised weights have no scale, though others have one."),
+    "CK600": Code("warning", "The weights cannot be compared with the model."),
+    "CK601": Code("info", "All names and shapes are those of the model."),
+    "CK602": Code("warning", "After a change of names, they are those of the model."),
+    "CK603": Code(None, "Names that the model expects are missing."),
+    "CK604": Code(None, "The file has names that the model does not expect."),
+    "CK605": Code("warning", "Tensors have another shape than the model expects."),
+    "CK606": Code("warning", "Names match the model's in more than one way."),
+}
+"""Every code."""

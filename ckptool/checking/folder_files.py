@@ -9,8 +9,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from ckptool.checking import would_run
-from ckptool.checking.codes import CODES
-from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
+from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
@@ -18,7 +17,7 @@ from ckptool.formats import holders, open_checkpoint, other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.programs import of_settings
-from ckptool.formats.runnable.surveys import Found, Survey
+from ckptool.formats.runnable.unpacking import Found, Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource

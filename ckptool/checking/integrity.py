@@ -22,8 +22,7 @@ from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import checksum_of_range, checksums_of_file
-from ckptool.sources.meter import Meter
-from ckptool.sources.source import prefetch
+from ckptool.sources.source import Meter, prefetch
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

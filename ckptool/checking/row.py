@@ -1,13 +1,17 @@
-"""One checkpoint as a row of ``scan``: a pure function, so that any number of processes can share a list of paths."""
+"""
+One checkpoint as a row of ``scan``: a pure function, so that any number of processes can share a list of paths.
+
+What a row of ``scan`` is asked for, and what of it is known without a look into the file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from time import time_ns
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checking import safety, torch_load
-from ckptool.checking.asked import NOTHING, SCHEMA_OF_TENSORS, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
@@ -22,8 +26,72 @@ from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
-from ckptool.sources.naming import is_far
-from ckptool.sources.stamps import stamp_of, stamp_of_version
+from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.stamps import Stamp, stamp_of, stamp_of_version
+
+SCHEMA: Final = "ckptool.scan/2"
+SCHEMA_OF_TENSORS: Final = "ckptool.tensors/1"
+SAME: Final = b"same"
+"""Its answer about a file far away whose version is the one that is known."""
+ENDED: Final = "worker-ended"
+"""The kind of the error of a file whose worker process died."""
+_LONGEST: Final = 4096
+_FACTS: Final = (
+    *("member", "format", "form", "writer", "tensors", "tied", "parameters", "numel"),
+    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "quantized", "devices", "prefixes", "roles"),
+    *("shards", "members", "beside", "digest", "digest_error"),
+)
+
+
+Row: TypeAlias = dict[str, object]
+
+
+class Asked(NamedTuple):
+    """What is to be known beyond what is in each."""
+
+    check: bool = False
+    deep: bool = False
+    digest: bool = False
+    tensors: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of what is asked for, as rows have them."""
+        return [name for name, wanted in zip(self._fields, self, strict=True) if wanted]
+
+
+NOTHING: Final = Asked()
+
+
+def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
+    """Return the row of a checkpoint of which nothing is known, but why."""
+    return {**identity(path, asked), **failure(kind, message)}
+
+
+def identity(path: str, asked: Asked) -> Row:
+    """Return what a row begins with: the path, and which version is there now."""
+    scanned_ns = time_ns()
+    stamp = stamp_of(path)
+    return {
+        "schema": SCHEMA,
+        "path": shown_path(path),
+        **stamped(stamp),
+        "asked": asked.columns,
+        "scanned_ns": scanned_ns,
+    }
+
+
+def stamped(stamp: Stamp | None) -> Row:
+    """Return the columns that tell a version from others."""
+    nbytes, mtime_ns, version, etag = stamp or (None, None, None, None)
+    return {"nbytes": nbytes, "mtime_ns": mtime_ns, "version": version, "etag": etag}
+
+
+def failure(kind: str, message: str, name: str | None = None) -> Row:
+    """Return what a row ends with where there is nothing but an error."""
+    error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
+    return {**dict.fromkeys(_FACTS), "grade": "unknown", "findings": {}, "worst": "error", "error": error}
+
 
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""

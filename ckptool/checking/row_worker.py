@@ -12,8 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from ckptool.checking.asked import SAME, Asked, lost_row
-from ckptool.checking.row import row
+from ckptool.checking.row import SAME, Asked, lost_row, row
 from ckptool.errors import Failure, let_go
 from ckptool.sources.naming import is_far
 from ckptool.sources.stamps import stamp_of_version

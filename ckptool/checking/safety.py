@@ -20,12 +20,12 @@ from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search, scanned
-from ckptool.formats.runnable.surveys import Act, Survey, reached
+from ckptool.formats.runnable.unpacking import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.alarms import Grade
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.reader import Pickle
 from ckptool.pickles.scanner import Scan
-from ckptool.pickles.verdicts import Grade
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far

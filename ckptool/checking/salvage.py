@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from ckptool.archives.zip_layout import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
+from ckptool.archives.zip_directory import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Failure
@@ -23,8 +23,7 @@ from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.source import ReadAhead, Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
-from ckptool.tensors.tensor import StorageRef, TensorInfo
+from ckptool.tensors.tensor import StorageId, StorageRef, TensorInfo, TypedStorage, storage_id
 
 _SEARCHED: Final = 1 << 16
 _MOST_SEARCHES: Final = 1000

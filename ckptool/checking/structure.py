@@ -397,7 +397,7 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """What the reader of the format saw; it knows the codes."""
-    from ckptool.checking.codes import CODES
+    from ckptool.checking.finding import CODES
 
     for code, what, hint in checkpoint.remarks:
         yield Finding(code, CODES[code].severity or "warning", what, hint)

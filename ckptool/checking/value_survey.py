@@ -34,7 +34,7 @@ from ckptool.errors import (
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.files import file_under
-from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.statistics import Statistics, Tally

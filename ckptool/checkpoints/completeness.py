@@ -17,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
-from ckptool.names.filter import Filter
+from ckptool.names.renaming import Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.tensors.pieces import fault_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.numpy_values import encoded_bytes, raw_bytes

@@ -15,8 +15,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import for_shell, some
-from ckptool.names.filter import two_readings
 from ckptool.names.missing import by_likeness
+from ckptool.names.renaming import two_readings
 from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert

@@ -21,8 +21,8 @@ from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, cut, for_shell, some
 from ckptool.names import renaming
-from ckptool.names.filter import Filter
 from ckptool.names.missing import by_likeness
+from ckptool.names.renaming import Filter
 from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert

@@ -11,14 +11,12 @@ import click
 
 from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed
 from ckptool.checking.check import check as check_file
-from ckptool.checking.codes import CODES
+from ckptool.checking.finding import CODES
 from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.completion import choices
 from ckptool.cli.options import brief_option, many_files, pager_option, refuse_idle
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.progress import ProgressLine
-from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import error_text, pager, say, terminal_width, with_options, wrapped
+from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
+from ckptool.cli.text import ProgressLine, error_text, pager, say, terminal_width, with_options, wrapped
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 

@@ -12,13 +12,13 @@ from string import ascii_letters, digits
 
 from ckptool import __version__
 from ckptool.checking.check import CheckReport
-from ckptool.checking.codes import CODES
+from ckptool.checking.finding import CODES
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import JsonOutput, error_object, finding_object
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
-from ckptool.formats.runnable.surveys import Act
+from ckptool.formats.runnable.unpacking import Act
 from ckptool.messages import cut
 
 _LEVELS = {"info": "note", "warning": "warning", "error": "error"}

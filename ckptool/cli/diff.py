@@ -10,9 +10,8 @@ import click
 
 from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.options import pager_option, refuse_idle
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.progress import ProgressLine
-from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
+from ckptool.cli.targets import AnyPath, far_options
+from ckptool.cli.text import ProgressLine, error_text, say, terminal_width, with_options, wrapped
 from ckptool.cli.text import pager as paged
 from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files

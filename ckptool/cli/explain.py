@@ -11,7 +11,7 @@ import click
 
 from ckptool.checking.finding import command_line
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError

@@ -13,9 +13,8 @@ from ckptool.cli.brief import left_out
 from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import allow_unmatched_option, brief_option, many_files, refuse_idle, rows
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.selection import selection_of
-from ckptool.cli.targets import is_many, refuse_none, targets
+from ckptool.cli.tables import selection_of
+from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
 from ckptool.cli.text import pager, say
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError

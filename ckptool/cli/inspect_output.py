@@ -16,7 +16,7 @@ from ckptool.checkpoints.summary import Summary, sharing, summarise
 from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import inspect_report, tables
 from ckptool.cli.options import left_out, limit_of, no_room
-from ckptool.cli.selection import Selection
+from ckptool.cli.tables import Selection
 from ckptool.cli.text import error_text, say, terminal_width, wrapped
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, show, show_nbytes

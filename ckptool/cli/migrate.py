@@ -15,9 +15,8 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.options import RayCommand, brief_option, ray_option, refuse_idle
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.progress import ProgressLine
-from ckptool.cli.text import error_text, say, terminal_width, with_options, wrapped
+from ckptool.cli.targets import AnyPath, far_options
+from ckptool.cli.text import ProgressLine, error_text, say, terminal_width, with_options, wrapped
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -27,8 +26,8 @@ from ckptool.migration.migrate import migrate_by, unmatched
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
-from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far, shown_path
+from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:

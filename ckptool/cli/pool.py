@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ckptool.checking.asked import ENDED
+from ckptool.checking.row import ENDED
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, let_go, reason_of
 from ckptool.sources.checksums import processors

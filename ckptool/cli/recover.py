@@ -7,7 +7,7 @@ import sys
 import click
 
 from ckptool.checking.finding import command_line
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused

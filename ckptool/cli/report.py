@@ -26,9 +26,8 @@ from ckptool.cli.page import (
     statistics_columns,
     tensor_columns,
 )
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.progress import ProgressLine
-from ckptool.cli.text import error_text, say
+from ckptool.cli.targets import AnyPath, far_options
+from ckptool.cli.text import ProgressLine, error_text, say
 from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.sides import side_of
@@ -38,8 +37,8 @@ from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import show
 from ckptool.migration.output import Output
 from ckptool.migration.output.opening import mode_of
-from ckptool.sources.meter import SILENT
 from ckptool.sources.paths import is_same_file
+from ckptool.sources.source import SILENT
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.values import ValueFacts

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.asked import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, lost_row
+from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, lost_row
 from ckptool.checking.row_worker import Place, Rows
 from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.options import RayCommand, ray_option
-from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
-from ckptool.cli.targets import Listing, means_other
+from ckptool.cli.targets import AnyPath, Listing, as_asked, means_other, reach_options
 from ckptool.cli.text import say
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
-from ckptool.migration.output.lines import Lines
-from ckptool.migration.output.parquet import EACH, Kind, need_parquet, write_parquet
+from ckptool.migration.output.lines import EACH, Kind, Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import is_same_file

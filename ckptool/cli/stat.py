@@ -14,11 +14,9 @@ from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import tables
 from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, no_room, refuse_idle, rows
-from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.progress import ProgressLine
-from ckptool.cli.selection import selection_of
-from ckptool.cli.targets import is_many, refuse_none, targets
-from ckptool.cli.text import error_text, pager, say, terminal_width, wrapped
+from ckptool.cli.tables import selection_of
+from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
+from ckptool.cli.text import ProgressLine, error_text, pager, say, terminal_width, wrapped
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint

@@ -1,10 +1,18 @@
-"""Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
+"""
+Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many.
+
+Paths and addresses on the command line: the shell completes paths, and whoever opens one says what is wrong with it.
+
+How a file far away is reached is said by options, which are read before any path.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import click
 
 from ckptool.errors import CkptoolError, NotACheckpoint
 from ckptool.messages import counted
@@ -12,6 +20,7 @@ from ckptool.sources.naming import is_far, shown_path
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.address import Remote
+
 
 _PATTERN = frozenset("*?[")
 
@@ -104,7 +113,7 @@ class Listing:
                 yield Target(os.path.join(path, ""))
 
     def _at(self, address: str) -> Iterator[Target]:
-        from ckptool.formats.directories.walk_far import checkpoints_at
+        from ckptool.formats.directories.walk import checkpoints_at
         from ckptool.sources.remote.address import Remote
 
         if isinstance(address, Remote):
@@ -145,3 +154,63 @@ def _below(folder: str, passed: list[str] | None) -> Iterator[Target]:
     from ckptool.formats.directories.walk import checkpoints_below
 
     yield from (Target(path, is_likely) for path, is_likely in checkpoints_below(folder, passed=passed))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ASKED: Final = "ckptool.remote"
+"""Where a context keeps how files far away are reached."""
+
+
+class AnyPath(click.Path):
+    """A path as it was given; ``click.Path`` asks the system about it, which takes no NUL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        asked = ctx.meta.get(_ASKED) if ctx is not None else None
+        if asked and isinstance(value, str) and "://" in value:
+            from ckptool.sources.remote.address import Remote  # few files are far away
+
+            return Remote(value, **asked)
+        return value
+
+
+def _ask(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value not in (None, False):
+        ctx.meta.setdefault(_ASKED, {})[param.name] = value
+
+
+_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    (
+        "--endpoint",
+        {"metavar": "URL", "help": "Address of the store for s3://, gs:// and az://, or of the hub for hf://."},
+    ),
+    ("--region", {"metavar": "NAME", "help": "Region of a bucket of s3://."}),
+    ("--anonymous", {"is_flag": True, "help": "Use no keys: for what everybody may read."}),
+    (
+        "--connections",
+        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 6 MiB at once; by default 16."},
+    ),
+    ("--download", {"is_flag": True, "help": "Fetch into a temporary file what https:// gives only as a whole."}),
+)
+
+
+def as_asked(path: str) -> str:
+    """Return a path of a list; an address of it with how files far away are reached."""
+    found: str = AnyPath().convert(path, None, click.get_current_context())
+    return found
+
+
+def reach_options(command: F) -> F:
+    """Add the options that say where stores are, and who asks."""
+    return _added(command, _OPTIONS[:3])
+
+
+def far_options(command: F) -> F:
+    """Add the options that say how files far away are reached."""
+    return _added(command, _OPTIONS)
+
+
+def _added(command: F, options: tuple[tuple[str, dict[str, Any]], ...]) -> F:
+    for name, how in reversed(options):
+        command = click.option(name, expose_value=False, is_eager=True, callback=_ask, **how)(command)
+    return command

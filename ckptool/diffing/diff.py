@@ -25,11 +25,10 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.sources.files import Origin
-from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
-from ckptool.torch_ops.differences import Tolerance
-from ckptool.torch_ops.likeness import Likeness
+from ckptool.torch_ops.differences import Likeness, Tolerance
 
 _MOST_CHANGES: Final = 1000
 

@@ -10,8 +10,7 @@ from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show, some
-from ckptool.torch_ops.differences import Number
-from ckptool.torch_ops.likeness import Likeness
+from ckptool.torch_ops.differences import Likeness, Number
 
 WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."
 

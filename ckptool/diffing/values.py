@@ -14,14 +14,13 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import filler_under
-from ckptool.sources.meter import SILENT, Meter
+from ckptool.sources.source import SILENT, Meter
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
-from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
-from ckptool.torch_ops.likeness import Likeness, Products
+from ckptool.torch_ops.differences import BlockDiff, Likeness, Number, Products, Tolerance
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""

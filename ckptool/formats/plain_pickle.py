@@ -17,11 +17,11 @@ from ckptool.errors import Failure, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
-from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import is_container
+from ckptool.pickles.numpy_values import read_with_arrays
 from ckptool.pickles.reader import Pickle
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import storage_id
+from ckptool.tensors.tensor import storage_id
 
 NAME = "pickle"
 TRAITS = Traits(

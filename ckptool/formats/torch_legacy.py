@@ -29,8 +29,7 @@ from ckptool.pickles.nodes import Inert, is_sourced_object
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource, FarSource, ReadAhead, SliceSource, Source, far_under
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, unify
-from ckptool.tensors.tensor import StorageRef
+from ckptool.tensors.tensor import StorageId, StorageRef, TypedStorage, storage_id, unify
 
 NAME = "torch_legacy"
 TRAITS = Traits(has_tree=True, edited_by="pickles")

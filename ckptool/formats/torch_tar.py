@@ -28,8 +28,7 @@ from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage, storage_id
-from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
+from ckptool.tensors.tensor import StorageRef, TensorInfo, TypedStorage, check_extent, storage_id
 
 NAME = "torch_tar"
 TRAITS = Traits(has_tree=True, refusal="files of PyTorch 0.1 are not read with weights_only=True")

@@ -13,7 +13,7 @@ and _load.
 from __future__ import annotations
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
@@ -23,8 +23,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import SliceSource, Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage, make_typed_storage, storage_id, unify
-from ckptool.tensors.tensor import StorageRef, make_storage_ref
+from ckptool.tensors.tensor import StorageRef, TypedStorage, make_storage_ref, make_typed_storage, storage_id, unify
 
 NAME = "torch_zip"
 TRAITS = Traits(has_tree=True, edited_by="member")

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
-from ckptool.loading.memory.layouts import torch_dtype
+from ckptool.loading.memory.placement import torch_dtype
 from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.names.filter import two_readings
-from ckptool.names.renaming import LONGEST, Trials
+from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload

@@ -29,9 +29,8 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.writing import Work, syncs, write_planned
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import open_source
-from ckptool.sources.meter import Meter, Progress
 from ckptool.sources.naming import is_far
-from ckptool.sources.source import HasVersions, Source
+from ckptool.sources.source import HasVersions, Meter, Progress, Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

@@ -20,7 +20,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
-from ckptool.migration.in_place.run import clone_plan, migrate_in_place, report_of, write_clone
+from ckptool.migration.in_place import clone_plan, migrate_in_place, report_of, write_clone
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
 from ckptool.migration.output.editing import open_for_editing
@@ -30,8 +30,8 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.sources.meter import Meter
 from ckptool.sources.naming import is_far
+from ckptool.sources.source import Meter
 from ckptool.torch_ops.device_names import device_tag
 from ckptool.torch_ops.needed import check_installed
 

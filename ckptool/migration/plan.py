@@ -16,15 +16,13 @@ from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_i
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
-from ckptool.migration.changes import Changes, TargetForm
-from ckptool.migration.device_tags import DeviceTags, label
+from ckptool.migration.changes import Changes, DeviceTags, TargetForm, label
 from ckptool.migration.planned import FolderPlan
+from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept, TorchPlan
-from ckptool.migration.weights_only import without_refused
 from ckptool.names import renaming
-from ckptool.names.filter import Filter
-from ckptool.names.renaming import Trials
+from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 
@@ -87,13 +85,13 @@ def make_plan(
     casting = _casting(changes, trials)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
-        from ckptool.migration.folders import dcp  # most plans are of files
+        from ckptool.migration import dcp_plan  # most plans are of files
 
         names = _read_of_all(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
         )
-        folder = dcp.plan_everything(checkpoint, edited, casting, _most_nbytes(changes))
+        folder = dcp_plan.plan_everything(checkpoint, edited, casting, _most_nbytes(changes))
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
@@ -124,10 +122,10 @@ def make_plan(
         edits = kept is not None
         return Plan(form, target, plain_file, changes.to, names, weights, casting, keeps_layout=edits)
     if form == "dcp":
-        from ckptool.migration.folders import dcp
+        from ckptool.migration import dcp_plan
 
         most = _most_nbytes(changes)
-        folder = dcp.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
+        folder = dcp_plan.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
         return Plan(form, target, folder, changes.to, names, weights, casting)
     if form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
@@ -176,16 +174,16 @@ def _safetensors(
         start = kept.tensors_at if kept is not None else None
         options["has_order"] = bool(checkpoint.recorded.order)
         return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
-    from ckptool.migration.folders import shards
+    from ckptool.migration import safetensors_plan
 
-    return shards.plan(weights, most_nbytes, **options, cancellation=cancellation)
+    return safetensors_plan.plan_shards(weights, most_nbytes, **options, cancellation=cancellation)
 
 
 def _most_nbytes(changes: Changes) -> int | None:
     """Return how large a file of a folder may be; None where there is no such limit."""
     if changes.max_shard_size is None:
         return None
-    from ckptool.migration.folders.shards import size_in_bytes  # most plans are of files
+    from ckptool.migration.safetensors_plan import size_in_bytes  # most plans are of files
 
     return size_in_bytes(changes.max_shard_size)
 

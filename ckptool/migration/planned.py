@@ -11,7 +11,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.files import open_source
-from ckptool.sources.meter import Meter
+from ckptool.sources.source import Meter
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo

@@ -16,8 +16,7 @@ from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
-from ckptool.migration.changes import Changes, TargetForm
-from ckptool.migration.device_tags import DeviceTags, new_tag, retagged
+from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
 from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
@@ -193,7 +192,7 @@ def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> 
 
 def _dcp_facts(checkpoint: Checkpoint, plan: Plan) -> FileFacts:
     """Return the facts of a folder that is not written yet: tensors are on the CPU, but for those inside values."""
-    from ckptool.migration.folders.dcp import DcpPlan  # most plans are of files
+    from ckptool.migration.dcp_plan import DcpPlan  # most plans are of files
 
     file = plan.file
     assert isinstance(file, DcpPlan)  # there is no other folder of items
@@ -293,8 +292,8 @@ def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what is notable about a folder that is written."""
     if plan.folder is None:
         return
-    from ckptool.migration.folders.dcp import DcpPlan
-    from ckptool.migration.folders.shards import size_in_bytes
+    from ckptool.migration.dcp_plan import DcpPlan
+    from ckptool.migration.safetensors_plan import size_in_bytes
 
     if isinstance(plan.file, DcpPlan):
         yield from plan.file.notes

@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.limits import Limits
-from ckptool.migration.device_tags import DeviceTags
+from ckptool.migration.changes import DeviceTags
 from ckptool.migration.planned import Planned
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
     from ckptool.migration.output.sink import Sink
     from ckptool.migration.zip_writer import WrittenZip
-    from ckptool.sources.meter import Meter
+    from ckptool.sources.source import Meter
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _MANY = 1000

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ckptool.errors import MigrationRefused
-from ckptool.migration.device_tags import DeviceTags, new_tag
+from ckptool.migration.changes import DeviceTags, new_tag
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, PlainTensor, make_plain_tensor
 from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array

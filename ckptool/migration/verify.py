@@ -25,13 +25,11 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.meter import Meter
-from ckptool.sources.source import BytesSource, SliceSource, prefetch
+from ckptool.sources.source import BytesSource, Meter, SliceSource, prefetch
 from ckptool.tensors.payloads import CHUNK_NBYTES, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage, storage_id
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import TensorInfo, TypedStorage, storage_id
 
 
 def verify(

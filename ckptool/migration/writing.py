@@ -16,7 +16,7 @@ from ckptool.migration.output.sink import Sink, SinkFolder
 from ckptool.migration.plan import Plan
 from ckptool.migration.planned import BytesFile, FolderPlan, PlannedFile
 from ckptool.migration.verify import verify_model
-from ckptool.sources.meter import Meter
+from ckptool.sources.source import Meter
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 

@@ -16,7 +16,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
-from ckptool.archives.zip_layout import (
+from ckptool.archives.zip_directory import (
     DESCRIPTOR,
     DESCRIPTOR64,
     DESCRIPTOR_MAGIC,

@@ -16,12 +16,12 @@ from typing import Final, Protocol, TypeAlias
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
 from ckptool.pickles import dangerous_names as table
+from ckptool.pickles.alarms import Grade, How, Verdict, call_text, cut_text
 from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
 from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
 from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.pickles.verdicts import Grade, How, Verdict, call_text, cut_text
 from ckptool.sources.source import BytesSource, Source
 
 RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}

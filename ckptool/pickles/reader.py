@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.messages import counted
-from ckptool.pickles.machine import Machine, NeedMore, Oddity, OnBuild
+from ckptool.pickles.machine import RARE, Machine, NeedMore, Oddity, OnBuild
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.opcodes import RARE
 from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
-    from ckptool.pickles.fields import FieldNames
+    from ckptool.pickles.nodes import FieldNames
 
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from

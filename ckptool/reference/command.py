@@ -3,6 +3,8 @@ The command that trains a reference net and saves it: ``python -m ckptool.refere
 
 For data-parallel training on several devices or processes:
 ``torchrun --nproc-per-node 2 -m ckptool.reference --wrap ddp``.
+
+Small checkpoints of a net that was trained here, saved in every way in which people save theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptool.errors import CkptoolError, FileUnavailable
-from ckptool.reference import data
-from ckptool.reference.nets import NETS
+from ckptool.reference import trainer
+from ckptool.reference.nets import NETS, TiedReader
 from ckptool.reference.saving import HABITS, parts_of, save
 from ckptool.reference.trainer import (
     WRAPS,
@@ -37,7 +40,10 @@ from ckptool.torch_ops import devices as torch_devices
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    import torch
+
 
 _USUAL = Recipe()
 
@@ -93,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace, choice: Choice, stack: ExitStack, *, first: bool) -> Trained:
     row = NETS[args.net]
-    split = data.load(row.data, side=row.side, seed=args.seed, root=args.data_dir)
+    split = trainer.load(row.data, side=row.side, seed=args.seed, root=args.data_dir)
     recipe = Recipe(epochs=args.epochs, batch=args.batch, learning_rate=args.lr, seed=args.seed, wrap=args.wrap)
     log = _open_log(args.logdir, stack) if first and args.logdir else None
     started = time.monotonic()
@@ -123,3 +129,36 @@ def _open_log(folder: Path, stack: ExitStack) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return stack.enter_context(SummaryWriter(str(folder)))
+
+
+def write_fixtures(folder: Path, device: torch.device, tell: Callable[[str], None] = lambda _: None) -> int:
+    """
+    Train a net for two epochs, and write ``HABIT-WRAPPER-zip.pth`` and ``-legacy.pth`` for each; return their number.
+
+    The wrappers are tried on CUDA alone: elsewhere there is nothing to be parallel over. Files of the same names are
+    replaced.
+
+    Raises:
+        FileUnavailable: The folder cannot be made or written.
+        CkptoolError: scikit-learn, whose digits are trained on, is not installed.
+    """
+    digits = trainer.digits(28, seed=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"fixtures cannot be written here: {error.strerror or error}"
+        raise FileUnavailable(what, path=str(folder), hint="Name a folder that is yours to write.") from error
+    written = 0
+    with warnings.catch_warnings(), process_group(device):
+        warnings.simplefilter("ignore")  # torch warns of all that is old, which half of these files are
+        for wrapper in WRAPS if device.type == "cuda" else WRAPS[:1]:
+            trained = train(lambda: TiedReader(16), digits, Recipe(epochs=2, wrap=wrapper), device)
+            parts = parts_of(trained, argparse.Namespace(net="tied", wrap=wrapper, device=device))
+            slug = "plain" if wrapper == "none" else wrapper
+            for habit, how in HABITS.items():
+                for container in ("zip", "legacy"):
+                    name = f"{habit.replace('_', '-')}-{slug}-{container}.pth"
+                    save(how.content(parts), folder / name, legacy=container == "legacy")
+                    tell(name)
+                    written += 1
+    return written

@@ -1,4 +1,8 @@
-"""Trains a reference net for real, and returns the model with all else that a checkpoint holds."""
+"""
+Trains a reference net for real, and returns the model with all else that a checkpoint holds.
+
+Images to train on that need no download: scikit-learn's digits, and CIFAR-10 where it is already there.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -15,13 +20,12 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
+from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ckptool.reference.data import Split
 
 
 Batches: TypeAlias = "DataLoader[tuple[Tensor, ...]]"
@@ -271,3 +275,55 @@ def _of_kind(found: Sequence[Device], local_rank: int | None) -> Choice:
 
 def _unavailable(tag: str, reason: str, hint: str) -> CkptoolError:
     return CkptoolError(f"no device '{tag}' to train on: {reason}", kind="no-such-device", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Labelled images, NxCxHxW in 0…1, in two parts that share none: ``train`` and ``held_out``."""
+
+    train: TensorDataset
+    held_out: TensorDataset
+
+
+def load(name: str, *, side: int, seed: int, root: Path | None = None) -> Split:
+    """Load a data set by name; ``side`` is in pixels, ``seed`` decides which digits are held out."""
+    return cifar10(root) if name == "cifar10" else digits(side, seed)
+
+
+def digits(side: int, seed: int) -> Split:
+    """Return the 1,797 handwritten digits, one in five held out, enlarged from 8x8 to ``side`` pixels."""
+    found = needed("sklearn.datasets", "scikit-learn", "'ckptool[train]'").load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32).div(16)[:, None]
+    labels = torch.tensor(found.target, dtype=torch.int64)
+    if side != images.shape[-1]:
+        images = F.interpolate(images, size=(side, side), mode="bilinear")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    held_out, train = order[: len(order) // 5], order[len(order) // 5 :]
+    return Split(TensorDataset(images[train], labels[train]), TensorDataset(images[held_out], labels[held_out]))
+
+
+def cifar10(root: Path | None) -> Split:
+    """
+    Return CIFAR-10 as its publishers split it, from a folder where torchvision finds it. Nothing is
+    downloaded.
+
+    Raises:
+        MissingPackage: torchvision is not installed.
+        FileUnavailable: The folder does not hold the data set.
+    """
+    datasets = needed("torchvision.datasets", "torchvision", "torchvision")
+    folder = root or Path("data")
+    try:
+        parts = [datasets.CIFAR10(str(folder), train=train) for train in (True, False)]
+    except RuntimeError as error:
+        raise FileUnavailable(
+            "CIFAR-10 is not in this folder",
+            path=str(folder),
+            hint="Name its folder: --data-dir. torchvision.datasets.CIFAR10(DIR, download=True) fills one.",
+        ) from error
+    train, held_out = (TensorDataset(_channels_first(part.data), torch.tensor(part.targets)) for part in parts)
+    return Split(train, held_out)
+
+
+def _channels_first(pixels: Any) -> Tensor:
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()

@@ -18,8 +18,7 @@ from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
 from ckptool.sources.files import FileSource, file_under
-from ckptool.sources.meter import SILENT, Meter
-from ckptool.sources.source import ReadAhead, Source
+from ckptool.sources.source import SILENT, Meter, ReadAhead, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

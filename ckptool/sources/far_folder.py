@@ -14,11 +14,10 @@ from ckptool.errors import FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.remote.address import Remote, as_remote
-from ckptool.sources.remote.bucket import Bucket
+from ckptool.sources.remote.bucket import Bucket, StoredFile
+from ckptool.sources.remote.connections import Tail
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers
 from ckptool.sources.remote.source import RemoteSource
-from ckptool.sources.remote.store import StoredFile
-from ckptool.sources.remote.transport import Tail
 from ckptool.sources.siblings import components
 from ckptool.sources.source import HasVersions
 

@@ -1,10 +1,13 @@
-"""Sources of bytes: the protocol, and those that need no file system.
+"""
+Sources of bytes: the protocol, and those that need no file system.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed meanwhile, because every caller has compared its claim with ``nbytes`` first.
 
 A source carries the cancellation of the call that it was opened for to whatever works on it. Its own reads are made in
 steps then, with a check before each; a read of more than one step takes twice its memory for a moment.
+
+How far the reading of a file has come, for whoever wants to show it.
 """
 
 from __future__ import annotations
@@ -275,3 +278,27 @@ class ReadAhead:
             self._block = self._source.read(offset, max(0, min(span, self._source.nbytes - offset)))
             self._start, begin = offset, 0
         return self._block, begin
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes that were read so far, and those to be read in all, about as many."""
+
+
+class Meter:
+    """Counts what is read, and says so after each piece. Of one thread."""
+
+    __slots__ = ("_done", "_progress", "total")
+
+    def __init__(self, progress: Progress | None = None, total: int = 0) -> None:
+        self._progress = progress
+        self._done = 0
+        self.total = total
+
+    def read(self, nbytes: int) -> None:
+        """Count a piece that was read."""
+        if self._progress is not None:
+            self._done += nbytes
+            self._progress(min(self._done, self.total), self.total)
+
+
+SILENT = Meter()

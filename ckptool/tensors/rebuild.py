@@ -24,12 +24,12 @@ from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.storage_ids import TypedStorage
 from ckptool.tensors.tensor import (
     ARRAY,
     MAX_RANK,
     StorageRef,
     TensorInfo,
+    TypedStorage,
     check_extent,
     is_countable,
     is_size,

@@ -27,8 +27,7 @@ from pathlib import Path
 from bench_scan import FILES, copy_files
 from measuring import in_turn, options
 
-from ckptool.checking.asked import NOTHING
-from ckptool.checking.row import row
+from ckptool.checking.row import NOTHING, row
 from ckptool.checking.row_worker import Place, Rows
 from ckptool.cli.on_ray import OnRay
 from ckptool.cli.pool import MOST_ITEMS, Pool, Processes

@@ -14,8 +14,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors import rebuild
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.rebuild import Rebuilder, as_device, as_layout, as_sequence, as_sizes
-from ckptool.tensors.storage_ids import TypedStorage, storage_id
-from ckptool.tensors.tensor import StorageRef
+from ckptool.tensors.tensor import StorageRef, TypedStorage, storage_id
 
 MOST = (1 << 63) - 1
 FLOATS = Global("torch", "FloatStorage")

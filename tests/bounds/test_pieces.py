@@ -11,9 +11,8 @@ from ckptool import LimitExceeded, Limits, MalformedFile
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.pieces import Piece, PiecesSource
+from ckptool.tensors.pieces import Box, Piece, PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
-from ckptool.tensors.tiling import Box
 from tests.each import each
 
 DATA = bytes(range(96))

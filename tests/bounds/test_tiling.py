@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from ckptool import LimitExceeded, MalformedFile
-from ckptool.tensors.pieces import is_run, scatter
+from ckptool.tensors.pieces import Box, BoxIndex, boxes_of, check_tiling, cut_up, intersection, is_run, scatter
 from ckptool.tensors.tensor import MAX_RANK, row_major
-from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up, intersection
 from tests.each import each
 
-PLACE = "ckptool.tensors.tiling"
+PLACE = "ckptool.tensors.pieces"
 
 
 def refused(shape: tuple[int, ...], boxes: list[Box]) -> MalformedFile:

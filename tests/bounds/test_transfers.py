@@ -16,9 +16,8 @@ from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, ReadAhead
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.payloads import BytesPayload, Payload, StoragePayload
-from ckptool.tensors.pieces import Piece, PiecesSource
+from ckptool.tensors.pieces import Box, Piece, PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
-from ckptool.tensors.tiling import Box
 from tests.each import each
 
 DATA = random.Random(0).randbytes((5 << 20) + 4)

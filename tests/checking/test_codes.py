@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import ckptool.checking
 import ckptool.formats
-from ckptool.checking.codes import CODES
+from ckptool.checking.finding import CODES
 from ckptool.cli import cli
 
 SOURCES = sorted(Path(ckptool.checking.__file__).parent.glob("*.py"))

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from ckptool import check
-from ckptool.checking.asked import Asked
 from ckptool.checking.check import CheckReport
-from ckptool.checking.row import row
+from ckptool.checking.row import Asked, row
 from ckptool.cli import cli
 from tests.build import (
     call,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ckptool.checking.check import QUESTIONS, question_of
-from ckptool.checking.codes import CODES
+from ckptool.checking.finding import CODES
 from ckptool.cli import cli
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
 

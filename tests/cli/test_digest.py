@@ -11,8 +11,7 @@ import torch
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from ckptool.checking.asked import Asked
-from ckptool.checking.row import row
+from ckptool.checking.row import Asked, row
 from ckptool.cli import cli
 from tests.checkpoints.digest_by_hand import digest as by_hand
 

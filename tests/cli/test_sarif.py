@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from ckptool.checking.codes import CODES
+from ckptool.checking.finding import CODES
 from ckptool.cli import cli
 from tests.build import call, floats, named, storage, tensor, torch_zip
 

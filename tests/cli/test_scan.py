@@ -20,9 +20,8 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from ckptool import migrate
-from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
-from ckptool.checking.row import row
+from ckptool.checking.row import Asked, row
 from ckptool.cli import cli
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times

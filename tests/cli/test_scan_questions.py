@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from ckptool import migrate
-from ckptool.checking.asked import Asked
-from ckptool.checking.row import row
+from ckptool.checking.row import Asked, row
 from tests.cli.scan_questions import QUESTIONS, TABLE
 
 duckdb = pytest.importorskip("duckdb", reason="the questions are asked of DuckDB, which is not installed")

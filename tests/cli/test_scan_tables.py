@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ckptool.cli import cli
 from ckptool.cli.scan import CHECKPOINTS, TENSORS
-from ckptool.migration.output import parquet
+from ckptool.migration.output import lines as lines_module
 from tests.cli.test_scan import FINE, SCHEMA, TENSOR_SCHEMA, scan
 
 COMMAND = "pip install 'ckptool[parquet]'"
@@ -79,7 +79,7 @@ def test_a_database_reads_them(folder: Path, tmp_path: Path) -> None:
 def test_an_interrupted_table_leaves_the_one_before(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason=f"pyarrow is not installed: {COMMAND}")
     path = tmp_path / "rows.parquet"
-    parquet.write_parquet(str(path), [{"a": "one"}], {"a": "text"})
+    lines_module.write_parquet(str(path), [{"a": "one"}], {"a": "text"})
     before = path.read_bytes()
 
     def rows() -> Any:
@@ -87,7 +87,7 @@ def test_an_interrupted_table_leaves_the_one_before(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        parquet.write_parquet(str(path), rows(), {"a": "text"})
+        lines_module.write_parquet(str(path), rows(), {"a": "text"})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -95,7 +95,7 @@ def test_an_interrupted_table_leaves_the_one_before(tmp_path: Path) -> None:
 def test_odd_texts_and_numbers_have_a_place(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow.parquet", reason=f"pyarrow is not installed: {COMMAND}")
     path = tmp_path / "rows.parquet"
-    parquet.write_parquet(str(path), [{"a": "x\udc80", "n": 1 << 70}, {}], {"a": "text", "n": "count"})
+    lines_module.write_parquet(str(path), [{"a": "x\udc80", "n": 1 << 70}, {}], {"a": "text", "n": "count"})
 
     assert arrow.read_table(path).to_pylist() == [{"a": "x\\udc80", "n": (1 << 63) - 1}, {"a": None, "n": None}]
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import ckptool
 from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.cli import text
-from ckptool.cli.progress import ProgressLine
+from ckptool.cli.text import ProgressLine
 from ckptool.messages import labelled
 from tests.each import each
 from tests.scale import some
@@ -33,7 +33,7 @@ VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 WARNED = VALID / "lenet-model-forged-cuda0-legacy.pth"
 LONG: list[list[object]] = [["check", "--deep", FINE], ["diff", FINE, FINE], ["stat", FINE], ["migrate", FINE, "DST"]]
-AT_ONCE = "import ckptool.cli.progress as p; p._SECONDS_UNTIL_SHOWN = p._SECONDS_BETWEEN = 0"
+AT_ONCE = "import ckptool.cli.text as p; p._SECONDS_UNTIL_SHOWN = p._SECONDS_BETWEEN = 0"
 
 
 def too_long(screen: Screen, columns: int) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from ckptool.reference import data
+from ckptool.reference import trainer
 from ckptool.reference.nets import TiedReader
 from ckptool.reference.trainer import Recipe, Trained, process_group, train, wrap
 from tests.device.register import KIND, register
@@ -31,8 +31,8 @@ WIDTH = 16  # as that of the committed fixtures
 def write(folder: Path) -> None:
     """Train a net on the device, for few steps, and write its files with a JSON beside each."""
     device = torch.device(KIND, 0)
-    split = data.digits(28, seed=0)
-    few = data.Split(*(TensorDataset(*part[:IMAGES]) for part in (split.train, split.held_out)))
+    split = trainer.digits(28, seed=0)
+    few = trainer.Split(*(TensorDataset(*part[:IMAGES]) for part in (split.train, split.held_out)))
     with warnings.catch_warnings(), process_group(device), relative_places():
         warnings.simplefilter("ignore")
         trained = train(lambda: TiedReader(WIDTH), few, Recipe(epochs=1), device)

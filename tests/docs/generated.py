@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ckptool
 from ckptool import errors
-from ckptool.checking.codes import CODES
 from ckptool.checking.explain import explain
+from ckptool.checking.finding import CODES
 from ckptool.pickles.constructions import ROWS
 
 PACKAGE = Path(ckptool.__file__).parent

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ckptool.errors import FileUnavailable
-from ckptool.reference import data
+from ckptool.reference import trainer
 from ckptool.reference.nets import CLASSES, MLP, LeNet, TiedReader
 from ckptool.reference.trainer import Recipe, Trained, process_group, train
 from tests.fixture_set import everyday, exports, oddities
@@ -121,7 +121,7 @@ def readme(valid: Path) -> str:
 
 def _trained(device: torch.device) -> _Nets:
     def briefly(build: Callable[[], nn.Module], side: int) -> Trained:
-        return train(build, data.digits(side, seed=0), Recipe(epochs=2), device)
+        return train(build, trainer.digits(side, seed=0), Recipe(epochs=2), device)
 
     return _Nets(
         tied=briefly(lambda: TiedReader(16), 28),

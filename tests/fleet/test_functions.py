@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import ckptool
 from ckptool import Cancellation, Cancelled, Changes, Limits, fleet, migrate
 from ckptool.checking import row as rows
-from ckptool.checking.asked import Asked
+from ckptool.checking.row import Asked
 from ckptool.cli import cli, on_ray
 from ckptool.cli.migrate_pool import _Item, _second
 from ckptool.cli.options import RayCommand, ray_option

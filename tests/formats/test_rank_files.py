@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import ckptool
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile, UnsupportedFeature
 from ckptool.formats.directories.rank_files.parts import Mesh, Placement, local_box
-from ckptool.tensors.tiling import check_tiling
+from ckptool.tensors.pieces import check_tiling
 from tests.each import each
 from tests.scale import exhaustive
 

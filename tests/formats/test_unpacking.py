@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from ckptool import CheckReport, check
-from ckptool.archives import zip_remains
+from ckptool.archives import zips as zips_module
 from tests.build import call, named, pickled, raw, tar_file, zip_file
 from tests.scale import in_turn
 
@@ -58,7 +58,7 @@ def test_calls_are_named_however_deep_they_are_packed(packer: str, levels: int) 
 @pytest.mark.parametrize("count", [1, 2, 9, 1001])
 def test_each_of_several_zips_is_looked_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of ``torch.distributed.checkpoint`` has one for each tensor: whoever opens one may open the others."""
-    monkeypatch.setattr(zip_remains, "_MOST_ZIPS", 500)  # so that many are looked at in two steps
+    monkeypatch.setattr(zips_module, "_MOST_ZIPS", 500)  # so that many are looked at in two steps
     honest, hostile = zipped(pickled(1)), zipped(CALLS)
     for place in {0, count // 2, count - 1}:
         zips = [honest] * count

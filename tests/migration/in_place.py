@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
-from ckptool.migration.in_place.run import migrate_in_place
+from ckptool.migration.in_place import migrate_in_place
 from ckptool.migration.output.editing import OPERATIONS, Operations
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.journal import journal_path

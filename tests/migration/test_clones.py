@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptool import MigrationReport, migrate, open_checkpoint
 from ckptool.checking.check import check
-from ckptool.migration import output
-from ckptool.migration.in_place import run
+from ckptool.migration import in_place, output
 from tests.migration.in_place import readings
 from tests.scale import exhaustive
 
@@ -133,7 +132,7 @@ def test_a_clone_replaces_its_source_in_one_step(disk: Path) -> None:
 
 
 def test_a_file_system_that_does_not_clone_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WORTH_A_CLONE", 0)
+    monkeypatch.setattr(in_place, "WORTH_A_CLONE", 0)
     path = tmp_path / "model.pth"
     torch.save({"module.a": torch.ones(3)}, path)
     with path.open("rb") as stream:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from ckptool import CkptoolError, MigrationRefused, open_checkpoint
 from ckptool.errors import DamagedFile, OutputFailed
-from ckptool.migration.folders import dcp, dcp_items
+from ckptool.migration import dcp_plan
 from ckptool.migration.migrate import migrate
 from tests import build
 from tests.scale import exhaustive, in_turn, one_of_twins
@@ -146,7 +146,7 @@ def test_every_item_is_a_whole_file_of_torch_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1, 24, 100, 200])
 def test_large_tensors_are_cut(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     tree = {**training(), "cube": torch.randn(3, 5, 7), "row": torch.arange(90).view(1, 90), "flat": torch.arange(77)}
 
     out = written(tree, tmp_path)
@@ -165,7 +165,7 @@ def test_large_tensors_are_cut(most: int, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_tensors_of_many_bytes_are_cut_along_their_first_dimension() -> None:
     def boxes(*shape: int) -> list[Any]:
-        return list(dcp._cut(shape, 4))
+        return list(dcp_plan._cut(shape, 4))
 
     assert boxes(4096, 4096) == [((0, 0), (4096, 4096))]  # 64 MiB
     assert boxes(4097, 4096) == [((0, 0), (4096, 4096)), ((4096, 0), (1, 4096))]
@@ -176,7 +176,7 @@ def test_tensors_of_many_bytes_are_cut_along_their_first_dimension() -> None:
 
 @pytest.mark.parametrize("most", [60, 64 << 20])
 def test_torch_loads_it_into_tensors(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     tree = training()
     out = written(tree, tmp_path)
 
@@ -213,7 +213,7 @@ print("loaded")
 @exhaustive
 @pytest.mark.parametrize(("world", "most"), [(2, 64 << 20), (3, 100)])
 def test_processes_load_their_parts(world: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     tree = {
         "cube": torch.randn(5, 6, 7),
         "table": torch.arange(90).view(9, 10),
@@ -344,7 +344,7 @@ def test_folders_are_sources_too(tmp_path: Path) -> None:
 def test_changes_are_as_for_one_file(
     options: dict[str, Any], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     out = written(training(), tmp_path, **options)
     report = migrate(tmp_path / "source.pth", tmp_path / "one.pth", **options)
 
@@ -427,7 +427,7 @@ def circle() -> Any:
 def test_what_torch_could_not_flatten_is_refused(
     make: Callable[[], Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dcp, "_DEEPEST", 50)
+    monkeypatch.setattr(dcp_plan, "_DEEPEST", 50)
     torch.save(make(), tmp_path / "source.pth")
     with pytest.raises(CkptoolError) as caught:
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")
@@ -445,7 +445,7 @@ def test_what_is_held_again_and_again_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [100, 64 << 20])
 def test_a_damaged_storage_is_found(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     values = torch.arange(300.0)
     torch.save({"w": values, "v": torch.ones(50)[10:20]}, tmp_path / "source.pth")
     data = bytearray((tmp_path / "source.pth").read_bytes())
@@ -462,7 +462,7 @@ def test_a_damaged_storage_is_found(most: int, tmp_path: Path, monkeypatch: pyte
 def test_a_damaged_storage_that_is_only_viewed_is_found(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dcp, "_ITEM_NBYTES", most)
+    monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     values = torch.arange(300.0)
     torch.save({"w": values[10:200]}, tmp_path / "source.pth")
     data = bytearray((tmp_path / "source.pth").read_bytes())
@@ -478,7 +478,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"w": torch.ones(3, 4), "v": torch.ones(2)}, tmp_path / "source.pth")
-    index = dcp_items.index
+    index = dcp_plan.index
 
     def wrongly(entries: Any, files: Any) -> bytes:
         ((file, items),) = files
@@ -495,7 +495,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
             items = [items[1]._replace(nbytes=items[1].nbytes + 64), items[0]]
         return index(entries, [(file, items)])
 
-    monkeypatch.setattr(dcp_items, "index", wrongly)
+    monkeypatch.setattr(dcp_plan, "index", wrongly)
     with pytest.raises(OutputFailed) as caught:
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")
 
@@ -505,7 +505,7 @@ def test_an_index_that_is_not_what_was_meant_is_found(
 
 def test_an_item_of_another_length_than_planned_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(3, 4)}, tmp_path / "source.pth")
-    monkeypatch.setattr(dcp_items, "torch_zip_nbytes", lambda *_: 5)
+    monkeypatch.setattr(dcp_plan, "torch_zip_nbytes", lambda *_: 5)
 
     with pytest.raises(OutputFailed, match="as long"):
         migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
-from ckptool.migration.folders.dcp_items import Entry, Item, index
+from ckptool.migration.dcp_plan import Entry, Item, index
 from ckptool.tensors.dtypes import BY_NAME
 
 FLOAT32 = BY_NAME["float32"]

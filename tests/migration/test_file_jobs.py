@@ -22,9 +22,9 @@ import torch
 
 from ckptool import MigrationRefused, SourceChanged
 from ckptool.errors import CkptoolError, DamagedFile, OutputExists, OutputFailed
+from ckptool.migration import dcp_plan
 from ckptool.migration.changes import Changes
 from ckptool.migration.file_jobs import Job, Order, Tell, Written, write
-from ckptool.migration.folders import dcp
 from ckptool.migration.migrate import migrate, migrate_by
 from ckptool.migration.output import Output
 from ckptool.migration.output.sink import Place
@@ -74,7 +74,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     migrate(folder / "file.pth", folder / "shards", max_shard_size=1200)
     migrate(folder / "training.pth", folder / "dcp", form="dcp")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dcp, "_ITEM_NBYTES", 500)
+        patched.setattr(dcp_plan, "_ITEM_NBYTES", 500)
         migrate(folder / "file.pth", folder / "pieces", form="dcp", max_shard_size=1 << 14)
     found = ("file.pth", "training.pth", "legacy.pth", "shards/model.safetensors.index.json", "shards", "dcp", "pieces")
     return {name: folder / name for name in found}

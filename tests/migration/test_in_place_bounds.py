@@ -15,11 +15,9 @@ from safetensors.torch import save_file
 
 from ckptool import MigrationRefused, diff, migrate, open_checkpoint
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import END_SEARCH
-from ckptool.archives.zip_layout import END_MAGIC
-from ckptool.migration.in_place import zip_edit
-from ckptool.migration.in_place.run import tree_room
-from ckptool.migration.in_place.zip_edit import _refuse_other_ends, plan_zip
+from ckptool.archives.zip_directory import END_MAGIC, END_SEARCH
+from ckptool.migration import in_place
+from ckptool.migration.in_place import _refuse_other_ends, plan_zip, tree_room
 from ckptool.migration.output.editing import FileEdit
 from ckptool.sources.journal import Run
 from ckptool.sources.source import BytesSource
@@ -72,7 +70,7 @@ def states(data: bytes, edit: FileEdit) -> Iterator[bytes]:
 @each("piece", [1 << 16, 5, 1][: times(2, 3)])
 def test_no_state_of_an_edit_may_show_another_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of the magic stands in the old bytes or, where some are new, in those instead."""
-    monkeypatch.setattr(zip_edit, "_PIECE", piece)
+    monkeypatch.setattr(in_place, "_PIECE", piece)
     end = END_MAGIC + bytes(18)
     for old, new, start in ((b"." * 60 + end, b"-" * 12, 30), (b"." * 20 + end, b"-" * 30 + end, 20)):
         guard = len(old) - len(end)

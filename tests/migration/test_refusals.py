@@ -15,7 +15,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.migration.safetensors_plan import _open_with_reference
 from ckptool.migration.verify import verify_model
 from ckptool.names.renaming import substitute
-from ckptool.sources.meter import Meter
+from ckptool.sources.source import Meter
 from tests import build
 from tests.scale import in_turn
 

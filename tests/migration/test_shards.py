@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ckptool import MigrationRefused, open_checkpoint
-from ckptool.migration.folders.shards import size_in_bytes
 from ckptool.migration.migrate import migrate
+from ckptool.migration.safetensors_plan import size_in_bytes
 from tests.corpus.files import FOLDER
 
 INDEX = "model.safetensors.index.json"

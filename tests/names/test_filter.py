@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptool.names.filter import Filter
+from ckptool.names.renaming import Filter
 
 NAMES = ["conv.weight", "conv.bias", "head.conv.weight", "Head.bias"]
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptool.pickles.fields import FieldNames
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles.nodes import FieldNames, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ckptool.reference import data
+from ckptool.reference import trainer
 from ckptool.reference.nets import MLP, LeNet
 from ckptool.reference.trainer import Recipe, Watch, accuracy, train
 from tests.fixture_set.expected import entries
@@ -28,7 +28,7 @@ def digests(model: torch.nn.Module) -> list[str]:
 
 @exhaustive
 def test_lenet_learns_the_digits():
-    split = data.digits(28, seed=0)
+    split = trainer.digits(28, seed=0)
     trained = train(LeNet, split, Recipe(), CPU)
 
     assert trained.epochs[-1].accuracy >= 0.95
@@ -37,7 +37,7 @@ def test_lenet_learns_the_digits():
 
 
 def test_no_digit_is_both_trained_on_and_held_out():
-    split = data.digits(8, seed=0)
+    split = trainer.digits(8, seed=0)
     train_images, held_out_images = split.train.tensors[0], split.held_out.tensors[0]
     known = {image.numpy().tobytes() for image in train_images}
 
@@ -47,7 +47,7 @@ def test_no_digit_is_both_trained_on_and_held_out():
 
 
 def test_a_run_repeats_and_another_seed_does_not():
-    split = data.digits(8, seed=0)
+    split = trainer.digits(8, seed=0)
     runs = [train(small, split, Recipe(epochs=1, seed=seed), CPU) for seed in (3, 3, 4)]
 
     assert digests(runs[0].model) == digests(runs[1].model)
@@ -58,7 +58,7 @@ def test_training_leaves_the_random_numbers_of_the_process_alone():
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    train(small, data.digits(8, seed=0), Recipe(epochs=1), CPU)
+    train(small, trainer.digits(8, seed=0), Recipe(epochs=1), CPU)
 
     assert torch.equal(torch.rand(3), expected)
 
@@ -67,7 +67,7 @@ def test_the_watch_is_told_of_each_epoch_in_turn():
     seen: list[int] = []
     train(
         small,
-        data.digits(8, seed=0),
+        trainer.digits(8, seed=0),
         Recipe(epochs=3),
         CPU,
         Watch(epoch=lambda epoch: seen.append(epoch.number)),
@@ -77,7 +77,7 @@ def test_the_watch_is_told_of_each_epoch_in_turn():
 
 
 def test_the_average_follows_every_step_and_is_not_the_model():
-    trained = train(small, data.digits(8, seed=0), Recipe(epochs=1), CPU)
+    trained = train(small, trainer.digits(8, seed=0), Recipe(epochs=1), CPU)
 
     # 1438 images, 32 at a time.
     assert int(trained.ema.n_averaged) == 45
@@ -85,7 +85,7 @@ def test_the_average_follows_every_step_and_is_not_the_model():
 
 
 def test_a_wrapped_run_trains_the_same_model():
-    split = data.digits(8, seed=0)
+    split = trainer.digits(8, seed=0)
     runs = [train(small, split, Recipe(epochs=1, wrap=wrap), CPU) for wrap in ("none", "data-parallel")]
 
     assert digests(runs[0].model) == digests(runs[1].model)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.reference import data
+from ckptool.reference import trainer
 from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
 from tests.scale import exhaustive
@@ -149,7 +149,7 @@ def test_cifar_images_become_floats_with_their_channels_first(monkeypatch):
             return Part()
 
     monkeypatch.setitem(sys.modules, "torchvision.datasets", Datasets())
-    images, labels = data.cifar10(Path("anywhere")).held_out.tensors
+    images, labels = trainer.cifar10(Path("anywhere")).held_out.tensors
 
     assert images.shape == (2, 3, 32, 32)
     assert float(images.max()) == 1

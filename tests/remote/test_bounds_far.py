@@ -33,7 +33,7 @@ from ckptool import (
 from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
 from ckptool.sources.remote import connections, web
-from ckptool.sources.remote.places import check_peer, follow, place_of
+from ckptool.sources.remote.address import check_peer, follow, place_of
 from tests.each import each
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped

@@ -21,9 +21,9 @@ from ckptool import (
     open_checkpoint,
 )
 from ckptool.sources.remote import connections
+from ckptool.sources.remote.connections import memory_of
 from ckptool.sources.remote.opening import open_remote
 from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
-from ckptool.sources.remote.transport import memory_of
 from tests import scale
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped

@@ -22,8 +22,7 @@ from ckptool import (
     open_checkpoint,
 )
 from ckptool.cli import cli
-from ckptool.sources.remote.address import Remote
-from ckptool.sources.remote.places import check_peer, follow, place_of
+from ckptool.sources.remote.address import Remote, check_peer, follow, place_of
 from tests.remote.servers import Server, serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 

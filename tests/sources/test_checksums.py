@@ -12,8 +12,7 @@ import pytest
 from ckptool.errors import SourceChanged
 from ckptool.sources.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
 from ckptool.sources.files import FileSource
-from ckptool.sources.meter import Meter
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource, Meter, Source
 from tests.each import each
 
 SIZES = [0, 1, 2, 7, 255, 256, 4096, 65_537, 1_000_003]

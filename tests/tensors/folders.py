@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptool.tensors.tiling import Box
+from ckptool.tensors.pieces import Box
 
 
 def save(

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import pieces as pieces_module
-from ckptool.tensors import tiling as tiling_module
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.pieces import Piece, PiecesSource
+from ckptool.tensors.pieces import Box, Piece, PiecesSource, boxes_of, check_tiling
 from ckptool.tensors.tensor import StorageRef, TensorInfo
-from ckptool.tensors.tiling import Box, boxes_of, check_tiling
 from tests.scale import examples
 from tests.tensors.tilings import TYPES, array, in_pieces, pinwheel, replaced, tiling
 
@@ -205,14 +203,14 @@ def test_a_band_looks_at_few_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     pieces = [Piece((at, 0), (1, 8), "file", lambda: infos) for at in range(count)]
     source = PiecesSource((count, 8), BY_NAME["uint8"], pieces)
     looked_at = 0
-    real = tiling_module.intersection
+    real = pieces_module.intersection
 
     def counted(one: Box, other: Box) -> Box | None:
         nonlocal looked_at
         looked_at += 1
         return real(one, other)
 
-    monkeypatch.setattr(tiling_module, "intersection", counted)
+    monkeypatch.setattr(pieces_module, "intersection", counted)
     assert source.read(50_000 * 8 + 3, 16) == b"defghabcdefghabc"
     assert looked_at < 5_000
 

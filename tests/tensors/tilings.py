@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.dtypes import BY_NAME, DType
-from ckptool.tensors.pieces import Piece, PiecesSource
+from ckptool.tensors.pieces import Box, Piece, PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo
-from ckptool.tensors.tiling import Box
 
 Array = NDArray[np.generic]
 TYPES = {"float32": "<f4", "int64": "<i8", "bool": "?", "uint8": "u1", "complex128": "<c16", "complex64": "<c8"}

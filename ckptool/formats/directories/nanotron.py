@@ -25,8 +25,8 @@ from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.side_by_side import Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
+from ckptool.tensors.pieces import Box
 from ckptool.tensors.tensor import MAX_RANK, is_countable
-from ckptool.tensors.tiling import Box
 
 NAME: Final = "nanotron"
 TRAITS: Final = safetensors.TRAITS

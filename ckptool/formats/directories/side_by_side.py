@@ -14,9 +14,8 @@ from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Dict, Inert
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.pieces import Box, Piece, PiecesSource, check_tiling, in_pieces
 from ckptool.tensors.tensor import TensorInfo
-from ckptool.tensors.tiling import Box, check_tiling
 
 ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
 

@@ -17,8 +17,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.pickles.reader import Pickle
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import TensorInfo, TypedStorage
 
 Path: TypeAlias = tuple[str | int, ...]
 

@@ -8,8 +8,7 @@ with a telling member one row in ``zips``. ``json_text`` and ``binary`` hold the
 from __future__ import annotations
 
 from ckptool.errors import NotACheckpoint, TruncatedFile, UnsupportedFeature
-from ckptool.formats.identify.head import AGAIN, Head, not_a_checkpoint
-from ckptool.formats.identify.magic import name_binary, name_by_magic, name_foreign_zip
+from ckptool.formats.identify.magic import AGAIN, Head, name_binary, name_by_magic, name_foreign_zip, not_a_checkpoint
 from ckptool.formats.identify.text import name_json, name_markup, name_text
 from ckptool.messages import counted
 from ckptool.sources.source import Source

@@ -8,7 +8,7 @@ import re
 from itertools import islice
 
 from ckptool.errors import NotACheckpoint
-from ckptool.formats.identify.head import ACCESS, AGAIN, Head, not_a_checkpoint
+from ckptool.formats.identify.magic import ACCESS, AGAIN, Head, not_a_checkpoint
 from ckptool.messages import counted, quoted
 
 _INDEX_NBYTES = 16 << 20

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ckptool.formats.runnable.scripts import end_of, opens_files, strings
-from ckptool.formats.runnable.surveys import Act, of_program
+from ckptool.formats.runnable.unpacking import Act, of_program
 from ckptool.messages import cut
 from ckptool.pickles.alarms import is_known, reaching
 from ckptool.pickles.dangerous_names import EVALUATES, FILES, LOADS, UNFOLLOWED, words

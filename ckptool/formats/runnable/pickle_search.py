@@ -12,25 +12,23 @@ from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.archives.zip_remains import Remnant
+from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.zips import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.scripts import is_flatbuffer
-from ckptool.formats.runnable.surveys import Found
-from ckptool.formats.runnable.unpacking import Content, Unpacking
+from ckptool.formats.runnable.unpacking import Content, Found, Unpacking
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
-from ckptool.pickles.alarms import is_known
+from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.dangerous_names import UNFOLLOWED
-from ckptool.pickles.joblib_arrays import read_as_far_with_arrays
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.nodes import Inert
+from ckptool.pickles.numpy_values import read_as_far_with_arrays
 from ckptool.pickles.reader import Pickle, read_as_far
 from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, scan_around
-from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16

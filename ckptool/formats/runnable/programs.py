@@ -15,12 +15,12 @@ from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_remains import Remnant
+from ckptool.archives.zips import Remnant
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.exported import of_graph
 from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
-from ckptool.formats.runnable.surveys import Act, of_kind
+from ckptool.formats.runnable.unpacking import Act, of_kind
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.alarms import reaching
 from ckptool.pickles.dangerous_names import CALLED_CLASSES, LOADS, NATIVE, SOURCE, UNFOLLOWED

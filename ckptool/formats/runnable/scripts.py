@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ckptool.formats.runnable.surveys import Act, of_program
+from ckptool.formats.runnable.unpacking import Act, of_program
 from ckptool.messages import cut
 from ckptool.pickles.dangerous_names import FILES, UNFOLLOWED, words
 

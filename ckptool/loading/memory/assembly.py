@@ -20,8 +20,16 @@ from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
 from ckptool.loading.memory.host import Progress as Count
-from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor, torch_dtype
-from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
+from ckptool.loading.memory.placement import (
+    CPU,
+    META,
+    QUANTIZED,
+    SPARSE,
+    Placement,
+    moved_by,
+    special_tensor,
+    torch_dtype,
+)
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Source

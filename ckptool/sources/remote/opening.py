@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, reason_of
 from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
-from ckptool.sources.remote.beside import Beside
+from ckptool.sources.remote.connections import Tail, Transport, changed_far
 from ckptool.sources.remote.parts import Fetchers
-from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
-from ckptool.sources.remote.transport import Tail, Transport, changed_far
+from ckptool.sources.remote.source import TAIL_NBYTES, Beside, RemoteSource
 from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
-    from ckptool.sources.remote.store import StoredFile
+    from ckptool.sources.remote.bucket import StoredFile
     from ckptool.sources.remote.web import WebFile
 
 
@@ -120,7 +119,7 @@ def _transport(
         from ckptool.sources.remote.web import WebFile
 
         return WebFile(remote, headers, shown=shown, cancellation=cancellation)
-    from ckptool.sources.remote.store import StoredFile
+    from ckptool.sources.remote.bucket import StoredFile
 
     return StoredFile(remote, cancellation, listed=remote.listed)
 

@@ -3,6 +3,8 @@ A file far away as a source: few requests, several at once, and bounded memory.
 
 The tail comes first: it tells the size, and zips are read from there; then the head. Readers say with ``prefetch`` what
 comes next. What a reader left unread of an index, as the payloads tell it too, is compared when these are read.
+
+What lies beside a file far away, and belongs to it: shards that an index names.
 """
 
 from __future__ import annotations
@@ -14,10 +16,59 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
-from ckptool.sources.remote.beside import Beside
+from ckptool.sources.remote.connections import Tail, Transport
 from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range
-from ckptool.sources.remote.transport import Tail, Transport
-from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
+from ckptool.sources.siblings import components
+from ckptool.sources.source import CLOSED, Compare, HasVersions, Source, SourceInFolder
+
+
+class Beside:
+    """The face of a source that can open what lies in its folder; what was opened ends with the source."""
+
+    path: str
+    _open_named: Callable[[str], SourceInFolder]
+    _siblings: list[SourceInFolder]
+    _fetchers: Fetchers | None
+    version: tuple[object, ...] = ()
+    """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
+
+    def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None = None) -> None:
+        """Say where it lies. ``open_named`` opens a name in its folder; ``fetchers`` end with this one."""
+        self.path = path
+        self._open_named = open_named
+        self._siblings = []
+        self._fetchers = fetchers
+
+    def open_sibling(self, name: str) -> SourceInFolder:
+        """
+        Return a file that this one names.
+
+        Raises:
+            CkptoolError: It is missing, or its name could lead out of the folder.
+        """
+        components(name)
+        found = self._open_named(name)
+        self._siblings.append(found)
+        return found
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What no two open files have in common. Whether two names lead to one is not known far away."""
+        return id(self), 0
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the address of the file, and of those that were opened beside it, with what servers say of them."""
+        yield self.path, self.version
+        for one in self._siblings:
+            yield from one.versions() if isinstance(one, HasVersions) else ()
+
+    def close_siblings(self) -> None:
+        """Close what was opened beside it, and end the threads."""
+        for one in self._siblings:
+            one.close()
+        if self._fetchers is not None:
+            self._fetchers.close()
+
 
 TAIL_NBYTES: Final = 256 << 10
 _SLACK: Final = 512

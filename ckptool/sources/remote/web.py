@@ -18,10 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from ckptool.cancellation import Cancellation, in_time
 from ckptool.errors import FileUnavailable
-from ckptool.sources.remote.address import Remote
-from ckptool.sources.remote.connections import Connections, Passing, retried
-from ckptool.sources.remote.places import Place, follow, place_of
-from ckptool.sources.remote.transport import Tail, changed_far, memory_of, missing_far
+from ckptool.sources.remote.address import Place, Remote, follow, place_of
+from ckptool.sources.remote.connections import Connections, Passing, Tail, changed_far, memory_of, missing_far, retried
 from ckptool.sources.source import CLOSED
 
 T = TypeVar("T")

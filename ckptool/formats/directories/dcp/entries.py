@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.errors import CkptoolError
 from ckptool.formats.directories.tree import Path
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.tiling import Box
+from ckptool.tensors.pieces import Box
 
 
 class Item(NamedTuple):

@@ -16,10 +16,9 @@ from typing import Final
 from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.tensors.pieces import Piece
+from ckptool.tensors.pieces import Box, Piece, boxes_of
 from ckptool.tensors.rebuild import as_sizes
 from ckptool.tensors.tensor import TensorInfo, row_major
-from ckptool.tensors.tiling import Box, boxes_of
 
 _FIELD: Final = "nd_reformulated_orig_global_shape"
 

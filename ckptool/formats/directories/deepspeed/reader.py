@@ -11,8 +11,7 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import states
-from ckptool.formats.directories.deepspeed.merged import NARROW, Engine
-from ckptool.formats.directories.deepspeed.partitions import Partitions
+from ckptool.formats.directories.deepspeed.merged import NARROW, Engine, Partitions
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
 from ckptool.formats.directories.side_by_side import agree
 from ckptool.formats.directories.tree import TreeBuilder

@@ -19,9 +19,8 @@ from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.pieces import Box, Piece, PiecesSource, check_tiling, in_pieces
 from ckptool.tensors.tensor import TensorInfo
-from ckptool.tensors.tiling import Box, check_tiling
 
 _MOST_RANKS: Final = 1 << 20
 

@@ -33,10 +33,10 @@ from ckptool.errors import MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert, PairList, Pairs
 from ckptool.tensors.dtypes import DType
+from ckptool.tensors.pieces import Box
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder, as_dtype, as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size, row_major
-from ckptool.tensors.tiling import Box
 
 Path: TypeAlias = tuple[str | int, ...]
 

@@ -1,1 +1,0 @@
-"""Checkpoints that are folders: several files that are one."""
