@@ -1,7 +1,5 @@
 """
-``Finding``: one notable fact, and the command that does something about it.
-
-The codes of findings: how grave each is, and what it says.
+Findings: notable facts, each with a code that says how grave it is, and the command that does something about it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """
-Whether plain ``torch.load(path)`` would open a file, without calling it: since PyTorch 2.6 it is ``weights_only=True``.
+What loading a checkpoint needs: whether plain ``torch.load(path)`` would open it, which devices, releases and packages.
 
-It refuses names that are not on its list, opcodes that it does not know, and files that another loader is for. What is
-said here is about form and names; it is no promise that loading succeeds.
-
-What loading a checkpoint requires: devices, a release of torch, packages with its classes.
+Nothing is called. Since PyTorch 2.6, plain ``torch.load`` is ``weights_only=True``: it refuses names that are not on
+its list, opcodes that it does not know, and files that another loader is for. What is said here is about form and
+names; it is no promise that loading succeeds.
 
 Nothing is looked up on this machine. Which devices it has is for the caller to say; packages are only named.
 """

@@ -1,5 +1,5 @@
 """
-Weights → a safetensors file, by the reference library's conventions.
+Weights → a safetensors file, or a folder of shards with an index, as the reference libraries write them.
 
 Tensors are packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
 ``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. The order of names
@@ -7,7 +7,7 @@ and the modules' facts, which it has no keys for, are stored under keys of our o
 
 https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
 
-Weights → a folder of safetensors files and an index, as huggingface_hub's ``save_torch_state_dict`` writes it.
+The folder is that of huggingface_hub's ``save_torch_state_dict``.
 
 Shards are filled in the order of the names. A tensor that is larger than a shard may be has one of its own, before the
 one that is being filled. Tied names are left out, and are in the index with the name that is kept; what fits into one

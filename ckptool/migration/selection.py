@@ -1,7 +1,7 @@
 """
-Refuse or note, before anything is written: names that are not there, and a target without tensors.
+Refuse or note, before anything is written: names that are not there, a target without tensors, entries beside tensors.
 
-Entries of weights that plain ``torch.load(path)`` would refuse in a state dict: objects of other code than torch's.
+Of such entries, plain ``torch.load(path)`` would refuse objects of other code than torch's.
 
 One of them would keep it from every tensor in the file.
 """

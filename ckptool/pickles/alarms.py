@@ -3,7 +3,7 @@ Calls that are known to reach the system, by their names: an alarm, and never a 
 
 A name is found through the calls that only find one (``getattr(os, "system")``), and in what a call is given.
 
-What a call of a pickle comes to, and how it is shown.
+Also what a call of a pickle comes to, and how it is shown.
 """
 
 from __future__ import annotations

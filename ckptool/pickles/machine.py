@@ -1,10 +1,10 @@
 """
-The registers of the machine that interprets a pickle, and its window onto the source.
+The machine that interprets a pickle: its registers, its window onto the source, and the opcodes that are rare.
 
 The window covers the bytes around the opcode that is being read. An opcode that needs more raises ``NeedMore`` before
 it has changed anything; then the window is moved and the opcode started again.
 
-The pickle opcodes that checkpoints rarely use, one function each; the loop in ``reader`` handles the frequent ones.
+The opcodes here are those that checkpoints rarely use, one function each; the loop in ``reader`` has the frequent ones.
 
 Each function finds ``pos`` at its opcode, reads all of its argument before it touches the stack, and leaves ``pos``
 after the argument: so one that needs more bytes than the window holds can raise ``NeedMore`` and be started again.

@@ -1,9 +1,8 @@
 """
-By how much the elements of two tensors differ, which torch computes; without it, which of them.
+By how much the elements of two tensors differ, and how alike they are as vectors.
 
-torch is imported inside the functions, so that importing this module costs nothing.
-
-How alike the elements of two tensors are as vectors, in one pass, with numpy.
+torch computes the differences; without it, which elements differ is known. It is imported inside the functions, so that
+importing this module costs nothing. Numpy computes the likeness, in one pass.
 """
 
 from __future__ import annotations
