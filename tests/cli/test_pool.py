@@ -19,7 +19,8 @@ import pytest
 
 from ckptool.cli.pool import Items, Lost, Processes, Tell
 from ckptool.errors import CkptoolError, SourceChanged
-from tests.workers import do_first
+from tests.cli.test_process import heed_interrupts
+from tests.workers import ROOT, do_first
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -233,13 +234,17 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_the_one_that_they_work_for(how: signal.Signals, tmp_path: Path) -> None:
-    from tests.workers import ROOT
-
     (tmp_path / "parent.py").write_text(PARENT.replace("100.0", "3.0"))
     command = [sys.executable, str(tmp_path / "parent.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
