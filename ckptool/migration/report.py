@@ -252,6 +252,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from _of_copies(checkpoint, plan.weights.state_dict)
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
+        if not plan.casting.casts:
+            yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
     yield from selection.notes(checkpoint, plan, changes)
     yield from _unlike_asked(checkpoint, plan, changes)
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):

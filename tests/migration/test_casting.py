@@ -354,3 +354,13 @@ def test_a_pattern_that_keeps_no_type_is_named(tmp_path: Path) -> None:
         "keep_dtype 'head' keeps the type of no tensor",
         "keep_dtype 'norm' keeps the type of no tensor",
     ]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.randn(3), {"optimizer": {"state": {0: torch.randn(3)}}}, {"w": torch.arange(3)}]
+)
+def test_a_cast_of_nothing_is_said(value: object, tmp_path: Path) -> None:
+    torch.save(value, tmp_path / "a.pth")
+    (note,) = ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same", dtype="bfloat16").notes
+
+    assert note.startswith("nothing is cast")
