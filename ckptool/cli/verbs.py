@@ -17,12 +17,27 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 SECTIONS: Final = {
-    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
-    "Look into thousands": ("scan",),
-    "Write one": ("migrate", "recover"),
-    "More": ("example", "devices", "completion", "fixtures"),
+    "Look into a checkpoint": {
+        "inspect": "Say what is in checkpoints, without running them.",
+        "check": "Say whether checkpoints are whole and safe, and will load.",
+        "diff": "Say where two checkpoints differ, in whatever forms they are.",
+        "stat": "Say what the values of each tensor are like.",
+        "report": "Write a page to look at: what is in a checkpoint, or where two differ.",
+        "explain": "Say what an error message means, and what to do.",
+    },
+    "Look into thousands": {"scan": "Print a line of JSON for every checkpoint in folders and below."},
+    "Write one": {
+        "migrate": "Write a checkpoint for another device, in another form or with other names.",
+        "recover": "Undo a 'migrate --in-place' that was cut off.",
+    },
+    "More": {
+        "example": "Write a small checkpoint to try the verbs on.",
+        "devices": "Show what torch sees on this machine.",
+        "completion": "Print the code with which a shell completes verbs, options and files.",
+        "fixtures": "Train a small net briefly and save it in every way.",
+    },
 }
-"""Each verb is a command of the same name, in a module of the same name."""
+"""What the help lists, without an import. Each verb is a command of the same name, in a module of the same name."""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
 WORDS: Final = {
     "show": "inspect",
@@ -121,7 +136,7 @@ class Command(click.Command):
 
 
 class Verbs(Command, click.Group):
-    """A group that imports a verb's module only when the verb is used, or help is asked for."""
+    """A group that imports a verb's module only when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -184,17 +199,12 @@ class Verbs(Command, click.Group):
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         return command.params if command is not None else []
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs, by what they are for."""
         width = max(map(len, VERBS))
         for section, verbs in SECTIONS.items():
-            rows = []
-            for verb in verbs:
-                command = self.get_command(ctx, verb)
-                assert command is not None  # it is one of them
-                rows.append((verb.ljust(width), command.get_short_help_str(formatter.width)))
             with formatter.section(section):
-                formatter.write_dl(rows)
+                formatter.write_dl([(verb.ljust(width), does) for verb, does in verbs.items()])
 
 
 def _hint(word: str) -> str:

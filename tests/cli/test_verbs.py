@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from ckptool import __version__
 from ckptool.cli import cli
-from ckptool.cli.verbs import EXAMPLES, VERBS, WORDS
+from ckptool.cli.verbs import EXAMPLES, SECTIONS, VERBS, WORDS
 from tests.each import each
 
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
@@ -192,3 +193,13 @@ def test_bash_completes_words_options_choices_and_files(words: list[str], expect
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=False)
 
     assert done.stdout.split() == [expected], done.stderr
+
+
+def test_the_help_lists_what_each_verb_says_of_itself_and_imports_none() -> None:
+    listed = {verb: does for verbs in SECTIONS.values() for verb, does in verbs.items()}
+    commands = {verb: cli.get_command(click.Context(cli), verb) for verb in listed}
+
+    assert listed == {verb: one.get_short_help_str(200) for verb, one in commands.items() if one is not None}
+    code = "import sys; from ckptool.cli import cli\ntry: cli.main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {f"ckptool.cli.{verb}" for verb in listed} & set(done.stdout.split())
