@@ -275,6 +275,7 @@ def find(
     if said and not found and not unknown:
         found = {one.name: one for one in _of_settings(rest, said, floats, below)}
     found |= unknown
+    found |= {one.name: one for one in _unexplained(rest, floats & own, homes) if one.name not in found}
     belongs, beside = _beside(tensors, {one.name: one for one in of_class} | found)
     if unknown and scales:
         scales += [name for name in tensors if "zero_point" in name.rpartition(".")[2]]
@@ -497,6 +498,20 @@ def _without_scale(rest: _Tensors, weights: list[_Weight], settings: Settings | 
             rule, scheme = "FP8", f"FP8{_KINDS[dtype]}"
         if rule is not None and (scheme or (rule, dtype) in types) and not _BESIDE.fullmatch(last):
             yield _Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
+
+
+def _unexplained(rest: _Tensors, floats: set[str], homes: _Names) -> Iterator[_Weight]:
+    """
+    Yield weights of 8-bit integers that have floats outside of their state dict.
+
+    Few nets have such weights of their own: the floats may be what scales them, or a code book.
+    """
+    for name, info in rest.items():
+        if info.dtype.name in ("int8", "uint8") and len(info.shape) > 1 and name.rpartition(".")[2] == "weight":
+            elsewhere = sorted(one for one in floats if homes.get(one) != homes.get(name))[:_MOST]
+            kind = f"integers without scales ({info.dtype.name})"
+            if elsewhere:
+                yield _Weight(name, name, kind, kind, is_scaled=False, needs=tuple(elsewhere))
 
 
 def _of(cls: str) -> str:

@@ -186,3 +186,26 @@ def test_scales_that_no_state_dict_has(values: str, tmp_path: Path) -> None:
     with pytest.raises(MigrationRefused, match=r"1 quantised weight .* weight without scale"):
         ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict")
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", keep_calls=True)
+
+
+@pytest.mark.parametrize("key", ["codebook", "nf4_table", "absmax", "meta"])
+def test_integers_in_the_place_of_weights_are_not_parted_from_what_may_scale_them(key: str, tmp_path: Path) -> None:
+    codes = torch.randint(0, 16, (64, 32), dtype=torch.uint8)
+    floats = {"fc.weight": torch.randn(64)} if key == "absmax" else torch.randn(16)
+    kept = {"delta": floats} if key == "meta" else floats
+    path = tmp_path / "codes.pth"
+    torch.save({"model": {"fc.weight": codes, "fc.bias": torch.randn(64)}, key: kept}, path)
+
+    (found,) = [one for one in ckptool.check(path).findings if one.code == "CK506"]
+    assert "(uint8)" in found.message
+    with pytest.raises(ckptool.MigrationRefused, match="loses what scales it"):
+        ckptool.migrate(path, tmp_path / "out.safetensors")
+    assert ckptool.migrate(path, tmp_path / "all.pth", form="same").written
+
+
+def test_bytes_that_are_no_weights_are_not_quantised(tmp_path: Path) -> None:
+    tensors = {"image": torch.zeros(4, 4, dtype=torch.uint8), "mask": torch.ones(4, 4, dtype=torch.int8)}
+    torch.save({"model": {"fc.weight": torch.randn(4, 4), **tensors}, "mean": torch.randn(3)}, tmp_path / "a.pth")
+
+    assert "CK506" not in [one.code for one in ckptool.check(tmp_path / "a.pth").findings]
+    assert ckptool.migrate(tmp_path / "a.pth", tmp_path / "a.safetensors").written
