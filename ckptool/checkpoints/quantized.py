@@ -663,6 +663,7 @@ RULES: Final = (
     _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),
     _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
     _Rule("FP8", "weight", _FP8, _WEIGHT_SCALES, _plain),
+    _Rule("FP8 with scales in _extra_state", "weight", _FP8, ("_extra_state",), _named),
     _Rule("FP8", "", _FP8, ("_scale_inv", "_scale", "_scales"), _plain),
     _Rule("packed", "", _U8 | _F4, ("_scale_inv", "_scale", "_scales"), _packed),
     _Rule("integers", "", _ANY, ("_scale_inv", "_scale", "_scales"), _plain),

@@ -209,3 +209,13 @@ def test_bytes_that_are_no_weights_are_not_quantised(tmp_path: Path) -> None:
 
     assert "CK506" not in [one.code for one in ckptool.check(tmp_path / "a.pth").findings]
     assert ckptool.migrate(tmp_path / "a.pth", tmp_path / "a.safetensors").written
+
+
+def test_fp8_keeps_what_transformer_engine_has_in_extra_state(tmp_path: Path) -> None:
+    state = {"m.weight": fp8(32, 32), "m.bias": torch.randn(32), "m._extra_state": torch.zeros(100, dtype=torch.uint8)}
+    torch.save(state, tmp_path / "te.pth")
+
+    with pytest.raises(MigrationRefused, match="a cast breaks quantised weights"):
+        ckptool.migrate(tmp_path / "te.pth", tmp_path / "out.pth", dtype="float32")
+    with pytest.raises(UnsupportedFeature):
+        ckptool.load(tmp_path / "te.pth", dtype="float32")
