@@ -11,10 +11,12 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from threading import Lock
+from types import ModuleType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ckptool.checking.row import ENDED
@@ -202,7 +204,7 @@ class _Process:
         self.has_begun = False
         self._work: Work[Any] | None = None
         self._process = _NEW.Process(target=_serve, args=(threads, theirs), daemon=True)
-        with _no_interrupt():  # one from the terminal is for the parent, which then ends it
+        with _no_interrupt(), _no_script():
             self._process.start()
         theirs.close()
 
@@ -307,7 +309,18 @@ _BEGUN: Final = "begun"
 
 
 @contextmanager
+def _no_script() -> Iterator[None]:
+    """Keep a new process from running the script again that this one runs: it needs nothing of that."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+@contextmanager
 def _no_interrupt() -> Iterator[None]:
+    """Keep an interrupt from a new process: one from the terminal is for this one, which then ends that."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import Final
 
 from ckptool.errors import MigrationRefused, MissingPackage
@@ -37,6 +38,19 @@ def device_tag(text: str) -> str:
     else:
         hint = "Devices are written like 'cpu' or 'cuda:0'."
     raise MigrationRefused(f"not a device: {text!r}", kind="not-a-device", hint=hint)
+
+
+def device_there(text: str) -> str:
+    """
+    Return a device of another machine, which may have an extension of torch that adds it.
+
+    Raises:
+        MigrationRefused: It is not one, or reads like a misspelt one of torch's own.
+    """
+    kind = text.partition(":")[0]
+    if _OTHER.fullmatch(text) and not get_close_matches(kind.lower(), (*_KINDS, "gpu")):
+        return text
+    return device_tag(text)
 
 
 def device_meant(text: str) -> str | None:

@@ -230,7 +230,7 @@ def test_another_process_meanwhile(
         if dst == str(folder / "out") and left[0]:
             left[0] -= 1
             if happens == "goes":
-                folders.far.remove_folder(dst)
+                folders.parts.remove_folder(dst)
             elif happens == "comes":
                 Path(dst).mkdir(exist_ok=True)
                 (Path(dst) / "theirs").write_bytes(b"")
@@ -339,7 +339,7 @@ def test_what_another_process_holds_stays(options: dict[str, Any], folder: Path)
     held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
     held.mkdir()
     fd = os.open(held, os.O_RDONLY)
-    folders.far.hold(fd)
+    folders.parts.hold(fd)
     try:
         migrate(folder / "model.pth", folder / "out", **options)
     finally:
@@ -384,7 +384,7 @@ def test_what_nobody_wrote_is_not_published(folder: Path) -> None:
 def test_a_folder_that_is_removed_keeps_the_folders_in_it(folder: Path) -> None:
     (folder / "inside").mkdir()
     with pytest.raises(OSError, match="not empty"):
-        folders.far.remove_folder(str(folder))
+        folders.parts.remove_folder(str(folder))
 
     assert names_in(folder) == {"inside"}
 
@@ -430,7 +430,7 @@ def test_killed_at_every_system_call(
     new = new_one(folder, options)
     whole = processes.run(job(source, target, kill_at=0, after=False, options=options))[0]
     assert whole.error is None
-    folders.far.remove_folder(str(target))
+    folders.parts.remove_folder(str(target))
     seen = []
     for at in [*range(1, whole.calls - 5, step(50, 3)), *range(whole.calls - 5, whole.calls + 20, step(2))]:
         before = content(old_one(folder)) if old else None
@@ -449,11 +449,11 @@ def test_killed_at_every_system_call(
         assert outcome.error in ("killed", None)
         assert outcome.error or (found == "new" and not left)
         seen.append(found)
-        folders.far.remove_orphans(str(folder), target.name)  # as the next run does before anything else
+        folders.parts.remove_orphans(str(folder), target.name)  # as the next run does before anything else
         assert found_in(target, before, new) == found  # what was moved aside has its name again
         assert names_in(folder) <= {source.name, target.name}
         if target.exists():
-            folders.far.remove_folder(str(target))
+            folders.parts.remove_folder(str(target))
     assert seen == sorted(seen, reverse=True)  # there is one moment at which it gets its name
     assert {"old", "new"} == set(seen)
 
@@ -477,7 +477,7 @@ def test_killed_at_any_moment(options: dict[str, Any], folder: Path, processes: 
         assert len(left) <= 1  # of this process, or of the one before, which this one had no time to remove
         assert all(name.startswith(".out.ckptool-") for name in left)
         if found == "new":
-            folders.far.remove_folder(str(target))
+            folders.parts.remove_folder(str(target))
             before = content(old_one(folder)) if old else None
     assert processes.run(job(source, target, force=old, options=options))[0].error is None
     assert content(target) == new

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
-from ckptool.migration.output import far
+from ckptool.migration.output import parts
 from ckptool.sources.journal import refuse_edited
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Output(Closing):
         """Other names of the file that was replaced, which still lead to what it was."""
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
-        far.remove_orphans(self._folder, os.path.basename(self.path))
+        parts.remove_orphans(self._folder, os.path.basename(self.path))
         self._open()
 
     def narrow(self, mode: int) -> None:
@@ -276,9 +276,9 @@ class Output(Closing):
         try:
             self._fd = self._open_nameless(flags)
             if self._fd < 0:
-                self._temporary = far.new_name(self.path)  # known before it exists: an interrupt leaves nothing
+                self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
                 self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, self._mode)
-            far.hold(self._fd)
+            parts.hold(self._fd)
         except OSError as error:
             self._temporary = None
             raise self._failed(error) from error
@@ -310,7 +310,7 @@ class Output(Closing):
         os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
-            self._temporary = far.new_name(self.path)
+            self._temporary = parts.new_name(self.path)
             self._link_nameless(self._temporary)
         os.replace(self._temporary, self.path)
         sync_folder(self._folder)

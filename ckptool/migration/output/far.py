@@ -3,19 +3,11 @@ Objects in buckets of stores as outputs: they get their name when they are compl
 
 How an object is written is ``sources.remote.upload``'s; here is when. A folder is a prefix: its files are written under
 a temporary one, and get their names many at once; the last of them makes the others a checkpoint.
-
-Files and folders that are being written and have a temporary name, and those that killed processes left.
-
-The writer holds a lock on its part: a process of another host or container has a number that means nothing here.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import stat
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -266,135 +258,3 @@ class FarFolder(Closing):
                 path=self.path,
                 hint="Choose another prefix, or delete them first.",
             )
-
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-_MARK = ".ckptool-"
-_END = ".part"
-_OLD_END = ".old"
-"""Of a folder that was moved aside for a new one."""
-_NAME_CHARACTERS = 48
-"""How much of the output's name the temporary one repeats: it must not become too long where that is not."""
-_MOST_TRIES = 10
-_PID = re.compile(r"[0-9]{1,9}")
-_ABANDONED_SECONDS = 86_400
-"""After so long without a write, a part is nobody's, on file systems that have no locks."""
-
-
-def new_name(path: str, end: str = _END) -> str:
-    """Return a temporary path for an output, in its folder."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{end}")
-
-
-def name_aside(path: str) -> str:
-    """Return a path beside a folder, for it to be moved to while another takes its name."""
-    return new_name(path, _OLD_END)
-
-
-def hold(fd: int) -> None:
-    """Lock a file until it is closed, so that no other process takes it for an orphan."""
-    if fcntl is not None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def remove_orphans(folder: str, name: str) -> None:
-    """
-    Remove what killed processes left of this output: parts whose process is gone, and that nobody holds.
-
-    A folder that was moved aside gets its name back, where nothing has it.
-    """
-    head = _head(name)
-    try:
-        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith((_END, _OLD_END))]
-    except OSError:
-        return
-    for entry in found:
-        pid = entry[len(head) :].partition("-")[0]
-        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
-            with suppress(OSError):  # not ours to remove
-                _remove_unheld(os.path.join(folder, entry), os.path.join(folder, name))
-
-
-def remove_folder(path: str) -> None:
-    """
-    Remove a folder and the files in it; folders in it are none of ours, and stay.
-
-    Tried again where files have come meanwhile: a process elsewhere may not have heard yet that it is over.
-    """
-    for _ in range(_MOST_TRIES):
-        with os.scandir(path) as entries:
-            remove_others(path, [one.name for one in entries if one.is_dir(follow_symlinks=False)])
-        with suppress(OSError):
-            os.rmdir(path)
-            return
-    os.rmdir(path)
-
-
-def remove_others(folder: str, names: Collection[str]) -> None:
-    """Remove the files in a folder that have other names."""
-    with os.scandir(folder) as entries:
-        others = [one.path for one in entries if one.name not in names]
-    for one in others:
-        with suppress(FileNotFoundError):
-            os.unlink(one)
-
-
-def _head(name: str) -> str:
-    return f".{name[:_NAME_CHARACTERS]}{_MARK}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    else:
-        return True
-
-
-def _remove_unheld(path: str, output: str) -> None:
-    is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
-    access = os.O_RDONLY if is_folder else os.O_RDWR
-    fd = os.open(path, access | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    try:
-        status = os.fstat(fd)
-        if not _is_unheld(fd, status.st_mtime):
-            return
-        if stat.S_ISREG(status.st_mode):
-            os.unlink(path)
-        elif stat.S_ISDIR(status.st_mode):
-            _remove_or_restore(path, output)
-    finally:
-        os.close(fd)
-
-
-def _remove_or_restore(path: str, output: str) -> None:
-    """Remove a folder; one that was moved aside gets its name back where nothing has it, or stays if it is unknown."""
-    if not path.endswith(_OLD_END):
-        remove_folder(path)
-    elif len(os.path.basename(output)) <= _NAME_CHARACTERS:
-        if os.path.lexists(output):
-            remove_folder(path)
-        else:
-            os.rename(path, output)
-
-
-def _is_unheld(fd: int, written: float) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-        else:
-            return True
-    return time.time() - written > _ABANDONED_SECONDS

@@ -23,7 +23,7 @@ from typing import Final
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
-from ckptool.migration.output import Output, failed, far, refuse_full, sync_folder, take_after
+from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
 from ckptool.migration.output.sink import Place, Sink, SinkFolder
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import HasVersions, Source
@@ -105,7 +105,7 @@ class OutputFolder(Closing):
         self._written = 0
         self._names: set[str] = set()
         self._beside = os.path.dirname(self.path)
-        far.remove_orphans(self._beside, os.path.basename(self.path))
+        parts.remove_orphans(self._beside, os.path.basename(self.path))
         self.replaced = self._refuse_what_is_there()
         """Names of the files in the folder that is to be replaced."""
         self._make()
@@ -159,7 +159,7 @@ class OutputFolder(Closing):
         if os.path.isdir(self.path) and self._fd >= 0:
             take_after(self._fd, self.path)
         try:
-            far.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
+            parts.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
             sync_folder(self._temporary)
             aside = self._take_name(self._temporary)
         except OSError as error:
@@ -168,7 +168,7 @@ class OutputFolder(Closing):
         sync_folder(self._beside)
         for path in aside:
             with suppress(OSError):  # what cannot be removed has a name that says whose it is
-                far.remove_folder(path)
+                parts.remove_folder(path)
 
     def close(self) -> None:
         """Remove the folder if it has no name yet."""
@@ -176,7 +176,7 @@ class OutputFolder(Closing):
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             with suppress(OSError):
-                far.remove_folder(temporary)
+                parts.remove_folder(temporary)
         if fd >= 0:
             os.close(fd)  # it held the folder until now
 
@@ -230,12 +230,12 @@ class OutputFolder(Closing):
         return sorted(found)
 
     def _make(self) -> None:
-        self._temporary = far.new_name(self.path)  # known before it exists: an interrupt leaves nothing
+        self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
         try:
             os.mkdir(self._temporary)
             if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
                 self._fd = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0))
-                far.hold(self._fd)
+                parts.hold(self._fd)
         except OSError as error:
             raise failed(error, self.path) from error
 
@@ -247,7 +247,7 @@ class OutputFolder(Closing):
                 mode = self._mode()  # asked once: others may take the name, or give it up, meanwhile
                 if mode is not None and not (self._force and stat.S_ISDIR(mode)):
                     raise self._exists()
-                place = far.name_aside(self.path)
+                place = parts.name_aside(self.path)
                 with suppress(FileNotFoundError):
                     os.rename(self.path, place)
                     aside.append(place)
