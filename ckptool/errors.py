@@ -99,28 +99,6 @@ class CkptoolError(Exception):
         # Exception's own __reduce__ would call __init__ without the keywords.
         return _restore, (type(self), self.message), self.__dict__
 
-    def as_plain(self) -> dict[str, Any]:
-        """Return it as plain data, of which ``from_plain`` makes it again, in another process too."""
-        fields = ("kind", "hint", "command", "path", "offset", "needed", "actual")
-        return {"class": type(self).__name__, "message": self.message, **{name: self.__dict__[name] for name in fields}}
-
-    @staticmethod
-    def from_plain(plain: dict[str, Any]) -> CkptoolError:
-        """Return the error that ``as_plain`` gave; of a class that there is not, one of the class of all."""
-        fields = dict(plain)
-        name, message = fields.pop("class"), fields.pop("message")
-        todo = [CkptoolError]
-        while todo:
-            cls = todo.pop()
-            if cls.__name__ == name:
-                break
-            todo += cls.__subclasses__()
-        else:
-            cls = CkptoolError
-        error = _restore(cls, message)
-        error.__dict__.update(fields)
-        return error
-
 
 @contextmanager
 def about(path: str | None) -> Iterator[None]:

@@ -22,7 +22,7 @@ from ckptool.errors import CkptoolError, OutputExists
 from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.naming import is_far, is_relative, shown_path
 
 Outcome: TypeAlias = MigrationReport | CkptoolError
 
@@ -47,7 +47,7 @@ class FileWriters:
         """
         next_job = partial(next, iter(jobs), None)
         found = self._pool.answers(
-            _Writing(), next_job, starts_here=lambda job: _is_relative(job.order.source), tries=self._tries
+            _Writing(), next_job, starts_here=lambda job: is_relative(job.order.source), tries=self._tries
         )
         with closing(found):
             for job, answer in (one for answers in found for one in answers):
@@ -170,11 +170,7 @@ def _all(
 
 
 def _starts_here(item: _Item, *, has_model: bool) -> bool:
-    return has_model or any(map(_is_relative, (item.source, item.target or item.source)))
-
-
-def _is_relative(path: str) -> bool:
-    return not (is_far(path) or Path(path).is_absolute())
+    return has_model or any(map(is_relative, (item.source, item.target or item.source)))
 
 
 def _first(arguments: dict[str, Any], item: _Item) -> Outcome:

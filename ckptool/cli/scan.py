@@ -23,7 +23,7 @@ from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import EACH, Kind, Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.naming import is_far, is_relative, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
@@ -246,7 +246,7 @@ class _Run:
             nbytes=_nbytes,
             least=lambda place: _ROUNDS * threads if is_far(place.path) else 1,
             most=most,
-            starts_here=_starts_here,
+            starts_here=lambda place: is_relative(place.path),
         ):
             self._take(answers)
 
@@ -338,10 +338,6 @@ class _Run:
 def _nbytes(place: Place) -> int:
     stamp = stamp_of(place.path)
     return stamp.nbytes if stamp and not is_far(place.path) else 0
-
-
-def _starts_here(place: Place) -> bool:
-    return not (is_far(place.path) or os.path.isabs(place.path))
 
 
 def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:

@@ -14,6 +14,11 @@ def is_far(path: str) -> bool:
     return is_address(path)
 
 
+def is_relative(path: str) -> bool:
+    """Say whether a path starts from the folder that a process is in."""
+    return not (is_far(path) or os.path.isabs(path))
+
+
 def below(folder: str, name: str) -> str:
     """Return the path of something in a folder; of an address, reached in the same way."""
     path = os.path.join(folder, name)

@@ -90,15 +90,6 @@ def system_text(path: str) -> str:
         return ""
 
 
-def file_nbytes(path: str) -> int | None:
-    """Return the size of a regular file; None where there is none."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
 def first_bytes(path: str, most_nbytes: int) -> bytes:
     """Return what a file begins with; no bytes where it cannot be read."""
     try:
