@@ -6,7 +6,6 @@ A payload is read in bounded pieces and never as a whole, so that memory does no
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 from zlib import crc32
@@ -14,7 +13,7 @@ from zlib import crc32
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import file_under
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
-from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
+from ckptool.tensors.reading import LazyTensor, in_memory, swapped
 from ckptool.tensors.tensor import StorageRef
 
 
@@ -154,7 +153,7 @@ class StoragePayload:
                 yield data
             else:
                 checksum = crc32(data, checksum)
-                yield _swapped(data, self._unit)
+                yield swapped(data, self._unit)
         if self._unit > 1:
             self._compare(checksum)
 
@@ -218,9 +217,3 @@ def payload_of(tensor: LazyTensor) -> Payload:
     if covers and storage is not None and not (info.conj or info.neg):
         return StoragePayload(storage, info.dtype.swap_nbytes)
     return TensorPayload(tensor)
-
-
-def _swapped(data: bytes, unit: int) -> bytes:
-    values = array(SWAP_CODES[unit], data)
-    values.byteswap()
-    return values.tobytes()

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, product
+from collections.abc import Callable, Iterator, Sequence
 from math import isqrt, prod
+from operator import mul, sub
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -28,15 +28,13 @@ from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.reading import Box as Box
+from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, part_of
 from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, is_countable, row_major
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
-Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
 
 _MOST_CORNERS: Final = 1 << 22
 _MOST_AXES: Final = 3
@@ -180,30 +178,11 @@ def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
         start += count * steps[axis]
 
 
-def cut_up(box: Box, numel: int) -> Iterator[Box]:
-    """Yield a box in parts of at most so many elements, in row-major order."""
-    offsets, sizes = box
-    if prod(sizes) <= numel:
-        yield box
-        return
-    axis = next(at for at, size in enumerate(sizes) if size > 1)
-    rows = max(1, numel // prod(sizes[axis + 1 :]))
-    for start in range(0, sizes[axis], rows):
-        own = (*offsets[:axis], offsets[axis] + start, *offsets[axis + 1 :])
-        part = own, (*sizes[:axis], min(rows, sizes[axis] - start), *sizes[axis + 1 :])
-        yield from cut_up(part, numel) if rows == 1 else (part,)
-
-
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
 
 Place: TypeAlias = tuple[object, int]
 """Where a storage is."""
-_WIDE: Final = 256
-"""Rows of fewer bytes are copied by columns: one call for each column, instead of one for each row."""
-_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_BLOCK_ROWS: Final = 1 << 10
-"""Rows that are copied at a time by columns: what they are on stays in a core's cache."""
 
 
 class Piece(NamedTuple):
@@ -367,7 +346,7 @@ class PiecesSource:
 
     def extents(self) -> list[Extent] | None:
         """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
-        if not all(self._is_run(piece) for piece in self.pieces):
+        if not all(self._is_run(piece.sizes) for piece in self.pieces):
             return None
         found = []
         for index, piece in enumerate(self.pieces):
@@ -378,10 +357,10 @@ class PiecesSource:
             found.append(Extent(*under, info.nbytes, info.known_crc32, self._place(piece)))
         return found
 
-    def _is_run(self, piece: Piece) -> bool:
-        """Say whether the elements of a piece are consecutive in the whole."""
-        axis = next((at for at, size in enumerate(piece.sizes) if size != 1), len(piece.sizes))
-        return piece.sizes[axis + 1 :] == self.shape[axis + 1 :]
+    def _is_run(self, sizes: tuple[int, ...]) -> bool:
+        """Say whether the elements of a box are consecutive in the whole."""
+        axis = next((at for at, size in enumerate(sizes) if size != 1), len(sizes))
+        return sizes[axis + 1 :] == self.shape[axis + 1 :]
 
     def read(self, offset: int, nbytes: int) -> bytes:
         buffer = bytearray(nbytes)
@@ -409,27 +388,25 @@ class PiecesSource:
         for box in boxes_of(self.shape, first, first + count):
             for index, common in self._index().meeting(box):
                 as_it_is = self._under(self.info(index)) is not None
-                for part in cut_up(common, (PIECE_NBYTES if as_it_is else _BAND_NBYTES) // self.dtype.itemsize):
+                for part in cut_up(*common, (PIECE_NBYTES if as_it_is else _BAND_NBYTES) // self.dtype.itemsize):
                     check_cancelled(self.cancellation)
                     self._copy(index, part, buffer, first)
 
     def _copy(self, index: int, box: Box, buffer: memoryview, first: int) -> None:
         """Copy what a piece has of a box to its place in a buffer, which begins with the ``first`` element."""
         info, piece, itemsize = self.info(index), self.pieces[index], self.dtype.itemsize
-        inside = [at - offset for at, offset in zip(box[0], piece.offsets, strict=True)]
-        skipped = sum(at * step for at, step in zip(inside, info.stride, strict=True))
-        part = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
-        begin = sum(at * step for at, step in zip(box[0], self.steps, strict=True)) - first
+        inside = list(map(sub, box[0], piece.offsets))
+        part = part_of(info, inside, box[1])
+        begin = sum(map(mul, box[0], self.steps)) - first
         under = self._under(part)
-        if under is not None and is_run(box[1], self.steps):
+        if under is not None and self._is_run(box[1]):
             data = buffer[begin * itemsize :][: part.nbytes]
             under[0].read_into(under[1], data)
         else:
             data = self._read(part, under)
-            scatter(data, box[1], buffer, self.steps, begin, itemsize)
+            copy_box(data, 0, buffer, begin, list(zip(box[1], row_major(box[1]), self.steps, strict=True)), itemsize)
         if self.sums is not None and info.known_crc32:
-            at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
-            self.sums.add(index, at * itemsize, data)
+            self.sums.add(index, sum(map(mul, inside, row_major(piece.sizes))) * itemsize, data)
 
     def _read(self, part: TensorInfo, under: tuple[FileSource, int] | None) -> memoryview:
         """Return the elements of a part of a piece, until the thread reads the next one."""
@@ -586,69 +563,6 @@ class PartChecksums:
             found = joined_crc32(found, of_part, part_nbytes)
             end += part_nbytes
         return found if end == nbytes else None
-
-
-def is_run(sizes: Sequence[int], steps: Sequence[int]) -> bool:
-    """Say whether a packed box is consecutive in a buffer, too, whose dimensions have these steps."""
-    return not _run(sizes, steps)[1]
-
-
-def scatter(
-    data: memoryview, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, itemsize: int
-) -> None:
-    """Copy a packed box of elements to its place in a buffer."""
-    run, inner = _run(sizes, steps)
-    width = run * itemsize
-    nbytes = [step * itemsize for step in steps[:inner]]
-    if width < _WIDE and run < max(sizes[:inner], default=0):
-        _by_columns(data, sizes[:inner], buffer, nbytes, begin * itemsize, width)
-        return
-    source = 0
-    for target in _places(sizes[:inner], nbytes, begin * itemsize):
-        buffer[target : target + width] = data[source : source + width]
-        source += width
-
-
-def _run(sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
-    """Return how many elements of a box are consecutive in the buffer, and how many dimensions are left outside."""
-    run, inner = 1, len(sizes)
-    while inner and (sizes[inner - 1] == 1 or steps[inner - 1] == run):
-        run *= sizes[inner - 1]
-        inner -= 1
-    return run, inner
-
-
-def _places(sizes: Sequence[int], steps: Sequence[int], begin: int) -> Iterable[int]:
-    """Return the place of each position of some dimensions, in row-major order."""
-    if not sizes:
-        return (begin,)
-    *outer, last = (range(0, size * step, step) for size, step in zip(sizes, steps, strict=True))
-    starts = (begin + sum(places) for places in product(*outer))
-    return chain.from_iterable(range(start, start + last.stop, last.step) for start in starts)
-
-
-def _by_columns(
-    data: memoryview, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, width: int
-) -> None:
-    """Copy a box of short rows: of all rows along the longest dimension, a column at once. Steps are in bytes."""
-    unit = next(unit for unit in (8, 4, 2, 1) if not any(at % unit for at in (width, begin, buffer.nbytes, *steps)))
-    target, source = buffer.cast(_CODES[unit]), data.cast(_CODES[unit])  # type: ignore[call-overload]
-    own_steps = [step * width for step in row_major(sizes)]
-    longest = max(range(len(sizes)), key=lambda axis: sizes[axis])
-    rows, step, own_step = sizes[longest], steps[longest] // unit, own_steps[longest] // unit
-    others = [axis for axis in range(len(sizes)) if axis != longest]
-    places, own_places = (
-        _places([sizes[axis] for axis in others], [some[axis] for axis in others], at)
-        for some, at in ((steps, begin), (own_steps, 0))
-    )
-    for place, at in zip(places, own_places, strict=True):
-        for first in range(0, rows, _BLOCK_ROWS):
-            last = min(rows, first + _BLOCK_ROWS) - 1
-            to, source_at = place // unit, at // unit
-            for column in range(width // unit):
-                target[to + column + first * step : to + column + last * step + 1 : step] = source[
-                    source_at + column + first * own_step : source_at + column + last * own_step + 1 : own_step
-                ]
 
 
 class Cut(NamedTuple):

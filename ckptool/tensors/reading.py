@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.arguments import check_arguments
@@ -17,18 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-Dims: TypeAlias = list[tuple[int, int]]
-_CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
-SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
-"""What ``array`` calls unsigned integers of so many bytes."""
-_LONG: Final = 16
-_WIDE: Final = 64
-"""Rows of so many elements are made one by one: what is written is consecutive then, which is twice as fast."""
-_BLOCK_COLUMNS: Final = 1 << 11
-_BLOCK_NBYTES: Final = 1 << 10
-"""Of each column in a block."""
-_LINE_NBYTES: Final = 64
-_PLACES: Final = 1 << 16
+Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes."""
+Dims: TypeAlias = list[tuple[int, int, int]]
+"""Size, step in the source, and step in the target of each dimension, in elements."""
+_CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_LONG: Final = 256
+"""A dimension of so many elements is worth a call for each of its runs."""
 _SPAN_NBYTES: Final = 1 << 19
 """A span that is always read in one piece."""
 _MOST_NBYTES: Final = 1 << 26
@@ -127,13 +123,16 @@ class LazyTensor:
             LimitExceeded: Strides of 0 make it far larger than its storage.
         """
         self._check_readable(limits)
-        return _read_resolved(self.info)
+        return _read(self.info)
 
     def chunks(self, nbytes: int, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
         """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
         self._check_readable(limits)
-        info = self.info
-        return _read_in_pieces(info._replace(storage=in_memory(info.storage)) if info.storage else info, nbytes)
+        info, zero = self.info, (0,) * len(self.shape)
+        whole = info if info.storage is None else info._replace(storage=in_memory(info.storage))
+        is_one = info.nbytes <= nbytes or info.dtype.packed > 1
+        boxes = [(zero, info.shape)] if is_one else cut_up(zero, info.shape, max(1, nbytes // info.dtype.itemsize))
+        return (_read(part_of(whole, *box)) for box in boxes)
 
     def _check_readable(self, limits: Limits) -> None:
         if type(limits) is not Limits:  # many tensors are read
@@ -167,190 +166,129 @@ def in_memory(storage: StorageRef) -> StorageRef:
     return storage._replace(source=BytesSource(content, storage.source.cancellation), offset=0)
 
 
-def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
-    if info.nbytes <= nbytes or not info.shape or info.dtype.packed > 1:
-        yield _read_resolved(info)
+def part_of(info: TensorInfo, offsets: Sequence[int], sizes: tuple[int, ...]) -> TensorInfo:
+    """Return the facts of a box of a tensor, as of a tensor of its own."""
+    return info._replace(shape=sizes, storage_offset=info.storage_offset + sum(map(mul, offsets, info.stride)))
+
+
+def cut_up(offsets: tuple[int, ...], sizes: tuple[int, ...], numel: int) -> Iterator[Box]:
+    """Yield a box in parts of at most so many elements, in row-major order."""
+    if prod(sizes) <= numel:
+        yield offsets, sizes
         return
-    rows = max(1, nbytes // (info.nbytes // info.shape[0]))
-    for start in range(0, info.shape[0], rows):
-        count = min(rows, info.shape[0] - start)
-        # A single row is split along the next dimension.
-        shape, stride = (info.shape[1:], info.stride[1:]) if rows == 1 else ((count, *info.shape[1:]), info.stride)
-        offset = info.storage_offset + start * info.stride[0]
-        yield from _read_in_pieces(info._replace(shape=shape, stride=stride, storage_offset=offset), nbytes)
+    axis = next(at for at, size in enumerate(sizes) if size > 1)
+    rows = max(1, numel // prod(sizes[axis + 1 :]))
+    for start in range(0, sizes[axis], rows):
+        own = (*offsets[:axis], offsets[axis] + start, *offsets[axis + 1 :])
+        part = own, (*sizes[:axis], min(rows, sizes[axis] - start), *sizes[axis + 1 :])
+        yield from cut_up(*part, numel) if rows == 1 else (part,)
 
 
-def _read_resolved(info: TensorInfo) -> bytes:
-    assert info.storage is not None  # _check_readable saw it
-    return _resolve(info, _read_elements(info, info.storage))
+def _read(info: TensorInfo) -> bytes:
+    storage, itemsize = info.storage, info.dtype.itemsize
+    assert storage is not None  # _check_readable saw it
+    start = info.storage_offset * itemsize
+    if info.numel and info.dtype.packed > 1 and (start or not info.is_contiguous):
+        # The file does not say how rows were packed.
+        raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
+    if not info.numel or info.is_contiguous:
+        data = storage.source.read(storage.offset + start, info.nbytes) if info.numel else b""
+    else:
+        storage = in_memory(storage)
+        output = bytearray(info.nbytes)
+        dims = list(zip(info.shape, info.stride, row_major(info.shape), strict=True))
+        _gather(storage.source, storage.offset + start, _merged(dims), itemsize, memoryview(output), 0)
+        data = bytes(output)
+    return _resolve(info, data)
 
 
-def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
-    if info.numel == 0:
-        return b""
-    itemsize = info.dtype.itemsize
-    if info.is_contiguous:
-        start = info.storage_offset * itemsize
-        if info.dtype.packed > 1 and start:
-            # The file does not say how rows were packed.
-            raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
-        return storage.source.read(storage.offset + start, info.nbytes)
-    if info.dtype.packed > 1:
-        raise UnsupportedFeature(f"a strided view of {info.dtype}", kind="no-plain-bytes")
-    # memoryview has no 16-byte element: take such elements as pairs of 8.
-    unit = min(itemsize, 8)
-    scale = itemsize // unit
-    dims = [(size, step * scale) for size, step in zip(info.shape, info.stride, strict=True)]
-    if scale > 1:
-        dims.append((scale, 1))
-    storage = in_memory(storage)
-    return gather(storage.source, storage.offset + info.storage_offset * itemsize, unit, _merge(dims))
-
-
-def _merge(dims: Dims) -> Dims:
-    """Drop dimensions of one element and join neighbours that are one run in memory."""
+def _merged(dims: Dims) -> Dims:
+    """Drop dimensions of one element, and join neighbours that are one on both sides."""
     merged: Dims = []
-    for size, step in dims:
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == size * step:
-            merged[-1] = (merged[-1][0] * size, step)
-        else:
-            merged.append((size, step))
+    for size, step, to in dims:
+        if merged and merged[-1][1:] == (size * step, size * to):
+            merged[-1] = merged[-1][0] * size, step, to
+        elif size > 1:
+            merged.append((size, step, to))
     return merged
 
 
-def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
+def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memoryview, at: int) -> None:
     """
-    Return elements of ``unit`` bytes (1, 2, 4 or 8) in row-major order of ``dims``, pairs of size and step.
+    Read the elements of a box to their places in a buffer, where the first one goes ``at``.
 
     Reads the span that they cover in one piece if that is small, or mostly wanted, or less work than a read for each
-    run; else in slices along the dimension of the largest step. What a step of 0 repeats is read once.
+    run; else in slices along the dimension of the largest step.
     """
-    if not dims:
-        return source.read(offset, unit)
-    span = unit * (1 + sum((size - 1) * step for size, step in dims))
-    count = prod(size for size, _ in dims)
-    if len(dims) == 1 and dims[0][1] == 1:
-        return source.read(offset, span)
-    if span <= max(_SPAN_NBYTES, 4 * unit * count) or span <= min(_MOST_NBYTES, _PER_READ_NBYTES * _runs(dims)):
-        return _pack(source.read(offset, span), unit, dims)
-    axis = min(range(len(dims)), key=lambda at: (dims[at][1] > 0, -dims[at][1]))
-    size, step = dims[axis]
-    inner = dims[:axis] + dims[axis + 1 :]
-    if step and len(inner) == 1 and inner[0][1] == 1:
-        nbytes = inner[0][0] * unit
-        slices = [source.read(offset + index * step * unit, nbytes) for index in range(size)]
-    elif step:
-        slices = [gather(source, offset + index * step * unit, unit, inner) for index in range(size)]
-    else:
-        slices = [gather(source, offset, unit, inner)] * size
-    return _stack(slices, prod(size for size, _ in dims[:axis]))
+    count = prod(size for size, _, _ in dims)
+    span = itemsize * (1 + sum((size - 1) * step for size, step, _ in dims))
+    most = min(_MOST_NBYTES, _PER_READ_NBYTES * count // _run(dims))
+    if span <= max(_SPAN_NBYTES, 4 * itemsize * count, most):
+        copy_box(memoryview(source.read(offset, span)), 0, target, at, dims, itemsize)
+        return
+    axis = max(range(len(dims)), key=lambda axis: dims[axis][1])
+    size, step, to = dims[axis]
+    for index in range(size):
+        inner = dims[:axis] + dims[axis + 1 :]
+        _gather(source, offset + index * step * itemsize, inner, itemsize, target, at + index * to)
 
 
-def _runs(dims: Dims) -> int:
-    """Return how many runs of consecutive elements there are."""
+def _run(dims: Dims) -> int:
+    """Return how many elements are consecutive in the source."""
     run = 1
-    for size, step in sorted(dims, key=lambda dim: dim[1]):
+    for size, step, _ in sorted(dims, key=lambda dim: dim[1]):
         run *= size if step == run else 1
-    return prod(size for size, _ in dims) // run
+    return run
 
 
-def _stack(slices: list[bytes], rows: int) -> bytes:
-    """Return slices of as many rows each, side by side: row 0 of each, then row 1 of each…"""
-    if rows == 1:
-        return b"".join(slices)
-    width = len(slices[0]) // rows
-    if width in _CODES:
-        return _pack(b"".join(slices), width, [(rows, 1), (len(slices), rows)])
-    return b"".join(one[start : start + width] for start in range(0, rows * width, width) for one in slices)
-
-
-def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
-    code = _CODES[unit]
-    view = memoryview(data).cast(code)
-    output = bytearray(unit * prod(size for size, _ in dims))
-    target = memoryview(output).cast(code)
-    longest = max(range(len(dims)), key=lambda axis: dims[axis][0])
-    if len(dims) == 2 and dims[0][1] == 1 and dims[0][0] >= _LONG and dims[1][0] >= _WIDE:
-        _pack_columns(view, target, dims[0][0], *dims[1])
-    elif dims[-1][0] >= _WIDE:
-        _pack_rows(view, target, dims, len(dims) - 1)
-    elif dims[longest][0] >= _LONG:
-        _pack_rows(view, target, dims, longest)
-    else:
-        _pack_elements(view, target, dims)
-    return bytes(output)
-
-
-def _pack_rows(view: memoryview, target: memoryview, dims: Dims, axis_in_c: int) -> None:
-    """Run one dimension in C: one slice assignment for each position of the others."""
-    steps = row_major([size for size, _ in dims])
-    size, step = dims[axis_in_c]
-    out_step = steps[axis_in_c]
-    others = [axis for axis in range(len(dims)) if axis != axis_in_c]
-    for position in product(*(range(dims[axis][0]) for axis in others)):
-        begin = sum(index * dims[axis][1] for index, axis in zip(position, others, strict=True))
-        out = sum(index * steps[axis] for index, axis in zip(position, others, strict=True))
-        if step:
-            row = view[begin : begin + (size - 1) * step + 1 : step]
-        else:
-            row = memoryview(view[begin : begin + 1].tobytes() * size).cast(view.format)  # type: ignore[call-overload]
-        target[out : out + (size - 1) * out_step + 1 : out_step] = row
-
-
-def _pack_columns(view: memoryview, target: memoryview, rows: int, columns: int, step: int) -> None:
+def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: Dims, itemsize: int) -> None:
     """
-    Pack what is stored column by column, ``step`` elements from one to the next.
+    Copy the elements of a box from one buffer, in which they ``begin``, to another, in which they go ``at``.
 
-    A block at a time, which stays in a core's cache. There, columns are an odd number of cache lines apart: with a
-    power of two, all elements of a row would have to be in the same few places of the cache.
+    ``dims`` are size, step in the source, and step in the target of each dimension. All places are in elements.
     """
-    height = _BLOCK_NBYTES // view.itemsize
-    apart = height + _LINE_NBYTES // view.itemsize
-    block = memoryview(bytearray(min(columns, _BLOCK_COLUMNS) * apart * view.itemsize)).cast(_CODES[view.itemsize])
-    for first, left in product(range(0, rows, height), range(0, columns, _BLOCK_COLUMNS)):
-        count, width = min(height, rows - first), min(_BLOCK_COLUMNS, columns - left)
-        for column in range(width):
-            begin = (left + column) * step + first
-            block[column * apart : column * apart + count] = view[begin : begin + count]
-        for row in range(count):
-            out = (first + row) * columns + left
-            target[out : out + width] = block[row : row + (width - 1) * apart + 1 : apart]
-
-
-def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
-    """Where every dimension is short, look the elements up one by one, by a list of places that is used again."""
-    from array import array  # few tensors are read in such places
-
-    inner = len(dims)
-    while inner and prod(size for size, _ in dims[inner - 1 :]) <= _PLACES:
-        inner -= 1
-    places = [0]
-    for size, step in dims[inner:]:
-        places = [place + index * step for place in places for index in range(size)]
-    out = 0
-    for position in product(*(range(size) for size, _ in dims[:inner])):
-        begin = sum(index * step for index, (_, step) in zip(position, dims[:inner], strict=True))
-        part = view[begin:]
-        target[out : out + len(places)] = memoryview(array(view.format, map(part.__getitem__, places)))
-        out += len(places)
+    unit = min(itemsize, 8)
+    if unit < itemsize:  # memoryview has no elements of 16 bytes: they are pairs
+        scale = itemsize // unit
+        dims = [*((size, step * scale, to * scale) for size, step, to in dims), (scale, 1, 1)]
+        begin, at = begin * scale, at * scale
+    dims = _merged(dims) or [(1, 1, 1)]
+    source, target = (side.cast("B").cast(_CODES[unit]) for side in (source, target))
+    # One dimension runs in C: of those that are long the one with the smallest steps, else the longest.
+    axis = max(range(len(dims)), key=lambda axis: (min(dims[axis][0], _LONG), -sum(dims[axis][1:]), -dims[axis][2]))
+    size, step, to = dims.pop(axis)
+    *outer, (count, skip, skip_to) = sorted(dims) or [(1, 0, 0)]
+    for place in product(*(range(one) for one, _, _ in outer)):
+        first = begin + sum(index * one for index, (_, one, _) in zip(place, outer, strict=True))
+        out = at + sum(index * one for index, (_, _, one) in zip(place, outer, strict=True))
+        for _ in range(count):
+            if step:
+                row = source[first : first + (size - 1) * step + 1 : step]
+            else:
+                row = memoryview(source[first : first + 1].tobytes() * size).cast(_CODES[unit])
+            target[out : out + (size - 1) * to + 1 : to] = row
+            first, out = first + skip, out + skip_to
 
 
 def _resolve(info: TensorInfo, data: bytes) -> bytes:
     """Return the values of stored bytes: byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
-        from array import array
-
-        swapped = array(SWAP_CODES[unit], data)
-        swapped.byteswap()
-        data = swapped.tobytes()
+        data = swapped(data, unit)
     if info.conj:
         data = _flip_signs(data, [False, True], unit)
     if info.neg:
         data = _flip_signs(data, [True], unit)
     return data
+
+
+def swapped(data: bytes, unit: int) -> bytes:
+    """Return numbers of so many bytes in the other byte order."""
+    from array import array  # hardly any file is big-endian
+
+    values = array(_CODES[unit], data)
+    values.byteswap()
+    return values.tobytes()
 
 
 def _flip_signs(data: bytes, which: Sequence[bool], unit: int) -> bytes:

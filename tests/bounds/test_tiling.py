@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ckptool import LimitExceeded, MalformedFile
-from ckptool.tensors.pieces import Box, BoxIndex, boxes_of, check_tiling, cut_up, intersection, is_run, scatter
+from ckptool.tensors.pieces import Box, BoxIndex, boxes_of, check_tiling, intersection
+from ckptool.tensors.reading import copy_box, cut_up
 from ckptool.tensors.tensor import MAX_RANK, row_major
 from tests.each import each
 
@@ -139,12 +140,12 @@ def test_a_run_of_elements_is_few_boxes(start: int, stop: int, expected: list[Bo
     ],
 )
 def test_a_box_is_cut_into_parts_as_large_as_allowed(numel: int, expected: list[Box]) -> None:
-    assert list(cut_up(((5, 0), (3, 4)), numel)) == expected
+    assert list(cut_up(*((5, 0), (3, 4)), numel)) == expected
 
 
 def test_a_box_is_cut_along_the_first_dimension_that_can_be() -> None:
-    assert list(cut_up(((0, 0), (2, 9)), 9)) == [((0, 0), (1, 9)), ((1, 0), (1, 9))]
-    assert list(cut_up(((0, 3, 0), (1, 2, 2)), 3)) == [((0, 3, 0), (1, 1, 2)), ((0, 4, 0), (1, 1, 2))]
+    assert list(cut_up(*((0, 0), (2, 9)), 9)) == [((0, 0), (1, 9)), ((1, 0), (1, 9))]
+    assert list(cut_up(*((0, 3, 0), (1, 2, 2)), 3)) == [((0, 3, 0), (1, 1, 2)), ((0, 4, 0), (1, 1, 2))]
 
 
 # Elements to their places
@@ -175,16 +176,6 @@ def test_a_box_is_put_where_numpy_puts_it(shape: tuple[int, ...], box: Box, item
     begin = sum(at * step for at, step in zip(offsets, steps, strict=True))
 
     buffer = bytearray(expected.nbytes)
-    scatter(memoryview(values.tobytes()), sizes, memoryview(buffer), steps, begin, itemsize)
+    dims = list(zip(sizes, row_major(sizes), steps, strict=True))
+    copy_box(memoryview(values.tobytes()), 0, memoryview(buffer), begin, dims, itemsize)
     assert bytes(buffer) == expected.tobytes()
-
-    at = next((at for at, size in enumerate(sizes) if size > 1), len(sizes))
-    assert is_run(sizes, steps) is (sizes[at + 1 :] == shape[at + 1 :])
-
-
-def test_a_box_is_a_run_where_no_step_is_skipped() -> None:
-    assert is_run((2, 3, 4), (12, 4, 1))
-    assert is_run((1, 2, 4), (12, 4, 1))
-    assert is_run((1, 1, 3), (12, 4, 1))
-    assert not is_run((2, 2, 4), (12, 4, 1))
-    assert not is_run((1, 2, 3), (12, 4, 1))
