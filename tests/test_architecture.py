@@ -359,6 +359,15 @@ def test_makers_of_tuples_are_typed_as_the_tuples_are(name: str) -> None:
             assert list(get_args(fields)) == list(get_type_hints(made).values()), maker
 
 
+def test_the_page_on_architecture_names_what_is_there() -> None:
+    page = (PACKAGE.parent / "docs/architecture.md").read_text("utf-8")
+    named = set(re.findall(r"`([a-z_/]+(?:/|\.py))`", page)) - {"ckptool/"}
+    rooms = {one.parent.relative_to(PACKAGE).as_posix() + "/" for one in PACKAGE.glob("*/__init__.py")}
+
+    assert not [one for one in named if not (PACKAGE / one).exists() and not one.startswith("tests/")]
+    assert rooms <= named, "a package is new: say in which row it belongs"
+
+
 @each("name", MODULES)
 def test_every_module_says_what_it_is(name: str) -> None:
     tree = parsed(name)

@@ -1,26 +1,16 @@
-"""What the pages say of the code, written from the code: modules, findings, errors, names."""
+"""What the pages say of the code, written from the code: findings, errors, names."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import ckptool
 from ckptool import errors
 from ckptool.checking.explain import explain
 from ckptool.checking.finding import CODES
 from ckptool.pickles.constructions import ROWS
-
-PACKAGE = Path(ckptool.__file__).parent
-
-ROOMS = (
-    *("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats", "torch_ops"),
-    *("migration", "checking", "diffing", "loading", "cli", "reference"),
-)
-"""The packages in the order in which data flows, as in ``.importlinter``."""
 
 MESSAGES = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
@@ -55,36 +45,8 @@ def _sentence(text: str | None) -> str:
     return re.split(r"(?<=\.) (?=[A-Z`])", _paragraph(text))[0]
 
 
-def _docstring(path: Path) -> str | None:
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-
-
 def _rows(*rows: Iterable[str]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _modules(folder: Path, depth: int = 0) -> str:
-    """Return a list of the modules of a package, and of its packages."""
-    shown = ""
-    for path in sorted(folder.iterdir()):
-        inside = path / "__init__.py"
-        if inside.exists():
-            shown += f"{'  ' * depth}- `{path.name}/`: {_sentence(_docstring(inside))}\n{_modules(path, depth + 1)}"
-        elif path.suffix == ".py" and not path.name.startswith("__"):
-            shown += f"{'  ' * depth}- `{path.stem}`: {_sentence(_docstring(path))}\n"
-    return shown
-
-
-def rooms() -> str:
-    """Return every package with its modules, and the modules beside them."""
-    found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert found == set(ROOMS), "a package is new or gone: say in ROOMS where it belongs"
-    shown = "".join(
-        f"**`{name}/`** {_paragraph(_docstring(PACKAGE / name / '__init__.py'))}\n\n{_modules(PACKAGE / name)}\n"
-        for name in ROOMS
-    )
-    single = "".join(f"- `{path.stem}`: {_sentence(_docstring(path))}\n" for path in sorted(PACKAGE.glob("[a-z]*.py")))
-    return f"**Beside the packages**\n\n{single}\n{shown.rstrip()}\n"
 
 
 def codes() -> str:
@@ -146,6 +108,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "exceptions": exceptions,
     "messages": messages,
     "names": names,
-    "rooms": rooms,
 }
 """Each part of a page that is generated, by the name in its markers."""
