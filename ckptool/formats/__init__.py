@@ -132,7 +132,9 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         part = slices.rank_of_megatron(path)
         if part is None and source is not folder:
             part = slices.of_ranks(source.path, parsed, Probe(source, limits, _read))
-        parsed = parsed._replace(part_of=part)
+        parsed = (
+            slices.of_hosts(parsed, Probe(source, limits, _read)) if part is None else parsed._replace(part_of=part)
+        )
     return Checkpoint(source.path, source, parsed)
 
 

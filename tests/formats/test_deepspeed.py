@@ -175,6 +175,34 @@ def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> Non
     assert "CK159" in {one.code for one in ckptool.check(folder).findings}
 
 
+@pytest.mark.parametrize(
+    ("stage", "dtype", "is_alone", "said"),
+    [
+        (1, torch.bfloat16, False, "with rounded weights"),
+        (2, torch.float16, False, "with rounded weights"),
+        (1, torch.float32, False, "one of 3 files of DeepSpeed:"),
+        (0, torch.bfloat16, False, None),
+        (2, torch.bfloat16, True, None),
+        (1, torch.float32, True, None),
+    ],
+)
+def test_the_states_of_the_model_alone_are_no_checkpoint(
+    stage: int, dtype: torch.dtype, is_alone: bool, said: str | None, tmp_path: Path
+) -> None:
+    engine = Engine(stage, 2, dtype=dtype)
+    path = engine.save(tmp_path / "run") / "global_step2/mp_rank_00_model_states.pt"
+    for other in path.parent.glob("*_optim_states.pt") if is_alone else ():
+        other.unlink()
+    found = [one for one in ckptool.check(path).findings if one.code == "CK160"]
+    assert [(said or "none") in one.message for one in found] == [True] * (said is not None)
+    if said == "with rounded weights":
+        with pytest.raises(IncompleteWeights, match=said):
+            ckptool.load(path)
+        with pytest.raises(IncompleteWeights, match=said):
+            ckptool.migrate(path, tmp_path / "a.safetensors")
+    assert_equal(ckptool.load(path, allow_missing=True), dict(engine.module()))
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_without_an_optimizer_the_module_may_be_all(stage: int, tmp_path: Path) -> None:
     engine = Engine(stage, 2)

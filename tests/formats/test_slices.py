@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,25 @@ def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False) -> object:
     return write_all
 
 
+def _grid(pattern: str, of: Callable[[int, int], Tensors]) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for rank in range(4):
+            write(folder / pattern.format(*divmod(rank, 2)), of(rank, 4))
+        return [folder / pattern.format(*divmod(rank, 2)) for rank in range(4)]
+
+    return write_all
+
+
 SLICED = {
+    "FSDP's without a word": _cut_first("model_{}.pt"),
+    "FSDP's of workers": _cut_first("worker_{}.safetensors", 4),
+    "FSDP's with the count": _cut_first("model-{}-2.pt"),
+    "FSDP's below a host": _cut_first("host0/dev{}/w.pt"),
+    "FSDP's below hosts": _grid("host{}/dev{}/w.pt", of_fsdp),
+    "below a host": _written("host0/dev{}/w.pt"),
+    "below hosts": _grid("host{}/dev{}/w.pt", slice_of),
+    "one below each host": _written("host{}/dev0/w.safetensors"),
+    "with the count": _written("model-{}-2.pt"),
     "FSDP's": _cut_first("rank{}.pt"),
     "FSDP's, flat": _cut_first("rank{}.pt", flat=True),
     "FSDP's, cut unevenly": _cut_first("model_shard_{}.safetensors", 3),
@@ -230,7 +249,19 @@ def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> obje
     return write_all
 
 
+def _ranges(*names: str) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for rank, name in enumerate(names):
+            write(folder / name, stage(rank, len(names)))
+        return [folder / name for name in names]
+
+    return write_all
+
+
 PARTS = {
+    "ranges of layers": _ranges("layers_0-2.pt", "layers_3-5.pt"),
+    "ranges up to the next": _ranges("layers_0-2.safetensors", "layers_2-4.safetensors", "layers_4-6.safetensors"),
+    "ranges from one": _ranges("h1to3.pt", "h4to6.pt"),
     "stages from zero in each": _numbered("stage_{}.pt", (0, 1), (0, 1)),
     "three from zero in each": _numbered("pp_rank_{}.safetensors", (0, 1, 2), (0, 1), (0, 1)),
     "from zero in each, without ends": _numbered("part{}/model.pt", (0, 1), (0, 1), ends=False),
@@ -596,6 +627,12 @@ def other_seed(number: int) -> Tensors:
     return {name: torch.randn(whole.shape) for name, whole in full().items()}
 
 
+def chain(number: int, *sizes: int) -> Tensors:
+    """Return a net of layers without norms."""
+    torch.manual_seed(number)
+    return {f"{at}.weight": torch.randn(b, a) for at, (a, b) in enumerate(pairwise(sizes))}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
@@ -653,6 +690,20 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "outputs of ranks": [(f"part{n}.pt", {"logits": torch.randn(9, 4), "ids": torch.randn(9)}) for n in (0, 1)],
     "heads": [(f"task_{n}.pt", full() | {f"heads.{n}.weight": torch.ones(2, 2)}) for n in (0, 1)],
     "dreambooth": [(f"dog_{n}.safetensors", trained(n)) for n in (500, 1000)],
+    "below hosts": [(f"host0/dev{n}/w.pt", other_seed(n)) for n in (0, 1)],
+    "epochs below folders": [(f"run{n}/epoch{n}/w.pt", trained(n)) for n in (0, 1)],
+    "runs on devices": [(f"run{n}/dev0/w.pt", seed(n)) for n in (0, 1)],
+    "with the count": [(f"net-{n}-2.pt", trained(n)) for n in (0, 1)],
+    "folds with the count": [(f"net-{n}-3.pt", other_seed(n)) for n in (0, 1, 2)],
+    "of two dates": [(f"net-2024-0{n}.pt", seed(n)) for n in (1, 2)],
+    "ranges of data": [(f"data_{n}-{n + 1}.pt", other_seed(n)) for n in (0, 2)],
+    "layers of two trainings": [(f"layers_{n}-{n + 1}.pt", stage(0, seed=n)) for n in (0, 2)],
+    "ranges that overlap": [(f"layers_{n}-{n + 2}.pt", stage(n, seed=n)) for n in (0, 1)],
+    "nets that narrow": [(f"model_{n}.pt", chain(n, 64, 32, 16, 8)) for n in (0, 1)],
+    "nets that grow": [(f"model_{n}.pt", chain(n, 8, 16, 32, 64)) for n in (0, 1)],
+    "nets with joined inputs": [
+        (f"worker_{n}.pt", chain(n, 8, 8, 8) | {"z.weight": torch.randn(4, 16)}) for n in (0, 1)
+    ],
 }
 
 

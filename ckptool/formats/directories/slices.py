@@ -23,8 +23,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from itertools import pairwise
 from shlex import join
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
@@ -49,20 +50,17 @@ _KNOWN: Final = re.compile(
 )
 """Names that only slices have, or what there is one of."""
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
-RANKED: Final = re.compile(
+_RANKED: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|chunk|piece|fsdp|gpu|device|(?:tensor|model)[._-]?parallel)"
     r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
-"""A number in a name that may be that of a rank."""
+"""A number in a name that is that of a rank, as a word says."""
 _OF_ONE: Final = re.compile(
     r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
 )
 """Words of files that are of one model, however much they differ; the last two where they begin at 0."""
-_ANY_NUMBER: Final = re.compile(
-    r"(?<!\d)(0{0,3}\d{1,2})(?=[^\d.]*(?:\.[a-z]\w*)*$)|^(0{0,3}\d{1,2})(?!\d)", re.IGNORECASE
-)
-"""The last number in a name, or the first: where no word says what it is of, contents do."""
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,5}(?!\d)")
 _NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
 """Words in front of numbers that are none of ranks."""
 _ALONE: Final = re.compile(
@@ -85,42 +83,92 @@ _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
+_DEEPEST: Final = 2
+"""Folders above a file that may be those of ranks."""
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
 
 
+class _Set(NamedTuple):
+    """The files whose names differ from that of one file in numbers alone."""
+
+    files: Sequence[str]
+    """In the order of their numbers, that one among them."""
+    places: Sequence[int]
+    """Which of the numbers differ."""
+    nearest: Sequence[str]
+    """The others to compare it with: one for each of these numbers."""
+    gap: str
+    """Which numbers between the first and the last are not there, in words; nothing if all are."""
+
+
 @lru_cache(maxsize=1 << 14)  # each of thousands of files is compared with all others
-def numbers(name: str) -> tuple[str, tuple[int, ...]]:
+def _spans(name: str) -> tuple[tuple[int, int], ...]:
+    """Return where the numbers in a name are that may be those of ranks."""
+    if (known := _KNOWN.fullmatch(name)) is not None:
+        return (known.span(known.lastindex or 0),)
+    ranked = {one.start(one.lastindex or 0) for one in _RANKED.finditer(name)}
+    found = _NUMBER.finditer(name)
+    return tuple(one.span() for one in found if one.start() in ranked or not _NO_RANK.search(name[: one.start()]))
+
+
+@lru_cache(maxsize=1 << 14)
+def _numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name without the numbers of ranks in it, and these."""
-    known = _KNOWN.fullmatch(name)
-    found = [known] if known is not None else list(RANKED.finditer(name))
-    if not found:
-        found = [one for one in [_ANY_NUMBER.search(name)] if one and not _NO_RANK.search(name[: one.start()])]
     pattern = name
-    spans = [one.span(one.lastindex or 0) for one in found]
-    for start, end in reversed(spans):
+    for start, end in reversed(_spans(name)):
         pattern = f"{pattern[:start]}#{pattern[end:]}"
-    return pattern, tuple(int(name[start:end]) for start, end in spans)
+    return pattern, tuple(int(name[start:end]) for start, end in _spans(name))
 
 
-def siblings(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that differ from one in numbers of ranks alone, in order, and it; none if most are not there."""
-    pattern, own = numbers(name)
-    alike = [one for one in names if own and one.startswith(pattern.partition("#")[0])]
-    if len(alike) > _MOST_SIBLINGS:
-        return []
-    found = {one: own for one in alike for other, own in [numbers(one)] if other == pattern}
-    for place in zip(*found.values(), strict=False):
-        there = sorted(set(place))
-        if _KNOWN.fullmatch(name) is None and (there[0] > 1 or there[-1] - there[0] >= 2 * len(there)):
-            return []
-    return sorted(found, key=found.__getitem__)
+def _set_of(name: str, names: Iterable[str]) -> _Set:
+    """
+    Return the set that a file may be one of, going by names: numbers from 0 or 1 of which most are there, or ranges.
+
+    ``layers_0-3.pt`` and ``layers_4-7.pt`` are ranges.
+    """
+    pattern, own = _numbers(name)
+    found = {one: _numbers(one) for one in names if own and one.startswith(pattern.partition("#")[0])}
+    alike = {one: numbers for one, (other, numbers) in found.items() if other == pattern} | {name: own}
+    if not own or len(alike) > _MOST_SIBLINGS:
+        return _Set((name,), (), (), "")
+    is_known = _KNOWN.fullmatch(name) is not None
+    rows: dict[int, dict[int, str]] = {}
+    for place in range(len(own)):
+        rest = own[:place], own[place + 1 :]
+        row = {of[place]: one for one, of in alike.items() if (of[:place], of[place + 1 :]) == rest}
+        if len(row) > 1 and (is_known or _are_ranks(row)):
+            rows[place] = row
+    if rows:
+        files = [one for one, of in alike.items() if all(of[at] == own[at] for at in range(len(own)) if at not in rows)]
+        missing = [str(one) for row in rows.values() for one in range(min(row), max(row)) if one not in row]
+        gap = f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
+        nearest = [min((number, one) for number, one in row.items() if one != name)[1] for row in rows.values()]
+        return _Set(sorted(files, key=alike.__getitem__), [*rows], nearest, gap)
+    files = sorted(alike, key=alike.__getitem__)
+    places = [place for place, column in enumerate(zip(*alike.values(), strict=True)) if len({*column}) > 1]
+    if not (_are_ranges([alike[one] for one in files], places) or _are_diagonal(alike.values(), places)):
+        return _Set((name,), (), (), "")
+    at = files.index(name)
+    return _Set(files, places, files[at + 1 : at + 2] or files[at - 1 : at], "")
 
 
-def gap_among(files: Iterable[str]) -> str:
-    """Return which of the numbers of some files are not there, between the first and the last; nothing if all are."""
-    places = [sorted(set(place)) for place in zip(*(numbers(one)[1] for one in files), strict=False)]
-    missing = [str(one) for there in places for one in sorted({*range(there[0], there[-1])}.difference(there))]
-    return f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
+def _are_ranks(numbers: Iterable[int]) -> bool:
+    there = sorted(numbers)
+    return there[0] <= 1 and there[-1] - there[0] < 2 * len(there)
+
+
+def _are_diagonal(numbers: Iterable[tuple[int, ...]], places: Sequence[int]) -> bool:
+    """Say whether all numbers that differ count the files: ``node0/gpu0.pt``, ``node1/gpu1.pt``."""
+    columns = [*zip(*numbers, strict=True)]
+    return bool(places) and all(len({*columns[at]}) == len(columns[at]) and _are_ranks(columns[at]) for at in places)
+
+
+def _are_ranges(numbers: Sequence[tuple[int, ...]], places: Sequence[int]) -> bool:
+    """Say whether two numbers in each name are a range that goes on in the next name."""
+    if len(places) != 2:
+        return False
+    ranges = [(one[places[0]], one[places[1]]) for one in numbers]
+    return all(a <= b and c - b in (0, 1) for (a, b), (c, _) in pairwise(ranges)) and ranges[0][0] <= 1
 
 
 def part_of(
@@ -129,28 +177,41 @@ def part_of(
     """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
     if (shard := _shard(place, name, names)) is not None:
         return shard
-    files, own = siblings(name, names), parsed.contents.tensors
-    others = [one for one in files if one != name] if own else []
-    gap = gap_among(files)
-    what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
+    own = parsed.contents.tensors
     if any(map(_FLAT.fullmatch, own)):
         return PartOf(_OF_FSDP, place, is_slice=True)
-    if others and _KNOWN.fullmatch(name):
+    files, places, nearest, gap = _set_of(name, names)
+    if not nearest or not own:
+        return None
+    what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
+    if _KNOWN.fullmatch(name):
         return what
+    differ = [_spans(name)[at][0] for at in places]
+    ranked = [one for one in _RANKED.finditer(name) if one.start(one.lastindex or 0) in differ]
+    says_one = bool(ranked) and any(_OF_ONE.search(one[0]) for one in _RANKED.finditer(files[0]))
+    says = _Says(bool(ranked), says_one, len(files))
     found: str | bool = False
-    says_rank = RANKED.search(name) is not None
-    says_one = any(_OF_ONE.search(one[0]) for one in RANKED.finditer(files[0] if others else ""))
-    for other in _nearest(name, others):
+    for other in nearest:
         try:
             there = opening(other)
-            if _are_slices(parsed, there, says_rank=says_rank, says_one=says_one):
+            if _are_slices(parsed, there, says):
                 return what
-            before, after = (parsed, there) if numbers(name) < numbers(other) else (there, parsed)
-            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says_rank):
+            before, after = (parsed, there) if files.index(name) < files.index(other) else (there, parsed)
+            if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says.rank):
                 found = "with other tensors each"
         except Failure:
-            found = found or (says_one and f"of which {other!r} cannot be read")
+            found = found or (says.one and f"of which {other!r} cannot be read")
     return PartOf(f"one of {len(files):,} files, by their names, {found}{gap}", place, is_slice=True) if found else None
+
+
+class _Says(NamedTuple):
+    """What names say of the files of a set."""
+
+    rank: bool
+    """The numbers are those of ranks."""
+    one: bool
+    """They are of one model."""
+    files: int
 
 
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
@@ -161,17 +222,6 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
     whole = os.path.join(place, index) if index and place else place
     remedy = f"Give {show(whole)}, with all of them." if whole else "Unpack the archive, and give the folder."
     return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
-
-
-def _nearest(name: str, others: Sequence[str]) -> list[str]:
-    """Return a file for each of the numbers in a name that differs in this one alone."""
-    own = numbers(name)[1]
-    found: dict[int, str] = {}
-    for other in others:
-        places = [place for place, pair in enumerate(zip(own, numbers(other)[1], strict=False)) if pair[0] != pair[1]]
-        if len(places) == 1:
-            found.setdefault(places[0], other)
-    return list(found.values())
 
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
@@ -185,12 +235,12 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
     elif any(map(_FLAT.fullmatch, own)):
         what = _OF_FSDP
-    elif len(siblings(name, names)) > 1 or not own:
+    elif _set_of(name, names).nearest or not own:
         return parsed
     elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := ranks_said(parsed.root)) > 1:
         what = f"one of {count:,} ranks of model parallelism, as it says itself"
     elif _KNOWN.fullmatch(name):
-        number = numbers(name)[1][0]
+        (number,) = _numbers(name)[1]
         what = f"number {number} of {_WHAT}, going by its name" if number else ""
         if not number and not name.startswith("mp_rank"):  # of which most runs of DeepSpeed have the first alone
             first = f"going by its name, the first or the only one of {_WHAT}: nothing says how many there were"
@@ -204,25 +254,30 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
 
 def together(found: Mapping[str, Parsed]) -> str | None:
     """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
-    for name, parsed in {numbers(name)[0]: (name, parsed) for name, parsed in reversed([*found.items()])}.values():
-        part = part_of(name, "", found, parsed, found.__getitem__)
-        if part is not None:
-            files, are_slices = siblings(name, found) or [*found], _WHAT in part.what
-            kind = f"{'slices' if are_slices else 'parts'} of one model{gap_among(files)}"
-            what = f"{counted(len(files), 'file')} are {kind}"
-            why = ". Which tensors are cut, and along which dimension, is not in them" if are_slices else ""
-            return f"{what}: {some(list(map(repr, files)))}{why}"
+    inside = {name: one for name, one in found.items() if not one.inside}
+    inside |= {f"{name}/{below}": one for name, listed in found.items() for below, one in listed.inside.items()}
+    for name, parsed in {_numbers(name)[0]: (name, parsed) for name, parsed in reversed([*inside.items()])}.values():
+        part = part_of(name, "", inside, parsed, inside.__getitem__)
+        if part is None:
+            continue
+        files, _, _, gap = _set_of(name, inside)
+        if name not in found and len({one.partition("/")[0] for one in files}) == 1:
+            continue  # the listed folder that they are in says so itself
+        are_slices = _WHAT in part.what
+        what = f"{counted(len(files), 'file')} are {'slices' if are_slices else 'parts'} of one model{gap}"
+        why = ". Which tensors are cut, and along which dimension, is not in them" if are_slices else ""
+        return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
 
 
-def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool, says_one: bool) -> bool:
+def _are_slices(one: Parsed, other: Parsed, says: _Says) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
     Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
     models are. Where names do not say that they are of ranks, most norms have to be copies. Ranks of FSDP, which cuts
-    everything along the first dimension, and stages that number their layers from 0 have no copies: there, only names
-    tell that they are of one model, of the files or of what the first and the last stage have.
+    everything along the first dimension, and stages that number their layers from 0 have no copies: there, names
+    tell that they are of one model, of the files or of what the first and the last stage have, or the shapes do.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
@@ -232,23 +287,51 @@ def _are_slices(one: Parsed, other: Parsed, *, says_rank: bool, says_one: bool) 
     vectors = [_tells(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in small[:_MOST]]
     copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
     if copies:
-        is_certain = says_rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
+        is_certain = says.rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
         is_certain = is_certain and 3 * len(names) >= 2 * max(len(first), len(second))
     else:
+        says_one = (says.one or _are_ends(first, second)) and (False in vectors or not small)
         is_certain = all(
             (
-                says_one or _are_ends(first, second),
+                says_one or _is_cut(first, says.files),
                 2 * len(names) >= min(len(first), len(second)),
                 all(first[name].shape[1:] == second[name].shape[1:] for name in names),
                 any(name in learnt or "." in name for name in names),
-                False in vectors or not small,
             )
         )
         large = large or small
     if not is_certain:
         return False
     same = [_are_alike(LazyTensor(name, first[name]), LazyTensor(name, second[name])) for name in large[:_MOST]]
-    return len(same) > (not says_rank) and 2 * sum(same) <= len(same) - says_rank
+    return len(same) > (not says.rank) and 2 * sum(same) <= len(same) - says.rank
+
+
+def _is_cut(tensors: Mapping[str, TensorInfo], count: int) -> bool:
+    """
+    Say whether all tensors are cut along their first dimension, by a number of files that divides ``count``.
+
+    What a layer gives is then less than what the next one takes, and a norm has fewer elements than any layer takes.
+    """
+    learnt = [(name, info.shape) for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1]
+    taken = {shape[1] for _, shape in learnt if len(shape) > 1}
+    for world in (one for one in range(2, count + 1) if count % one == 0):
+        cut, whole, given = 0, 0, 0
+        for name, shape in learnt:
+            if len(shape) > 1:
+                whole += shape[1] == given
+                cut += _is_part(given, shape[1], world)
+            elif name.endswith("bias"):
+                continue
+            else:
+                cut += shape[0] not in taken and any(_is_part(shape[0], one, world) for one in taken)
+            given = shape[0]
+        if cut > 1 and cut >= 2 * whole:
+            return True
+    return False
+
+
+def _is_part(given: int, taken: int, world: int) -> bool:
+    return 1 < given != taken and given in (-(-taken // world), taken // world)
 
 
 def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
@@ -333,8 +416,10 @@ _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 _SETS: Final = (
     (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
-    (re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9_]+_(?:optim|model)_states\.pt"), "of DeepSpeed"),
-    (re.compile(r"mp_rank_[0-9_]+_model_states\.pt"), "of DeepSpeed"),
+    (
+        re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_)?mp_rank_[0-9_]+_(?:optim|model)_states\.pt"),
+        "of DeepSpeed",
+    ),
     (re.compile(r"layer_[0-9]+[\w-]*[-_]model_states\.pt"), "of DeepSpeed"),
     (re.compile(r"model-rank-[0-9]+-part-[0-9]+\.safetensors"), "of vLLM's sharded state"),
     (re.compile(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)"), "that processes wrote, one each"),
@@ -353,24 +438,52 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
         return parsed._replace(part_of=found)
     slice_of = _slice_of(place or ".", name, names, parsed, probe)
     if found is not None and slice_of is not None:
-        gap = gap_among(siblings(name, names))
-        found = found._replace(what=f"{found.what}{gap}", is_slice=slice_of.is_slice)
+        found = found._replace(what=f"{found.what}{_set_of(name, names).gap}", is_slice=slice_of.is_slice)
+    if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice and _is_rounded(parsed, names):
+        found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
     found = found or slice_of or of_ranks(path, parsed, probe)
     return with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
-def of_ranks(path: str, parsed: Parsed, probe: Probe, below: str = "") -> PartOf | None:
+def _is_rounded(parsed: Parsed, names: Sequence[str]) -> bool:
+    """Say whether the weights of an engine of DeepSpeed are of 16 bits, where those of its optimizer are beside it."""
+    are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
+    return are_narrow and any(one.endswith("_optim_states.pt") for one in names)
+
+
+def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
     """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
-    place, name = os.path.split(path)
-    above, own = os.path.split(os.path.abspath(place))
-    inside = f"{name}{below}"
-    folders = siblings(own, directory_entries(above, folders=True)) if numbers(own)[1] else []
-    names = [f"{one}/{inside}" for one in folders if os.path.isfile(os.path.join(above, one, inside))]
-    part = _slice_of(above, f"{own}/{inside}", names, parsed, probe) if len(names) > 1 else None
-    of_rank = os.path.basename(above)
-    if part is None and not below and (RANKED.search(of_rank) or of_rank.isdigit()):
-        return of_ranks(place if own in place else os.path.abspath(place), parsed, probe, f"/{name}")
-    return part and part._replace(path=os.path.normpath(os.path.join(place, os.pardir)))
+    above, name = os.path.split(os.path.abspath(path))
+    folders: list[str] = []
+    for _ in range(_DEEPEST):
+        above, own = os.path.split(above)
+        folders.insert(0, own)
+        if not _spans(own):
+            continue
+        found = [""]
+        for one in folders:
+            found = [f"{at}{there}/" for at in found for there in _like(os.path.join(above, at), one)][:_MOST_SIBLINGS]
+        names = [f"{one}{name}" for one in found if os.path.isfile(os.path.join(above, one, name))]
+        part = _slice_of(above, "/".join((*folders, name)), names, parsed, probe) if len(names) > 1 else None
+        if part is not None:
+            return part._replace(path=os.path.relpath(above) if not os.path.isabs(path) else above)
+    return None
+
+
+def of_hosts(parsed: Parsed, probe: Probe) -> Parsed:
+    """Return what was read of a folder of several checkpoints: parts, if those in the folders beside it say so."""
+    first = next(iter(parsed.inside.values()), None)
+    path = getattr(first and first.source, "path", None)
+    part = of_ranks(path, first, probe) if first and path and parsed.unmerged is None else None
+    return parsed if part is None else parsed._replace(unmerged=f"each is {part.what}", part_of=part)
+
+
+def _like(place: str, folder: str) -> Sequence[str]:
+    """Return the folders that are called like one, up to numbers."""
+    pattern, numbers = _numbers(folder)
+    return (
+        [one for one in directory_entries(place, folders=True) if _numbers(one)[0] == pattern] if numbers else [folder]
+    )
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
