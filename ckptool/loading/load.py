@@ -93,8 +93,8 @@ def load(
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
-        UnsupportedFeature: A tensor is of a kind that only code of its own can make, or a cast would break what is
-            quantised.
+        UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
+            quantised, or lose values, which are finite and too large for ``dtype``.
         WeightsNotFound: No state dict is the chosen weights.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.

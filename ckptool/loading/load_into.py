@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -20,7 +21,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.quantized import CASTABLE, TYPES
 from ckptool.checkpoints.weights import Weights, WeightsChoice
-from ckptool.errors import KeyMismatch, UnsupportedFeature
+from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
@@ -28,9 +29,9 @@ from ckptool.loading.load import cast_of, check_model, check_placing, opened, re
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
-from ckptool.loading.memory.placement import CPU, MapLocation, placement
-from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_own_memory
+from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
+from ckptool.loading.memory.threads import in_own_thread, refuse_overflow
+from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, is_own_memory, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import counted, show, some
@@ -38,6 +39,8 @@ from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+from ckptool.torch_ops.values import narrows
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -68,9 +71,10 @@ def load_into(
     meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them;
     where there are none, another device or type is refused. At no time are there two copies. Names that differ by a
     wrapper, or by one prefix that all of the model's need, are matched, and reported. ``strict`` fails on names that
-    either side lacks, but not on buffers that models compute themselves (``num_batches_tracked``, ``position_ids``). If
-    several state dicts could be the weights, the one that fits is taken. ``optimizer`` gets the state that the file has
-    for it, on the devices of its parameters.
+    either side lacks, but not on buffers that models compute themselves (``num_batches_tracked``, ``position_ids``),
+    and on different values for names that the model ties, of which else the last name's counts. If several state dicts
+    could be the weights, the one that fits is taken. ``optimizer`` gets the state that the file has for it, on the
+    devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -89,10 +93,11 @@ def load_into(
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
+        WeightsMismatch: The file has different values for names that the model ties.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised.
-        Cancelled: ``limits`` have a cancellation, and it was.
-        CkptoolError: As ``load``.
+        UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised;
+            or a tensor has finite values that its new type cannot hold.
+        CkptoolError: As ``load``, ``Cancelled`` among them.
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
     check_model(model)
@@ -106,12 +111,12 @@ def load_into(
         targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         if targets is not None:
             found, filling = targets
-            refuse_broken(target.source for target in filling.targets)
             refuse_broken_plan(checkpoint, filling, dtype, allowed=break_quantized)
             if verify:
-                check_storages([target.source for target in filling.targets], ())
+                check_storages(filling.taken.values(), ())
+            apart = tied_apart(model, checkpoint, filling.taken, strict=strict)
             _load_plainly(model, checkpoint, filling, assembly, progress)
-            report = report_of(model, checkpoint.path, found.key, filling, started)
+            report = report_of(model, checkpoint.path, found.key, filling, started, apart)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
             load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
@@ -120,10 +125,16 @@ def load_into(
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
+    _log(report)
+    return report
+
+
+def _log(report: LoadReport) -> None:
     logger.info("%s", report.line)
     if left := ", ".join(report.still_meta[:8]):
         logger.warning("%s: still on the meta device: %s", report.path, show(left))
-    return report
+    if report.tied_apart:
+        logger.warning("%s: %s", report.path, show(report.line_of_ties))
 
 
 def _load_itself(
@@ -153,6 +164,8 @@ def _load_itself(
             gone = set(rehearsed.unexpected) if rehearsed is not None else ()
             taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
             refuse_broken_quantized(checkpoint, ((one, cast_of(one, dtype)) for one in taken_in))
+        refuse_overflows_in(model, entries)
+        apart = tied_apart(model, checkpoint, chosen.tensors, strict=strict)
         taken = fill(model, entries, rehearsed, strict=strict)
     except KeyMismatch as error:
         unmade = [name for name in chosen.others if name not in entries and name in error.missing]
@@ -160,13 +173,49 @@ def _load_itself(
             fact = f"The file has {some(unmade)}, but only code could make what it holds."
             error.hint = f"{fact} {error.hint}" if error.hint else fact
         raise
-    return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+    report = report_through(model, checkpoint.path, chosen, taken, started)
+    return report._replace(changes=changes, tied_apart=apart)
+
+
+def tied_apart(
+    model: torch.nn.Module, checkpoint: Checkpoint, taken: Mapping[str, LazyTensor], *, strict: bool
+) -> tuple[tuple[str, str], ...]:
+    """
+    Return pairs of names that a model ties, and for which a file has two different values; the last name's would count.
+
+    Raises:
+        WeightsMismatch: There are some, and it is ``strict``.
+    """
+    own = model_tensors(model)
+    first: dict[int, str] = {}
+    tied = [(name, one) for name in taken if name in own and (one := first.setdefault(id(own[name]), name)) != name]
+    if not tied:
+        return ()
+    from ckptool.diffing.values import ValueComparer  # few files have both
+
+    comparer = ValueComparer(checkpoint.file_nbytes)
+    apart = []
+    for name, kept in tied:
+        if identity(taken[kept].info) == identity(taken[name].info):
+            continue
+        with suppress(UnsupportedFeature):  # of bytes that cannot be compared
+            if comparer.difference(name, taken[kept].info, taken[name].info) is not None:
+                apart.append((kept, name))
+    if apart and strict:
+        pairs = some([f"{kept} and {name}" for kept, name in apart])
+        raise WeightsMismatch(
+            f"the model ties names for which the file has different values: {pairs}",
+            kind="tied-values",
+            hint="Untie them, or say ckptool.load_into(model, path, strict=False): then the last name's value counts.",
+        )
+    return tuple(apart)
 
 
 def refuse_broken_plan(
     checkpoint: Checkpoint, filling: FillPlan, dtype: torch.dtype | None, *, allowed: bool = False
 ) -> None:
     """Raise UnsupportedFeature where a model would take quantised weights as another type, or without their scales."""
+    refuse_broken(filling.taken.values())
     if allowed:
         return
     _refuse_integers((one.source, one.tensor) for one in filling.targets)
@@ -190,8 +239,10 @@ def _load_plainly(
     fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
     checkpoint.announce(one.source for one in filling.targets)
     made = assembly.tensors(fresh, progress) if fresh else {}
+    rest = [one for one in filling.targets if one.name not in made]
+    refuse_overflows((one.name, _values(one), one.tensor.dtype) for one in rest if _narrows(one))
     checkpoint.check_unchanged()
-    _fill([one for one in filling.targets if one.name not in made], progress)
+    _fill(rest, progress)
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
 
 
@@ -251,18 +302,45 @@ def _copy_all(targets: list[Target], count: Callable[[int], None]) -> None:
 
 def _copy(target: Target) -> None:
     """Copy one tensor whose values or places change on the way: by pieces, where both sides are plain."""
-    info, tensor = target.source.info, target.tensor.detach()
-    is_plain = is_own_memory(tensor) and info.storage is not None and info.layout == "strided"
-    if not is_plain or info.dtype.packed > 1 or not tensor.is_contiguous():
+    tensor = target.tensor.detach()
+    if not _is_plain(target.source) or not is_own_memory(tensor) or not tensor.is_contiguous():
         tensor.copy_(Assembly(placement(CPU)).tensors({target.name: target.source})[target.name])
         return
     flat, position = tensor.view(-1), 0
-    dtype = getattr(torch, info.dtype.name)
-    for chunk in target.source.chunks(_PIECE_NBYTES):
-        if chunk:
-            values = torch.frombuffer(bytearray(chunk), dtype=dtype)
-            flat[position : position + len(values)].copy_(values)
-            position += len(values)
+    for values in _values(target):
+        flat[position : position + len(values)].copy_(values)
+        position += len(values)
+
+
+def _is_plain(source: LazyTensor) -> bool:
+    return source.info.storage is not None and source.info.layout == "strided" and source.info.dtype.packed == 1
+
+
+def _values(target: Target) -> Iterator[torch.Tensor]:
+    """Yield the elements of a plain tensor of the file in order, some mebibytes at a time."""
+    dtype = torch_dtype(target.source.info)
+    yield from (torch.frombuffer(bytearray(one), dtype=dtype) for one in target.source.chunks(_PIECE_NBYTES) if one)
+
+
+def _narrows(target: Target) -> bool:
+    return _is_plain(target.source) and narrows(torch_dtype(target.source.info), target.tensor.dtype)
+
+
+def refuse_overflows(found: Iterable[tuple[str, Iterable[torch.Tensor], torch.dtype]]) -> None:
+    """Raise UnsupportedFeature if a tensor, by name and in pieces, has finite values that its new type cannot hold."""
+
+    def check() -> None:
+        for name, pieces, dtype in found:
+            refuse_overflow(name, pieces, dtype)
+
+    in_own_thread(check)
+
+
+def refuse_overflows_in(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFeature if what a model of these names has for a value is of a type that cannot hold it."""
+    own = {name: one.dtype for name, one in model_tensors(model).items() if not one.is_meta and not is_lazy(one)}
+    there = ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name in own)
+    refuse_overflows((name, [value], own[name]) for name, value in there if narrows(value.dtype, own[name]))
 
 
 def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:

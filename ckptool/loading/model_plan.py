@@ -50,6 +50,11 @@ class FillPlan(NamedTuple):
     left_out: tuple[str, ...] = ()
     """The file's, gone with a wrapper that was taken off."""
 
+    @property
+    def taken(self) -> dict[str, LazyTensor]:
+        """The file's tensors by the names of the model."""
+        return {one.name: one.source for one in self.targets}
+
 
 def plan(
     model: torch.nn.Module,

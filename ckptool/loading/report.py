@@ -62,6 +62,8 @@ class LoadReport(NamedTuple):
     """The classes of the modules whose hooks ran after their weights were loaded."""
     also_under: tuple[str, ...] = ()
     """Other keys under which the file has the same weights."""
+    tied_apart: tuple[tuple[str, str], ...] = ()
+    """Names that the model ties, and for which the file has different values: the second's were taken."""
 
     def __str__(self) -> str:
         return "\n  ".join(self._lines())
@@ -83,6 +85,12 @@ class LoadReport(NamedTuple):
         """The text on one line, for logs."""
         return "; ".join(self._lines())
 
+    @property
+    def line_of_ties(self) -> str:
+        """What there is to say of names that are tied in the model alone; empty where there are none."""
+        pairs = (f"{first} is now {second}" for first, second in self.tied_apart)
+        return _listed("tied in the model, different in the file", pairs)
+
     def _lines(self) -> Iterator[str]:
         where = f", from {show(self.key)!r}" if self.key else ""
         counts = f"{self.loaded:,} of {self.expected:,} tensors, {self.share:.1%} of the parameters{where}"
@@ -102,6 +110,7 @@ class LoadReport(NamedTuple):
             _listed("missing", self.missing),
             _listed("unexpected", self.unexpected),
             _listed("still on the meta device", self.still_meta),
+            self.line_of_ties,
         ]
         for facts in (done, lacking):
             if any(facts):
@@ -113,7 +122,14 @@ def _listed(what: str, names: Iterable[str]) -> str:
     return f"{what} {len(shown):,}: {some(shown, _LISTED)}" if shown else ""
 
 
-def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:
+def report_of(
+    model: torch.nn.Module,
+    path: str,
+    key: str,
+    filling: FillPlan,
+    started: float,
+    tied_apart: tuple[tuple[str, str], ...] = (),
+) -> LoadReport:
     """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
     report = _report(model, path, key, {one.name for one in filling.targets} | set(filling.tied), started)
     return report._replace(
@@ -124,6 +140,7 @@ def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, st
         tied=tuple(filling.tied.items()),
         changes=filling.match.changes,
         left_out=filling.left_out,
+        tied_apart=tied_apart,
     )
 
 

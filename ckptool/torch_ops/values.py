@@ -18,6 +18,10 @@ BLOCK_NUMEL: Final = 1 << 14
 each other in a loop: where other processes are at work, that takes many times the processor time."""
 
 
+_LOOKED_AT: Final = 1 << 20
+"""Elements of which copies are made at a time."""
+
+
 class CastBytes(NamedTuple):
     """Elements in another type, and what the cast cost."""
 
@@ -51,6 +55,36 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
         errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
         max_error = max(max_error, float(errors.max()))
     return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed)
+
+
+def narrows(own: torch.dtype, target: torch.dtype) -> bool:
+    """Say whether a floating type has numbers that are too large for another one."""
+    import torch
+
+    both = own.is_floating_point and target.is_floating_point
+    return both and torch.finfo(own).max > torch.finfo(target).max
+
+
+def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> int:
+    """
+    Return how many finite values a type cannot hold: they would be infinite, or NaN.
+
+    Nothing is read where the type has the range of the values' own; else it is one pass, unless some do not fit.
+    """
+    import torch
+
+    own = values.dtype
+    if not narrows(own, target) or not values.numel():
+        return 0
+    if values.layout is not torch.strided:
+        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    if own.itemsize > 1:  # torch cannot compare those of a byte
+        low, high = values.aminmax()
+        if max(-float(low), float(high)) <= torch.finfo(target).max:  # False for NaN
+            return 0
+    wide = torch.float32 if own.itemsize < 8 else own
+    pieces = torch.split(values.reshape(-1), _LOOKED_AT)
+    return sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces)
 
 
 def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -282,7 +282,7 @@ def test_no_room_for_what_is_cast_is_told_in_bytes() -> None:
     values.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(ckptool.OutOfMemory, match="no 2,000 bytes are free") as caught:
-        cast_tensor(values, torch.float16)
+        cast_tensor(values, torch.float16, list)
     assert caught.value.needed == 2000
 
 

@@ -363,7 +363,7 @@ def test_of_two_tensors_for_one_parameter_the_last_wins_as_with_torch(meta: bool
     expected.load_state_dict(content)
     model: Any = on_meta(TiedReader) if meta else TiedReader()
 
-    fill(model, tmp_path / "x.pth")
+    fill(model, tmp_path / "x.pth", strict=False)
 
     assert torch.equal(model.embedding.weight, expected.embedding.weight)
     assert model.embedding.weight.eq(2).all()

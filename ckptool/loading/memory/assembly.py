@@ -80,7 +80,19 @@ class Cost(NamedTuple):
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "nothing", "root", "source", "types")
+    __slots__ = (
+        "cast",
+        "first",
+        "is_scale",
+        "itemsize",
+        "last",
+        "memory",
+        "nothing",
+        "root",
+        "source",
+        "tensors",
+        "types",
+    )
 
     def __init__(self, root: StorageRef) -> None:
         self.root, self.source = root, root.source
@@ -88,6 +100,7 @@ class _Block:
         self.last = 0
         self.itemsize = 1
         self.types: set[torch.dtype] = set()
+        self.tensors: list[tuple[str, TensorInfo]] = []
         self.memory: torch.Tensor | None = None
         self.nothing: torch.Tensor | None = None
         """Memory of no bytes, where the storage is or would be: for tensors without elements."""
@@ -212,6 +225,7 @@ class Assembly:
         block.last = max(block.last, last)
         block.itemsize = max(block.itemsize, itemsize)
         block.types.add(torch_dtype(info))
+        block.tensors.append((name, info))
         block.is_scale |= is_scale
         if shift % itemsize:
             raise MalformedFile(f"tensor {name!r} begins in the middle of an element", kind="malformed-tensor")
@@ -337,13 +351,16 @@ class Assembly:
         target = self._cast_of(block)
         if target is not None:
             values = memory[: block.nbytes // block.itemsize * block.itemsize].view(next(iter(block.types)))
-            block.memory, block.cast = cast_tensor(values, target), target
+            views = (
+                (name, values.as_strided(one.shape, one.stride, _first(block, one))) for name, one in block.tensors
+            )
+            block.memory, block.cast = cast_tensor(values, target, lambda: views), target
 
     def _build(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         if info.layout in SPARSE or info.layout in QUANTIZED:
             has_scales = info.layout in QUANTIZED
             parts = {part: self._build(f"{name}[{part}]", below, is_scale=has_scales) for part, below in info.parts}
-            integers = self._strided(info) if has_scales and info.storage is not None else None
+            integers = self._strided(name, info) if has_scales and info.storage is not None else None
             device = next((part.device for part in parts.values()), CPU)
             return apart_on_cpu(device, lambda: special_tensor(name, info, parts, integers))
         if info.layout != "strided" or (info.storage is None and info.location != "meta"):
@@ -352,7 +369,7 @@ class Assembly:
                 kind="no-plain-bytes",
                 hint="Leave it out, or load the file with the library that wrote it.",
             )
-        return self._strided(info, is_scale=is_scale)
+        return self._strided(name, info, is_scale=is_scale)
 
     def _nothing(self, block: _Block) -> torch.Tensor:
         if block.nothing is None:
@@ -363,7 +380,7 @@ class Assembly:
                 block.nothing = moved_by(self._place.mover, block.nothing, block.root.location)
         return block.nothing
 
-    def _strided(self, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
+    def _strided(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         """Return a tensor as a view of its storage."""
         dtype, storage = torch_dtype(info), info.storage
         wanted = self._dtype if self._dtype is not None and is_castable(dtype) and not is_scale else dtype
@@ -374,8 +391,7 @@ class Assembly:
         if memory is None or not info.numel:
             memory, has = self._nothing(block), wanted
         else:
-            start = storage.offset - block.root.offset - block.first
-            offset = start // info.dtype.itemsize + info.storage_offset
+            offset = _first(block, info)
         made = torch.empty(0, dtype=has, device=memory.device)
         try:
             made.set_(memory.untyped_storage(), offset, info.shape, info.stride)
@@ -389,7 +405,13 @@ class Assembly:
             made = made.conj()
         if info.neg:
             made = torch._neg_view(made)
-        return made if made.dtype == wanted else cast_tensor(made, wanted)
+        return made if made.dtype == wanted else cast_tensor(made, wanted, lambda: [(name, made)])
+
+
+def _first(block: _Block, info: TensorInfo) -> int:
+    """Return the first element of a tensor in the memory of its block."""
+    start = info.storage.offset - block.root.offset - block.first if info.storage is not None else 0
+    return start // info.dtype.itemsize + info.storage_offset
 
 
 def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:

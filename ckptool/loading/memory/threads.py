@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from ckptool.checkpoints.quantized import CASTABLE
+from ckptool.errors import UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
+from ckptool.torch_ops.values import lost_in_cast
 
 
 def streams_here() -> list[tuple[Accelerator, Any]]:
@@ -92,10 +94,41 @@ def castable(dtype: object) -> torch.dtype | None:
     return found
 
 
-def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values as another type, on the device where they are."""
+Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
+
+
+def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Named]) -> torch.Tensor:
+    """
+    Return values as another type, on the device where they are; ``named`` gives the tensors that have them, by name.
+
+    Raises:
+        UnsupportedFeature: A tensor has finite values that the type cannot hold.
+    """
+
+    def cast() -> torch.Tensor:
+        if lost_in_cast(values, dtype):
+            for name, tensor in named():
+                refuse_overflow(name, [tensor], dtype)
+        return values.to(dtype)
+
     with translate_out_of_memory(values.numel() * dtype.itemsize, values.device):
-        return apart_on_cpu(values.device, lambda: values.to(dtype))
+        return apart_on_cpu(values.device, cast)
+
+
+def refuse_overflow(name: str, pieces: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
+    """Raise UnsupportedFeature if a tensor, given in pieces, has finite values that a type cannot hold."""
+    lost = numel = 0
+    own = dtype
+    for piece in pieces:
+        lost, numel, own = lost + lost_in_cast(piece, dtype), numel + piece.numel(), piece.dtype
+    if lost:
+        into, kept = (str(one).removeprefix("torch.") for one in (dtype, own))
+        is_narrow = torch.finfo(dtype).max < torch.finfo(torch.bfloat16).max
+        raise UnsupportedFeature(
+            f"tensor {name!r} has values that are too large for {into}: {lost:,} of {numel:,}",
+            kind="overflow",
+            hint=f"Take {'bfloat16 or ' * is_narrow}the file's own type, {kept}, as dtype= or in the model.",
+        )
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:

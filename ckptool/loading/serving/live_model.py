@@ -43,7 +43,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
-from ckptool.loading.load_into import refuse_broken_plan
+from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows, refuse_overflows_in, tied_apart
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, placement
@@ -272,14 +272,17 @@ class LiveModel(Closing):
         self, checkpoint: Checkpoint, found: StateDict, filling: FillPlan, started: float, limits: Limits
     ) -> Reload:
         model, cancellation = self.model, limits.cancellation
+        tied_apart(model, checkpoint, filling.taken, strict=True)
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
-        staged = assembly.tensors({one.name: one.source for one in filling.targets})
+        staged = assembly.tensors(filling.taken)
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
+        kinds = {one.name: self._type_of(one.tensor, staged[one.name].dtype) for one in filling.targets}
+        refuse_overflows((name, [staged[name]], kind) for name, kind in kinds.items())
         self._ask(staged)
         for one in filling.targets:
             if one.tensor.is_meta:
-                staged[one.name] = self._as_asked(staged[one.name])
+                staged[one.name] = moved(staged[one.name], self._device, kinds[one.name])
         if self._commit == "swap":
             fresh = with_weights(model, filling.targets, staged)
             self._serving = Serving(ready(fresh), digest)
@@ -297,14 +300,18 @@ class LiveModel(Closing):
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
 
         def load(chosen: Weights, changes: Renames) -> Reload:
+            tied_apart(model, checkpoint, chosen.tensors, strict=True)
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
             self._ask({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
             made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
             digest = _digest(checkpoint, chosen.state_dict, made, limits)
+            refuse_overflows_in(model, state)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-                for name, value in state.items():
-                    state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
+                of_type = {name: one for name, one in state.items() if isinstance(one, torch.Tensor)}
+                kinds = {name: self._type_of(None, one.dtype) for name, one in of_type.items()}
+                refuse_overflows((name, [one], kinds[name]) for name, one in of_type.items())
+                state.update((name, moved(one, self._device, kinds[name])) for name, one in of_type.items())
             if self._commit == "swap":
                 fresh = copied(model)
                 taken = fill(fresh, state, strict=True, is_fresh=True)
@@ -336,10 +343,11 @@ class LiveModel(Closing):
         if is_refused:
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
-    def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what takes the place of a tensor on the meta device."""
-        dtype = self._dtype if self._dtype is not None and is_castable(values.dtype) else values.dtype
-        return moved(values, self._device, dtype)
+    def _type_of(self, old: torch.Tensor | None, own: torch.dtype) -> torch.dtype:
+        """Return the type that values of a type get in the place of a tensor; None is any on the meta device."""
+        if old is not None and not old.is_meta:
+            return old.dtype
+        return self._dtype if self._dtype is not None and is_castable(own) else own
 
     def watch(
         self,

@@ -1,0 +1,95 @@
+"""Values that a load would lose: too large for the type that they get, or one of two for the same memory of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from ckptool import LiveModel
+from tests import where
+from tests.loading.same import assert_same, saved
+
+pytestmark = where.on_any
+
+
+def net(dtype: torch.dtype | None = None, device: str = "", hook: bool = False) -> Any:
+    with torch.device(device or where.device):
+        model = nn.Linear(2, 3, dtype=dtype)
+    if hook:
+        model.register_load_state_dict_pre_hook(lambda *given: None)
+    return model
+
+
+WAYS: dict[str, Any] = {
+    "load": lambda data, dtype: ckptool.load(data, dtype=dtype),
+    "load to a device": lambda data, dtype: ckptool.load(data, where.device, dtype=dtype),
+    "meta": lambda data, dtype: ckptool.load_into(net(device="meta"), data, dtype=dtype),
+    "real": lambda data, dtype: ckptool.load_into(net(dtype), data),
+    "own code": lambda data, dtype: ckptool.load_into(net(dtype, hook=True), data),
+    "in place": lambda data, dtype: LiveModel(net(dtype), data),
+    "swap": lambda data, dtype: LiveModel(net(dtype), data, commit="swap"),
+    "live on meta": lambda data, dtype: LiveModel(net(device="meta"), data, dtype=dtype),
+    "live, own code": lambda data, dtype: LiveModel(net(dtype, hook=True), data, commit="swap"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_value_that_the_new_type_cannot_hold_is_refused_and_infinities_are_kept(way: str) -> None:
+    fits = torch.tensor([[65504.0, -65519.0], [torch.inf, torch.nan], [1e-9, 0.0]])  # 65519 is rounded to 65504
+    bias = torch.zeros(3)
+    WAYS[way](saved({"weight": fits, "bias": bias}), torch.float16)
+
+    for large in (65520.0, -1e6):
+        data = saved({"weight": torch.where(fits == 0, large, fits), "bias": bias})
+        with pytest.raises(ckptool.UnsupportedFeature, match=r"too large for float16: 1 of 6") as caught:
+            WAYS[way](data, torch.float16)
+        assert (caught.value.kind, "'weight'" in caught.value.message) == ("overflow", True)
+        WAYS[way](data, torch.bfloat16)
+
+
+def test_what_is_refused_has_changed_nothing() -> None:
+    model = net(torch.float16)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    with pytest.raises(ckptool.UnsupportedFeature):
+        ckptool.load_into(model, saved({"weight": torch.ones(3, 2), "bias": torch.full((3,), 1e9)}))
+    assert_same(model.state_dict(), before)
+
+
+def test_only_what_a_tensor_shows_of_its_memory_counts() -> None:
+    memory = torch.tensor([1.0, 1e9, 2.0, 1e9])
+    assert ckptool.load(saved({"shown": memory[::2]}), dtype="float16")["shown"].tolist() == [1, 2]
+    with pytest.raises(ckptool.UnsupportedFeature, match="'rest'"):
+        ckptool.load(saved({"shown": memory[::2], "rest": memory[1::2]}), dtype="float16")
+
+
+class Tied(nn.Module):
+    def __init__(self, own: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = net(), net()
+        self.b.weight = self.a.weight
+        if own:
+            self.register_load_state_dict_pre_hook(lambda *given: None)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["plain", "own"])
+def test_two_values_for_what_a_model_ties_are_refused(own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    equal = {name: torch.ones(one.shape) for name, one in Tied().state_dict().items()}
+    assert ckptool.load_into(Tied(own), saved(equal)).tied_apart == ()
+    data = saved(equal | {"b.weight": torch.zeros(3, 2)})
+
+    model = Tied(own)
+    before = model.a.weight.tolist()
+    for load in (ckptool.load_into, LiveModel):
+        with pytest.raises(ckptool.WeightsMismatch, match=r"different values: a\.weight and b\.weight") as caught:
+            load(model, data)
+        assert (caught.value.kind, model.a.weight.tolist()) == ("tied-values", before)
+
+    report = ckptool.load_into(model, data, strict=False)
+    assert report.tied_apart == (("a.weight", "b.weight"),)
+    assert "different in the file 1: a.weight is now b.weight" in str(report)
+    assert "a.weight is now b.weight" in caplog.text
+    assert not model.a.weight.any()
