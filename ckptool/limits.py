@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     header_nbytes: int = 100_000_000
     """The safetensors header; the reference library's own limit. Also an index of shards."""
     shards: int = 1_000
-    """Files that an index of shards may name. ``sources.pool`` bounds how many are open at once."""
+    """Files that an index of shards may name. ``sources.descriptors`` bounds how many are open at once."""
     cancellation: Cancellation | None = None
     """What can stop the call, and every later read of what it opened; None lets it run to its end."""
 

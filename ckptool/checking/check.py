@@ -27,8 +27,7 @@ from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.files import Origin
-from ckptool.sources.folders import is_folder
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import is_folder, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.tensor import identity
 

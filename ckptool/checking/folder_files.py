@@ -13,18 +13,17 @@ from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, F
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
-from ckptool.formats import holders, open_checkpoint, other_programs
+from ckptool.formats import folder_source, holders, open_checkpoint, other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.programs import of_settings
 from ckptool.formats.runnable.unpacking import Found, Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
+from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import UNTOLD, is_below, is_likely
-from ckptool.sources.siblings import LINK
 from ckptool.sources.source import BytesSource, Source
 
 _DEEPEST = 64
@@ -89,7 +88,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
     found: list[tuple[str, Survey]] = []
     passed: list[str] = []
     try:
-        with closing(open_folder_source(path, limits.cancellation)) as folder:
+        with closing(folder_source(path, limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             names: list[str] = []
             for count, name in enumerate(_names(folder, passed)):

@@ -25,9 +25,8 @@ from ckptool.formats.directories.beside import quantization_of
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
-from ckptool.sources.folders import is_folder
-from ckptool.sources.naming import is_far, shown_path
-from ckptool.sources.stamps import Stamp, stamp_of, stamp_of_version
+from ckptool.sources.naming import is_far, is_folder, shown_path
+from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 SCHEMA: Final = "ckptool.scan/2"
 SCHEMA_OF_TENSORS: Final = "ckptool.tensors/1"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ckptool.checking.row import SAME, Asked, lost_row, row
 from ckptool.errors import Failure, let_go
 from ckptool.sources.naming import is_far
-from ckptool.sources.stamps import stamp_of_version
+from ckptool.sources.versions import stamp_of_version
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.address import Remote

@@ -26,8 +26,8 @@ from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
-from ckptool.sources.naming import is_far
-from ckptool.sources.source import HasVersions, far_under
+from ckptool.sources.naming import is_far, is_folder
+from ckptool.sources.source import far_under, versions_of
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import ARRAY, identity
 
@@ -74,7 +74,7 @@ def halves(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def journals(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK179: a file has the journal of an edit in place beside it, or something of that name."""
-    for path, _version in checkpoint.source.versions() if isinstance(checkpoint.source, HasVersions) else ():
+    for path, _version in versions_of(checkpoint.source):
         if os.path.lexists(journal_path(path)):
             yield Finding("CK179", "info", *told(path))
 
@@ -521,7 +521,6 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
     """Say whether what cannot be opened is another file of the folder that one was chosen from."""
-    from ckptool.sources.folders import is_folder  # most files are opened whole
 
     first = name.partition("::")[0]
     return not is_folder(checkpoint.path or "") and not any(first in archive for archive in checkpoint.archives)

@@ -25,7 +25,7 @@ from ckptool.migration.output.lines import EACH, Kind, Lines, need_parquet, writ
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far, is_relative, shown_path
 from ckptool.sources.paths import is_same_file
-from ckptool.sources.stamps import stamp_of
+from ckptool.sources.versions import stamp_of
 
 if TYPE_CHECKING:
     from ckptool.cli.on_ray import OnRay

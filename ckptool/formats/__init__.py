@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckptool.arguments import check_arguments
+from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
@@ -23,6 +24,9 @@ from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.naming import shown_path
+
+if TYPE_CHECKING:
+    from ckptool.sources.folder import FolderSource
 
 
 class Format(Protocol):
@@ -118,13 +122,28 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
             raise
 
 
+def folder_source(path: str, cancellation: Cancellation | None = None) -> FolderSource:
+    """
+    Return a folder as a source: one here, or a prefix of a store.
+
+    Raises:
+        FileUnavailable: It is none, or cannot be read.
+    """
+    if not naming.is_far(path):
+        from ckptool.sources.folder import FolderSource  # most are files
+
+        return FolderSource(path, cancellation)
+    from ckptool.sources.far_folder import open_prefix  # few folders are far away
+
+    return open_prefix(path, cancellation)
+
+
 def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     from ckptool.formats import directories  # most are files
-    from ckptool.sources.folders import open_folder_source
 
     if member is not None:
         return open_checkpoint(naming.below(path, member), limits=limits)
-    folder = open_folder_source(path, limits.cancellation)
+    folder = folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     if parsed.part_of is None and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
         from ckptool.formats.directories import slices

@@ -149,7 +149,7 @@ def _merged(
 
 def _parse(index: SourceInFolder, limits: Limits) -> _Index:
     """Return what an index says, all of whose names can be opened."""
-    from ckptool.sources.siblings import components  # what most files do not need
+    from ckptool.sources.descriptors import components  # what most files do not need
 
     if index.nbytes > limits.header_nbytes:
         fact = f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed"

@@ -30,7 +30,7 @@ from ckptool.migration.writing import Work, syncs, write_planned
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import open_source
 from ckptool.sources.naming import is_far
-from ckptool.sources.source import HasVersions, Meter, Progress, Source
+from ckptool.sources.source import Meter, Progress, Source, versions_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -271,7 +271,7 @@ def _mark(plan: FolderPlan) -> int:
 
 
 def _versions(source: Source) -> Versions:
-    return {path: list(version) for path, version in source.versions()} if isinstance(source, HasVersions) else {}
+    return {path: list(version) for path, version in versions_of(source)}
 
 
 def _refuse_others(known: Mapping[str, Version], found: Mapping[str, Version]) -> None:

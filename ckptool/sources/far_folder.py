@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, LimitExceeded
+from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.remote.address import Remote, as_remote
@@ -18,8 +19,7 @@ from ckptool.sources.remote.bucket import Bucket, StoredFile
 from ckptool.sources.remote.connections import Tail
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers
 from ckptool.sources.remote.source import RemoteSource
-from ckptool.sources.siblings import components
-from ckptool.sources.source import HasVersions
+from ckptool.sources.source import versions_of
 
 _MOST_OBJECTS: Final = 100_000
 _KEPT_NBYTES: Final = 32 << 20
@@ -222,7 +222,7 @@ class FarFolder(FolderSource):
         for name in tuple(self._opened):
             yield f"{self.path}/{name}", self._listing.facts[self._prefix + name]
         for one in self._others:
-            yield from one.versions() if isinstance(one, HasVersions) else ()
+            yield from versions_of(one)
 
     def check_unchanged(self) -> None:
         """Each answer says whether it is of the version that was listed."""

@@ -1,5 +1,5 @@
 """
-Open files, and read them at a position. Files that another file names are opened in ``siblings``.
+Open files, and read them at a position. Files that another file names are opened in ``descriptors``.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
@@ -15,16 +15,18 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from shlex import join, quote
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
-from ckptool.errors import FileUnavailable, SourceChanged, reason_of
+from ckptool.errors import FileUnavailable, reason_of
+from ckptool.sources import descriptors
+from ckptool.sources.descriptors import Descriptor, Pooled, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
-from ckptool.sources.paths import identity_of, is_likely, is_network
+from ckptool.sources.paths import is_likely, is_network
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -35,12 +37,10 @@ from ckptool.sources.source import (
     changed,
     read_in_steps,
 )
+from ckptool.sources.versions import check_names, check_same, identity_of
 
 if TYPE_CHECKING:
     import mmap
-
-    from ckptool.sources.pool import Pool
-
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -52,39 +52,32 @@ _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FileSource:
-    """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
+    """A regular file, read with ``pread``; ``held`` is the one under ``path``, where it was opened already."""
 
     is_compressed = False
-    _fd = -1  # closed: another file may have its number by now, so whatever uses the number looks here once more after
 
-    def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
+    def __init__(self, path: str, cancellation: Cancellation | None = None, held: Descriptor | None = None) -> None:
         self.cancellation = cancellation
         self._siblings: list[FileSource] = []
-        self._fd = open_regular(path) if fd is None else fd
+        self._held = Descriptor(open_regular(path)) if held is None else held
         self.path = path
-        status = status_of(self._fd)
-        self._identity = identity_of(status)
-        self._links = status.st_nlink
-        self.nbytes = status.st_size
+        self.nbytes = self._held.status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
         if self.cancellation is not None:
             self.cancellation.check()
             if nbytes > STEP_NBYTES:
                 return read_in_steps(self.read, offset, nbytes)
-        fd = self._fd
-        try:
-            data = os.pread(fd, nbytes, offset)
-            while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
-                more = os.pread(fd, nbytes - len(data), offset + len(data))
-                if not more:
-                    raise changed(offset, nbytes, len(data), self.path)
-                data += more
-        except OSError as error:
-            raise unreadable(error, offset, self.path) from error
-        finally:
-            if self._fd < 0:
-                raise ValueError(CLOSED)
+        with self._held as fd:
+            try:
+                data = os.pread(fd, nbytes, offset)
+                while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
+                    more = os.pread(fd, nbytes - len(data), offset + len(data))
+                    if not more:
+                        raise changed(offset, nbytes, len(data), self.path)
+                    data += more
+            except OSError as error:
+                raise unreadable(error, offset, self.path) from error
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -93,12 +86,11 @@ class FileSource:
         step = buffer.nbytes if self.cancellation is None else STEP_NBYTES
         while filled < buffer.nbytes:
             check_cancelled(self.cancellation)
-            try:
-                count = os.preadv(self._fd, [buffer[filled : filled + step]], offset + filled)
-            except OSError as error:
-                raise unreadable(error, offset + filled, self.path) from error
-            finally:
-                self.fileno()
+            with self._held as fd:
+                try:
+                    count = os.preadv(fd, [buffer[filled : filled + step]], offset + filled)
+                except OSError as error:
+                    raise unreadable(error, offset + filled, self.path) from error
             if not count:
                 raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
@@ -109,209 +101,79 @@ class FileSource:
 
         Raises:
             SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
-            OSError: The system has no room for it.
+            OSError: The system has no room for it, or mappings have so many descriptors that few are left.
         """
         import mmap  # what only reads needs none
 
         # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        try:
-            if hasattr(os, "posix_fadvise"):  # more is read at once where a page is touched that is not in memory
-                with suppress(OSError):
-                    os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
-        except ValueError as error:
-            raise changed(0, self.nbytes, self._status().st_size, self.path) from error
-        finally:
-            self.fileno()
+        with self._held as fd:
+            if isinstance(self._held, Pooled):
+                refuse_many_mappings(fd)
+            try:
+                if hasattr(os, "posix_fadvise"):  # more is read at once where a page is touched that is not in memory
+                    with suppress(OSError):
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                return mmap.mmap(fd, self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
+            except ValueError as error:
+                raise changed(0, self.nbytes, status_of(fd).st_size, self.path) from error
 
     def is_remote(self) -> bool:
         """Say whether it is read over a network."""
-        return is_network(self.fileno())
+        with self._held as fd:
+            return is_network(fd)
 
     def fileno(self) -> int:
         """Return the open file's descriptor; raise ValueError if the source is closed."""
-        if self._fd < 0:
-            raise ValueError(CLOSED)
-        return self._fd
+        with self._held as fd:
+            return fd
 
     def file_offset(self, offset: int) -> int | None:
         return offset
 
     def open_sibling(self, name: str) -> FileSource:
         """
-        Return a file that this one names: see ``siblings.open_sibling``. It is part of this one, and ends with it.
+        Return a file that this one names: see ``descriptors.open_sibling``. It is part of this one, and ends with it.
 
         Raises:
             CkptoolError: It is missing, or not to be opened by what a file says.
         """
-        from ckptool.sources import siblings
-        from ckptool.sources.pool import POOL
-
         path = os.path.join(os.path.dirname(self.path), name)
-        found = PooledFile(path, self.cancellation, POOL, partial(siblings.open_sibling, self.path, self.place, name))
+        found = pooled(path, self.cancellation, partial(descriptors.open_sibling, self.path, self.place, name))
         self._siblings.append(found)
-        if self.is_closed:
+        if self._held.is_closed:
             found.close()
             raise ValueError(CLOSED)
         return found
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was closed for good."""
-        return self._fd < 0
-
-    @property
     def place(self) -> tuple[int, int]:
         """The device and the inode that it has, which no two files have in common."""
-        return self._identity[0], self._identity[1]
+        return self._held.place
 
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         """Yield the path of the file, and of those beside it that belong to it, each with its size and its time."""
-        yield self.path, self._identity[2:4]
+        yield self.path, identity_of(self._held.status)[2:4]
         for one in self._siblings:
             yield from one.versions()
 
-    def _status(self) -> os.stat_result:
-        try:
-            return status_of(self.fileno())
-        finally:
-            self.fileno()
-
     def check_unchanged(self) -> None:
-        """
-        Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened.
-
-        A file that was removed, or that another was renamed over, is whole as long as it is open: that is no change.
-        """
-        status = self._status()
-        *facts, changed_at = identity_of(status)
-        # Another file that is renamed over this one takes its name away, which counts as a change of its status.
-        is_unnamed = status.st_nlink < self._links
-        if facts != list(self._identity[:-1]) or (changed_at != self._identity[-1] and not is_unnamed):
-            hint = "Read it again once it is complete."
-            raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
+        """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
+        with self._held as fd:
+            check_same(self.path, self._held.status, status_of(fd))
         for one in self._siblings:
             one.check_unchanged()
-        if self._siblings:
-            check_names(self._siblings)
+        check_names(self._siblings)
 
     def close(self) -> None:
-        self._close_descriptor()
+        self._held.close()
         for one in self._siblings:
             one.close()
 
-    def _close_descriptor(self) -> None:
-        fd = self._fd
-        try:  # not suppress(), which is gone where Python ends
-            del self._fd
-            os.close(fd)
-        except (AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
-            pass
 
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            self._siblings.clear()  # tensors may still read from them
-            self.close()
-
-
-class PooledFile(FileSource):
-    """A file of a checkpoint that may be many. ``reopen`` returns a new descriptor of what has its name now."""
-
-    def __init__(self, path: str, cancellation: Cancellation | None, pool: Pool, reopen: Callable[[], int]) -> None:
-        self.users = 0
-        self._pool = pool
-        self._reopen = reopen
-        super().__init__(path, cancellation, fd=pool.opened(reopen))
-        pool.add(self)
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether it has no descriptor now."""
-        return self._fd < 0
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed for good."""
-        return self._reopen is _closed
-
-    def reopen(self) -> int:
-        """Return a new descriptor of what has its name now."""
-        return self._reopen()
-
-    def open_again(self, fd: int) -> None:
-        """Take a new descriptor; called by the pool alone."""
-        self._fd = fd
-        try:
-            super().check_unchanged()
-        except BaseException:
-            self.rest()
-            raise
-
-    def rest(self) -> None:
-        """Give the descriptor up until the next read."""
-        self._close_descriptor()
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        with self._pool.using(self):
-            return super().read(offset, nbytes)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from ``offset``."""
-        with self._pool.using(self):
-            super().read_into(offset, buffer)
-
-    def map(self) -> mmap.mmap:
-        """
-        Map the whole file; the mapping stays when the file is closed.
-
-        Raises:
-            OSError: Mappings of other files have so many descriptors that few are left.
-        """
-        from ckptool.sources.pool import refuse_many_mappings
-
-        with self._pool.using(self):
-            refuse_many_mappings(self.fileno())
-            return super().map()
-
-    def is_remote(self) -> bool:
-        """Say whether it is read over a network."""
-        with self._pool.using(self):
-            return super().is_remote()
-
-    def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file was written to since it was opened."""
-        with self._pool.using(self):
-            super().check_unchanged()
-
-    def close(self) -> None:
-        """Close it for good."""
-        self._reopen = _closed  # it may keep a folder
-        self._pool.drop(self)
-        super().close()
-
-
-def _closed() -> int:
-    raise ValueError(CLOSED)
-
-
-def check_names(files: Collection[FileSource]) -> None:
-    """
-    Raise SourceChanged if some names of several files lead to others by now: what was opened may be of two saves.
-
-    If all of them do, or are gone, the whole folder was replaced, and what was opened is of the one before.
-    """
-    replaced: list[FileSource] = []
-    for one in files:
-        try:
-            is_same = one.place == identity_of(os.stat(one.path))[:2]
-        except OSError:
-            is_same = False
-        if not is_same:
-            replaced.append(one)
-    if 0 < len(replaced) < len(files):
-        hint = "Read it again once it is complete."
-        raise SourceChanged("replaced while files beside it were being read", hint=hint, path=replaced[0].path)
+def pooled(path: str, cancellation: Cancellation | None, opening: Callable[[], int]) -> FileSource:
+    """Return a file of a checkpoint that may be many. ``opening`` returns a new descriptor of what has its name now."""
+    return FileSource(path, cancellation, Pooled(opening, partial(check_same, path)))
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

@@ -1,7 +1,7 @@
 """
 A directory as the source of a checkpoint that is several files: what is in it, and its files, opened by name.
 
-Nothing that a file says leads out of the folder, and no link does: see ``siblings``.
+Nothing that a file says leads out of the folder, and no link does: see ``descriptors``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, Failure, LimitExceeded
-from ckptool.sources.files import FileSource, PooledFile, check_names, not_permitted
-from ckptool.sources.pool import POOL, PooledFolder
-from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
-from ckptool.sources.source import CLOSED, HasVersions, Source
+from ckptool.errors import CkptoolError, Failure, LimitExceeded, SourceChanged
+from ckptool.sources.descriptors import (
+    NO_DESCRIPTOR,
+    POOL,
+    Descriptor,
+    Pooled,
+    is_link,
+    open_below,
+    open_folder,
+    open_folder_below,
+    unavailable,
+)
+from ckptool.sources.files import FileSource, not_permitted, pooled
+from ckptool.sources.source import CLOSED, Source, versions_of
+from ckptool.sources.versions import AGAIN, check_names
 
 _MOST_NAMES = 1_000_000
 
@@ -45,7 +55,7 @@ class FolderSource:
         self._others: list[Source] = []
         self._lock = threading.Lock()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._directory = PooledFolder(path, opening or partial(open_folder, path))
+        self._directory = Pooled(opening or partial(open_folder, path), partial(_check_place, path))
         self._is_closed = False
         self.files, self.folders = self.names("")
 
@@ -98,7 +108,7 @@ class FolderSource:
         """Return the file under a name, as ``open`` does; but it does not end with the folder."""
         self._check_open()
         path = os.path.join(self.path, name)
-        return PooledFile(path, self.cancellation, POOL, partial(_open_in, self._directory, name))
+        return pooled(path, self.cancellation, partial(_open_in, self._directory, name))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -148,7 +158,7 @@ class FolderSource:
 
     def is_link(self, name: str) -> bool:
         """Say whether a name in it is that of a link."""
-        with self._directory.descriptor() as fd:
+        with self._directory as fd:
             return is_link(fd, name)
 
     def place_of(self, name: str) -> str:
@@ -157,7 +167,7 @@ class FolderSource:
 
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if it is not there any more."""
-        with self._directory.descriptor() as fd:
+        with self._directory as fd:
             try:
                 return os.stat(name, dir_fd=fd).st_size
             except OSError:
@@ -170,7 +180,7 @@ class FolderSource:
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         """Yield the paths of the files that were opened so far, each with what tells its version."""
         for one in (*self._opened.values(), *self._others):
-            yield from one.versions() if isinstance(one, HasVersions) else ()
+            yield from versions_of(one)
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""
@@ -192,7 +202,7 @@ class FolderSource:
     def close(self) -> None:
         """Close the folder and its files."""
         self._is_closed = True
-        self._directory.close()
+        self._directory.rest()  # a file that was opened in it, and does not end with it, may need it again
         for one in (*self._opened.values(), *self._others):
             one.close()
 
@@ -226,15 +236,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _open_in(directory: PooledFolder, name: str) -> int:
+def _check_place(path: str, before: os.stat_result, now: os.stat_result) -> None:
+    if (before.st_dev, before.st_ino) != (now.st_dev, now.st_ino):
+        raise SourceChanged("another folder has its name by now", hint=AGAIN, path=path)
+
+
+def _open_in(directory: Descriptor, name: str) -> int:
     try:
-        with directory.descriptor() as fd:
+        with directory as fd:
             return open_below(fd, name)
     except CkptoolError as error:
         error.message = f"{name!r}: {error.message}"
         raise
 
 
-def _open_folder_in(directory: PooledFolder, name: str) -> int:
-    with directory.descriptor() as fd:
+def _open_folder_in(directory: Descriptor, name: str) -> int:
+    with directory as fd:
         return open_folder_below(fd, name)

@@ -19,6 +19,11 @@ def is_relative(path: str) -> bool:
     return not (is_far(path) or os.path.isabs(path))
 
 
+def is_folder(path: str) -> bool:
+    """Say whether a path leads to a folder, or an address is that of one."""
+    return path.endswith("/") if is_far(path) else os.path.isdir(path)
+
+
 def below(folder: str, name: str) -> str:
     """Return the path of something in a folder; of an address, reached in the same way."""
     path = os.path.join(folder, name)

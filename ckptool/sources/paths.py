@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,12 +14,6 @@ TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
 INDEX: Final = ".index.json"
-_COMMITTING: Final = ".metadata"
-_POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
-"""What writers of several files write last: the index, and the name of the folder below that has the save."""
-_DEEPEST: Final = 4
-_MOST_WATCHED: Final = 10_000
-
 _LASTS: Final = 2.0
 """Seconds that a listing is good for: by then a change shows in the time of the directory, however coarse that is."""
 _MOUNTS: Final = "/proc/self/mountinfo"
@@ -99,58 +92,6 @@ def first_bytes(path: str, most_nbytes: int) -> bytes:
         return b""
 
 
-def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
-    """
-    Return a key that changes when the file under a path is replaced or written to; None if there is nothing.
-
-    That of a folder changes when a file in it does, or below if it holds none itself that may be a checkpoint; it
-    begins with device and inode, as that of a file.
-    """
-    try:
-        status = os.stat(path)
-        return _folder_identity(os.fspath(path), status) if stat.S_ISDIR(status.st_mode) else identity_of(status)
-    except (OSError, ValueError):
-        return None
-
-
-def is_committed(found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
-    """
-    Say whether what is under a path now can be another save than the one that was loaded, by their identities.
-
-    Writers of several files replace the index last: as long as it is the old one, the save is not finished.
-    """
-    marks = _marks(found)
-    return not marks or loaded is None or marks != _marks(loaded)
-
-
-def _marks(identity: tuple[object, ...]) -> object:
-    return identity[2] if isinstance(identity[2], tuple) else ()
-
-
-def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
-    """Return device, inode, the identities of indexes, and those of all files, of a folder and those below it."""
-    marks: list[object] = []
-    files: list[object] = []
-    for place, folders, names in os.walk(path):
-        if place.count(os.sep) - path.count(os.sep) >= _DEEPEST:
-            folders.clear()
-        folders.sort()
-        is_here = place == path and any(is_likely(name) or name.endswith(INDEX) for name in names)
-        for name in sorted(names):
-            if len(files) >= _MOST_WATCHED:
-                return status.st_dev, status.st_ino, tuple(marks), tuple(files)
-            try:
-                found = (place, name, *identity_of(os.stat(os.path.join(place, name))))
-            except OSError:  # it was there a moment ago
-                continue
-            files.append(found)
-            if name.endswith(INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
-                marks.append(found)
-        if is_here:
-            break  # what is meant is here, whatever is below
-    return status.st_dev, status.st_ino, tuple(marks), tuple(files)
-
-
 def exists(path: str) -> bool:
     """Say whether anything has this path."""
     return os.path.lexists(path)
@@ -162,10 +103,6 @@ def is_same_file(one: str, other: str) -> bool:
         return os.path.samefile(one, other)
     except (OSError, ValueError):
         return False
-
-
-def identity_of(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def is_network(fd: int) -> bool:

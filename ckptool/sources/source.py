@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Protocol, TypeAlias, cast, runtime_checkable
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
@@ -64,13 +64,10 @@ class FillsBuffers(Protocol):
         ...
 
 
-@runtime_checkable
-class HasVersions(Protocol):
-    """A source of files that can tell which they are."""
-
-    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the path of each file that was opened so far, and what another version of it would have different."""
-        ...
+def versions_of(source: Source) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield the path of each file that was opened so far, and what another version of it would have different."""
+    versions = getattr(source, "versions", None)
+    yield from () if versions is None else versions()
 
 
 class SourceInFolder(Source, Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptool import Cancellation, FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.sources import files, siblings
+from ckptool.sources import descriptors, files
 from ckptool.sources import source as source_module
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import system_text
@@ -67,14 +67,14 @@ def test_a_mapping_of_a_file_that_shrank_is_told_of(source: FileSource, tmp_path
 
 def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> None:
     """A process that was started without its standard input has a file in its place."""
-    number, source._fd = source._fd, 0
+    number, source._held.fd = source._held.fd, 0
     keep = os.dup(0)
     try:
         os.dup2(number, 0)
         assert source.fileno() == 0
         assert source.read(7, 3) == DATA[7:10]
         source.open_sibling("x").close()
-        source.__del__()
+        source._held.__del__()
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(0)
         for use in (lambda: source.read(0, 1), source.fileno):
@@ -112,14 +112,14 @@ def test_a_file_beside_one_that_is_closed_meanwhile_is_closed(
     source: FileSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "y").write_bytes(b"y")
-    open_sibling, opened = siblings.open_sibling, list[int]()
+    open_sibling, opened = descriptors.open_sibling, list[int]()
 
     def slow(*asked: Any) -> int:
         opened.append(open_sibling(*asked))
         source.close()
         return opened[0]
 
-    monkeypatch.setattr(siblings, "open_sibling", slow)
+    monkeypatch.setattr(descriptors, "open_sibling", slow)
     with pytest.raises(ValueError, match="closed"):
         source.open_sibling("y")
     with pytest.raises(OSError, match="descriptor"):

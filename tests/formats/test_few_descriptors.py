@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import open_checkpoint
-from ckptool.sources import pool
 from tests.each import each
 from tests.formats.dcp_folder import Writer, rows
 from tests.formats.deepspeed_folder import Engine
@@ -147,12 +145,6 @@ def test_mappings_leave_descriptors_for_others(tmp_path: Path) -> None:
         with Path("/dev/null").open(), Path("/dev/null").open(), Path("/dev/null").open():
             assert len(loaded) == _MANY
     assert all(torch.equal(loaded[key], tensor) for at in range(_MANY) for key, tensor in weight(at).items())
-
-
-@each("allowed", [None, 16, 64, 1024])
-def test_the_share_of_the_pool(allowed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_allowed", lambda: allowed)
-    assert pool.most_open() == {None: 128, 16: 4, 64: 16, 1024: 128}[allowed]
 
 
 def test_what_nobody_closed_leaves_nothing_open(tmp_path: Path) -> None:

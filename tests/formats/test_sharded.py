@@ -40,7 +40,6 @@ from ckptool import (
 from ckptool.archives.zip_directory import END_SEARCH
 from ckptool.cli import cli
 from ckptool.formats import sharded
-from ckptool.sources import siblings
 from ckptool.sources.files import FileSource
 from tests import build
 from tests.each import each
@@ -844,7 +843,7 @@ def swapping(monkeypatch: pytest.MonkeyPatch, when: str, swap: Callable[[], obje
             swap()
         return real(path, flags, *args, **options)
 
-    monkeypatch.setattr(siblings.os, "open", opened)
+    monkeypatch.setattr(os, "open", opened)
 
 
 def test_a_shard_that_becomes_a_link_in_time_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

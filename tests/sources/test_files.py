@@ -152,7 +152,7 @@ def test_a_file_that_may_not_be_read_is_told_of(path: Path) -> None:
 def test_files_are_opened_so_that_child_processes_do_not_get_them(path: Path) -> None:
     source = FileSource(str(path))
 
-    assert not os.get_inheritable(source._fd)
+    assert not os.get_inheritable(source.fileno())
     source.close()
 
 

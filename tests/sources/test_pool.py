@@ -11,10 +11,9 @@ from resource import RLIM_INFINITY
 import pytest
 
 from ckptool.errors import CkptoolError, SourceChanged
-from ckptool.sources.files import PooledFile, check_names
+from ckptool.sources.descriptors import NO_DESCRIPTOR, POOL, most_open, refuse_many_mappings
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.pool import POOL, Pool, PooledFolder, most_open, refuse_many_mappings
-from ckptool.sources.siblings import NO_DESCRIPTOR, open_folder
+from ckptool.sources.versions import check_names
 
 _MANY = 400
 
@@ -107,68 +106,23 @@ def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
     try:
         first = folder.open("0.bin")
         assert first.fileno() == 0
-        assert isinstance(first, PooledFile)
-        assert not first.is_resting
         assert [_number(folder, number) for number in range(_MANY)] == list(range(_MANY))
-        assert first.is_resting
+        assert first._held.fd < 0
         folder.close()
     finally:
         os.dup2(kept, 0)
         os.close(kept)
 
 
-def test_a_folder_may_have_descriptor_zero(tmp_path: Path) -> None:
-    kept = os.dup(0)
-    os.close(0)
-    try:
-        folder = PooledFolder(str(tmp_path), lambda: open_folder(str(tmp_path)))
-        assert not folder.is_resting
-        with folder.descriptor() as fd:
-            assert fd == 0
-        folder.rest()
-        assert folder.is_resting
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(0)
-        folder.close()
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
-
-
-class Fake:
-    """Something that is open or not."""
-
-    users = 0
-    is_resting = False
-
-    def reopen(self) -> int:
-        return 5
-
-    def open_again(self, _: int) -> None:
-        self.is_resting = False
-
-    def rest(self) -> None:
-        self.is_resting = True
-
-
-def test_no_more_are_closed_than_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_are_closed_than_must_be(folder: FolderSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (20, RLIM_INFINITY))
-    pool, fakes = Pool(), [Fake() for _ in range(8)]
-    for number, one in enumerate(fakes):
-        pool.add(one)
-        assert [fake.is_resting for fake in fakes] == [fake <= number - 5 for fake in range(8)]
-    with pool.using(fakes[0]):
-        assert [fake.is_resting for fake in fakes] == [False, True, True, True, False, False, False, False]
-
-
-def test_what_is_used_stays_open_when_others_need_its_place(folder: FolderSource) -> None:
-    first = folder.open("0.bin")
-    assert isinstance(first, PooledFile)
-    with POOL.using(first):
-        assert [_number(folder, number) for number in range(_MANY)] == list(range(_MANY))
-        assert not first.is_resting
-    assert [_number(folder, number) for number in range(1, _MANY)] == list(range(1, _MANY))
-    assert first.is_resting
+    files = [folder.open(f"{number}.bin")._held for number in range(8)]
+    assert [one.fd < 0 for one in files] == [False if number == 7 else number < 4 for number in range(8)]
+    with files[0]:
+        assert [one.fd < 0 for one in files].count(False) <= most_open()
+        assert files[0].fd >= 0
+        folder.open("9.bin").read(0, 4)
+        assert files[0].fd >= 0
     folder.close()
 
 
@@ -183,7 +137,7 @@ def test_without_a_descriptor_left_those_at_rest_give_theirs(folder: FolderSourc
         return "opened"
 
     assert POOL.opened(opening) == "opened"
-    assert all(one.is_resting for one in files if isinstance(one, PooledFile))
+    assert all(one._held.fd < 0 for one in files)
     folder.close()
 
 
@@ -196,19 +150,29 @@ def test_an_error_that_is_none_of_descriptors_is_raised_at_once() -> None:
 
 
 def test_a_folder_whose_name_another_has_by_now_is_not_opened_again(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    path = str(tmp_path / "one")
-    folder = PooledFolder(path, lambda: open_folder(path))
-    with folder.descriptor() as fd:
-        assert os.fstat(fd).st_ino == (tmp_path / "one").stat().st_ino
-    folder.rest()
+    for name in ("one", "many"):
+        (tmp_path / name).mkdir()
+    for number in range(_MANY):
+        (tmp_path / "many" / str(number)).touch()
+    folder = FolderSource(str(tmp_path / "one"))
+    (tmp_path / "one" / "x").write_bytes(b"x")
+
+    def push_out() -> None:
+        many = FolderSource(str(tmp_path / "many"))
+        for name in many.files:
+            many.open(name)
+        many.close()
+
+    push_out()
+    assert folder.open("x").read(0, 1) == b"x"
+    push_out()
     (tmp_path / "one").rename(tmp_path / "old")
     (tmp_path / "one").mkdir()
-    with pytest.raises(SourceChanged, match="another folder"), folder.descriptor():
-        pass
+    with pytest.raises(SourceChanged, match="another folder"):
+        folder.open("y")
     (tmp_path / "one").rmdir()
-    with pytest.raises(SourceChanged, match="not any more"), folder.descriptor():
-        pass
+    with pytest.raises(SourceChanged, match="not any more"):
+        folder.open("y")
     folder.close()
 
 

@@ -28,9 +28,9 @@ from ckptool.formats.directories.beside import beside, json_object
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
+from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.siblings import LINK
 from ckptool.tensors.pieces import PiecesSource
 
 Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"

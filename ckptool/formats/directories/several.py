@@ -27,10 +27,10 @@ from ckptool.formats.directories.tree import TreeBuilder, nested
 from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
+from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely
-from ckptool.sources.siblings import LINK
 
 Found: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
 Opening: TypeAlias = Callable[[FolderSource, Candidate, Probe], Found]

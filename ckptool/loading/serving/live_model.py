@@ -65,7 +65,7 @@ from ckptool.messages import show
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
-from ckptool.sources.stamps import version_under
+from ckptool.sources.versions import version_under
 from ckptool.tensors.tensor import TensorInfo
 
 Commit: TypeAlias = Literal["in_place", "swap"]

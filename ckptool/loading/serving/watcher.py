@@ -16,8 +16,7 @@ from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
 from ckptool.sources.naming import shown_path
-from ckptool.sources.paths import identity_of, is_committed
-from ckptool.sources.stamps import version_under
+from ckptool.sources.versions import identity_of, is_committed, version_under
 
 T = TypeVar("T")
 

@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, NamedTuple
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
 from ckptool.migration.output import failed
+from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import (
     Change,
@@ -169,7 +170,7 @@ def edit_in_place(
 
 def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -> int:
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
-    source = FileSource(path, fd=os.dup(fd))
+    source = FileSource(path, held=Descriptor(os.dup(fd)))
     try:
         encoded = _journal_of(source, edit).encoded()
         inode = source.place[1]

@@ -26,7 +26,7 @@ from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
 from ckptool.migration.output.sink import Place, Sink, SinkFolder
 from ckptool.sources.naming import is_far
-from ckptool.sources.source import HasVersions, Source
+from ckptool.sources.source import Source, versions_of
 
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
@@ -80,7 +80,7 @@ def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: 
 def mode_of(source: Source) -> int:
     """Return the mode of files made of a source: nobody may do with them what he may not do with each of its files."""
     mode = 0o666
-    for path, _ in source.versions() if isinstance(source, HasVersions) else ():
+    for path, _ in versions_of(source):
         with suppress(OSError, ValueError):  # far away
             mode &= os.stat(path).st_mode
     return mode | stat.S_IRUSR  # to be read back

@@ -16,10 +16,10 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
+from ckptool.sources.descriptors import components
 from ckptool.sources.remote.connections import Tail, Transport
 from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range
-from ckptool.sources.siblings import components
-from ckptool.sources.source import CLOSED, Compare, HasVersions, Source, SourceInFolder
+from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder, versions_of
 
 
 class Beside:
@@ -60,7 +60,7 @@ class Beside:
         """Yield the address of the file, and of those that were opened beside it, with what servers say of them."""
         yield self.path, self.version
         for one in self._siblings:
-            yield from one.versions() if isinstance(one, HasVersions) else ()
+            yield from versions_of(one)
 
     def close_siblings(self) -> None:
         """Close what was opened beside it, and end the threads."""

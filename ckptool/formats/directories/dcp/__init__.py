@@ -38,9 +38,9 @@ from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
+from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.siblings import LINK
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
 

@@ -29,9 +29,9 @@ from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, FieldNames, Inert
 from ckptool.pickles.reader import read_pickle
+from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.siblings import components
 from ckptool.tensors.pieces import Box, check_tiling
 from ckptool.tensors.rebuild import as_dtype, as_sizes
 from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, is_size

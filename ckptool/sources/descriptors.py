@@ -1,5 +1,5 @@
 """
-Open files that another file names: in its folder or below, and through no link that leads out of there.
+Descriptors of files and folders: opened below a folder through no link that leads out of there, and few at a time.
 
 Each component of a name is opened in the folder that was opened before it, and no link is followed, so nothing that
 changes meanwhile leads elsewhere. One shape of link is, step by step: what the cache of Hugging Face's hub makes of
@@ -9,6 +9,9 @@ text, by what knows none, the text is taken for the link.
     models--…/snapshots/<commit>/model.safetensors  ->  ../../blobs/<40 or 64 hexadecimal digits>
 
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+
+A checkpoint may be more files than a process may have open, and so may several together: one pool has all of them.
+Those that were used longest ago are closed, and opened again when needed, and then compared with what they were.
 """
 
 from __future__ import annotations
@@ -17,11 +20,35 @@ import errno
 import os
 import re
 import stat
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Final, TypeVar
 
-from ckptool.errors import Failure, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit, reason_of
+from ckptool.errors import (
+    CkptoolError,
+    Failure,
+    FileUnavailable,
+    MalformedFile,
+    SourceChanged,
+    UnfinishedEdit,
+    reason_of,
+)
 from ckptool.sources.journal import refuse_edited
+from ckptool.sources.source import CLOSED
 
+if sys.platform != "win32":
+    import resource
+
+_T = TypeVar("_T")
+
+_MOST_OPEN: Final = 128
+_FEWEST_OPEN: Final = 4
+_SHARE: Final = 4
+"""Of the descriptors that the process may have, one in so many is for the pool."""
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -33,6 +60,196 @@ LINK = "shard-link"
 """The kind of error for a link that is not followed."""
 _LINKS = (errno.ELOOP, errno.EMLINK)
 """The error codes for a link that must not be followed."""
+
+
+class Descriptor:
+    """
+    The descriptor of something open. Who uses it does so in a ``with`` block, from any thread.
+
+    The block raises ValueError if it is, or was meanwhile, closed: another file may have its number by then.
+    """
+
+    fd = -1
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.status = os.fstat(fd)
+        """As it was when it was opened."""
+
+    def __enter__(self) -> int:
+        return self._open()
+
+    def __exit__(self, *_: object) -> None:
+        self._open()
+
+    def _open(self) -> int:
+        fd = self.fd
+        if fd < 0:
+            raise ValueError(CLOSED)
+        return fd
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed for good."""
+        return self.fd < 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and the inode, which no two files have in common."""
+        return self.status.st_dev, self.status.st_ino
+
+    def rest(self) -> None:
+        """Give the number up, once, whoever else does so at the same time."""
+        fd = self.fd
+        try:  # not suppress(), which is gone where Python ends
+            del self.fd
+            os.close(fd)
+        except (AttributeError, OSError):  # closed already; nothing was written to it
+            pass
+
+    def close(self) -> None:
+        """Close it for good."""
+        self.rest()
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            self.close()
+
+
+class Pooled(Descriptor):
+    """
+    One of many: outside of the blocks that use it, it may have no number.
+
+    ``opening`` opens what has its name then, and ``check`` raises SourceChanged if that has another status than it may
+    have, by the one at first and the one now.
+    """
+
+    def __init__(self, opening: Callable[[], int], check: Callable[[os.stat_result, os.stat_result], None]) -> None:
+        self.users = 0
+        self._opening = opening
+        self._check = check
+        super().__init__(POOL.opened(opening))
+        with POOL.lock:
+            POOL.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed for good."""
+        return self._opening is _closed
+
+    def __enter__(self) -> int:
+        with POOL.lock:
+            is_new = self.fd < 0
+            if is_new:
+                self.fd = self._opened_again()
+            self.users += 1
+            POOL.add(self)
+            return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        with POOL.lock:
+            self.users -= 1
+        if self.is_closed:
+            raise ValueError(CLOSED)
+
+    def _opened_again(self) -> int:
+        try:
+            fd = POOL.opened(self._opening)
+        except CkptoolError as error:
+            if error.kind == NO_DESCRIPTOR:
+                raise
+            hint = "Read it again once it is complete."
+            raise SourceChanged(f"it was there, and is not any more: {error.message}", hint=hint) from error
+        try:
+            self._check(self.status, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def rest(self) -> None:
+        """Give the number up until it is used again."""
+        with POOL.lock:
+            POOL.known.pop(id(self), None)
+        super().rest()
+
+    def close(self) -> None:
+        """Close it for good."""
+        self._opening = _closed  # it may keep a folder
+        self.rest()
+
+
+def _closed() -> int:
+    raise ValueError(CLOSED)
+
+
+class _Pool:
+    """Which of those that may be closed are open; what was used last is at the end. Whoever forgets one closes it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.known: OrderedDict[int, weakref.ref[Pooled]] = OrderedDict()
+
+    def add(self, one: Pooled) -> None:
+        """From now on something that is open may be closed, unless it is used."""
+        self.known[id(one)] = weakref.ref(one)
+        self.known.move_to_end(id(one))
+        self._make_room(most_open())
+
+    def opened(self, opening: Callable[[], _T]) -> _T:
+        """Return what ``opening`` opens. If no descriptor is left for it, what nobody uses gives up its own."""
+        try:
+            return opening()
+        except CkptoolError as error:
+            if error.kind != NO_DESCRIPTOR:
+                raise
+        with self.lock:
+            self._make_room(0)
+        return opening()
+
+    def _make_room(self, most: int) -> None:
+        """Close what was used longest ago and is not used now, until no more than so many are open."""
+        for key, known in list(self.known.items()) if len(self.known) > most else ():
+            if len(self.known) <= most:
+                return
+            one = known()
+            if one is None:
+                self.known.pop(key, None)
+            elif not one.users:
+                one.rest()
+
+    def after_fork(self) -> None:
+        """Forget the lock, which a thread of the parent may hold."""
+        self.lock = threading.RLock()
+
+
+POOL: Final = _Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=POOL.after_fork)
+
+
+def most_open() -> int:
+    """Return how many files and folders the pool may have open."""
+    allowed = _allowed()
+    return _MOST_OPEN if allowed is None else max(_FEWEST_OPEN, min(_MOST_OPEN, allowed // _SHARE))
+
+
+def _allowed() -> int | None:
+    """Return how many descriptors the process may have; None if as many as it likes."""
+    if sys.platform == "win32":
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def refuse_many_mappings(fd: int) -> None:
+    """Raise OSError if half of all descriptors are taken: each mapping has one of its own, until Python 3.13."""
+    allowed = _allowed()
+    if allowed is not None:
+        lowest = os.dup(fd)
+        os.close(lowest)
+        if lowest > allowed // 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def components(name: str) -> list[str]:

@@ -1,0 +1,194 @@
+"""
+Whether a file is still the one that it was: while it is open, under its path, and in a later run.
+
+1. What is open is compared with its status when it was opened: ``check_same``, and ``check_names`` for several files.
+2. ``version_under`` is for whoever watches a path: it is another one after each write, and after each replacement.
+3. ``stamp_of`` goes by sizes and times alone: it is that of a copy, too, and the same after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+from ckptool.cancellation import Cancellation
+from ckptool.errors import SourceChanged
+from ckptool.sources.naming import is_far
+from ckptool.sources.paths import INDEX, is_likely
+
+_COMMITTING: Final = ".metadata"
+_POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
+"""What writers of several files write last: the index, and the name of the folder below that has the save."""
+_DEEPEST: Final = 4
+_MOST_WATCHED: Final = 10_000
+_MOST_FILES: Final = 100_000
+_SPREAD: Final = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio: no likely difference in time makes up for a difference in size times this."""
+AGAIN: Final = "Read it again once it is complete."
+
+
+class _Opened(Protocol):
+    @property
+    def path(self) -> str: ...
+    @property
+    def place(self) -> tuple[int, int]: ...
+
+
+def identity_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def check_same(path: str, before: os.stat_result, now: os.stat_result) -> None:
+    """
+    Raise SourceChanged if an open file was written to since, or is another one.
+
+    A file that was removed, or that another was renamed over, is whole as long as it is open: that is no change.
+    """
+    *facts, changed_at = identity_of(before)
+    *facts_now, changed_now = identity_of(now)
+    # Another file that is renamed over this one takes its name away, which counts as a change of its status.
+    is_unnamed = now.st_nlink < before.st_nlink
+    if facts != facts_now or (changed_at != changed_now and not is_unnamed):
+        raise SourceChanged("the file was changed while it was being read", hint=AGAIN, path=path)
+
+
+def check_names(files: Collection[_Opened]) -> None:
+    """
+    Raise SourceChanged if some names of several files lead to others by now: what was opened may be of two saves.
+
+    If all of them do, or are gone, the whole folder was replaced, and what was opened is of the one before.
+    """
+    replaced = [one for one in files if (file_identity(one.path) or ())[:2] != one.place]
+    if 0 < len(replaced) < len(files):
+        raise SourceChanged("replaced while files beside it were being read", hint=AGAIN, path=replaced[0].path)
+
+
+def version_under(path: str | os.PathLike[str], cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
+    """
+    Return a key that changes when what is under a path or an address is replaced or written to; None if nothing is.
+
+    Of a path it is ``file_identity``; of an address, what its server says of the version, which takes a request.
+    """
+    text = os.fspath(path)
+    if not is_far(text):
+        return file_identity(path)
+    from ckptool.sources.remote.opening import remote_version  # few files are far away
+
+    return remote_version(text, cancellation)
+
+
+def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
+    """
+    Return a key that changes when the file under a path is replaced or written to; None if there is nothing.
+
+    That of a folder changes when a file in it does, or below if it holds none itself that may be a checkpoint; it
+    begins with device and inode, as that of a file.
+    """
+    try:
+        status = os.stat(path)
+        return _folder_identity(os.fspath(path), status) if stat.S_ISDIR(status.st_mode) else identity_of(status)
+    except (OSError, ValueError):
+        return None
+
+
+def is_committed(found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
+    """
+    Say whether what is under a path now can be another save than the one that was loaded, by their identities.
+
+    Writers of several files replace the index last: as long as it is the old one, the save is not finished.
+    """
+    marks = _marks(found)
+    return not marks or loaded is None or marks != _marks(loaded)
+
+
+def _marks(identity: tuple[object, ...]) -> object:
+    return identity[2] if isinstance(identity[2], tuple) else ()
+
+
+def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
+    """Return device, inode, the identities of indexes, and those of all files, of a folder and those below it."""
+    marks: list[object] = []
+    files: list[object] = []
+    for place, inside in _walked(path, _MOST_WATCHED):
+        is_here = place == path and any(is_likely(name) or name.endswith(INDEX) for name, _ in inside)
+        for name, one in inside:
+            files.append(found := (place, name, *identity_of(one)))
+            if name.endswith(INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
+                marks.append(found)
+        if is_here:
+            break  # what is meant is here, whatever is below
+    return status.st_dev, status.st_ino, tuple(marks), tuple(files)
+
+
+def _walked(path: str, most: int) -> Iterator[tuple[str, list[tuple[str, os.stat_result]]]]:
+    """Yield a folder and those below it in order, each with its files: so many in all."""
+    for place, folders, names in os.walk(path):
+        if place.count(os.sep) - path.rstrip(os.sep).count(os.sep) >= _DEEPEST:
+            folders.clear()
+        folders.sort()
+        found = []
+        for name in sorted(names)[:most]:
+            with suppress(OSError):  # it was there a moment ago
+                found.append((name, os.stat(os.path.join(place, name))))
+        most -= len(found)
+        yield place, found
+
+
+class Stamp(NamedTuple):
+    """Size and time of a file; of a folder, of all its files together, and the latest. Far away, size and tag."""
+
+    nbytes: int
+    mtime_ns: int | None
+    version: str
+    """Of a file made of both; of a folder, of the names, sizes and times of all files in it and four levels below."""
+    etag: str | None = None
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """
+    Return the stamp of what is under a path; None if nothing is. Far away it is what was listed; None where it was not.
+
+    An index of shards has the stamp of its folder: the shards are in it.
+    """
+    if is_far(path):
+        from ckptool.sources.remote.address import as_remote
+
+        listed = as_remote(path).listed
+        return None if listed is None else stamp_of_version((listed[1], listed[0]))
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        file, inside, _ = path.partition("::")
+        return stamp_of(file) if inside else None
+    if stat.S_ISDIR(status.st_mode):
+        return _of_folder(path)
+    if path.endswith(INDEX):
+        return _of_folder(os.path.dirname(path) or ".")
+    nbytes, mtime_ns = status.st_size, status.st_mtime_ns
+    return Stamp(nbytes, mtime_ns, f"{(mtime_ns + nbytes * _SPREAD) % (1 << 64):016x}")
+
+
+def stamp_of_version(version: tuple[object, ...]) -> Stamp | None:
+    """Return the stamp of a file far away by what its server says of the version: size, tag, date; None of nothing."""
+    nbytes, tag = (*version[:2], None, None)[:2]
+    if not isinstance(nbytes, int):
+        return None
+    return Stamp(nbytes, None, _hashed(version), tag if isinstance(tag, str) else None)
+
+
+def _of_folder(path: str) -> Stamp:
+    found = [
+        (os.path.relpath(os.path.join(place, name), path), one.st_size, one.st_mtime_ns)
+        for place, inside in _walked(path, _MOST_FILES)
+        for name, one in inside
+    ]
+    return Stamp(sum(one[1] for one in found), max((one[2] for one in found), default=0), _hashed(found))
+
+
+def _hashed(facts: object) -> str:
+    from hashlib import sha256  # it takes a while, and one file here needs none
+
+    return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]
