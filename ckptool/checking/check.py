@@ -14,18 +14,18 @@ from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import CODES, Finding, Severity, finding_lines
+from ckptool.checking.finding import CODES, Finding, Severity, finding_facts
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.checkpoints.tables import html_table
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.unpacking import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted, labelled, show, show_nbytes, some
+from ckptool.messages import counted, show, show_nbytes, some
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
+from ckptool.rendering import Fact, Section, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import is_folder, shown_path
 from ckptool.sources.source import Progress
@@ -84,31 +84,10 @@ class CheckReport(NamedTuple):
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines(), *finding_lines(self._reason())])
+        return "\n".join(text_of((show(self.path), *sections_of(self), *_reason_of(self))))
 
     def _repr_html_(self) -> str:
-        found = [*self._reason(), *self.findings]
-        rows = ((one.severity, one.code, one.message, one.hint or "", one.command or "") for one in found)
-        headers = ("severity", "code", "finding", "hint", "command")
-        return html_table(f"{self.path}: {self.verdict}", headers, rows, len(found))
-
-    def _reason(self) -> list[Finding]:
-        error = self.error
-        return [Finding(error.kind, "error", error.message, error.hint, error.command)] if error is not None else []
-
-    def lines(self, *, show_globals: bool = False) -> Iterator[str]:
-        """Yield the text of the report, but for the error of a file that cannot be opened."""
-        yield show(self.path)
-        if self.format is not None and self.file_nbytes is not None:
-            shards = f" in {counted(self.shards, 'shard')}" if self.shards else ""
-            yield labelled("format", f"{self.format}{shards}, {show_nbytes(self.file_nbytes)}")
-        yield from finding_lines(self.findings)
-        for use in self.globals if show_globals else ():
-            allowed = "allowed" if use.is_allowed else "not allowed"
-            place = finding.place(use.record, use.offset, use.nested_at)
-            yield labelled("global", f"{show(use.name)} {allowed}, {show(place)}")
-        yield from (labelled("loading", show(one)) for one in self.loading)
-        yield labelled("verdict", self.verdict)
+        return html_of(f"{self.path}: {self.verdict}", (*_reason_of(self), *sections_of(self)))
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
@@ -157,6 +136,26 @@ class CheckReport(NamedTuple):
             return f"every byte was read{values}; {share} {counted(self.parts, 'item')} match their checksums"
         share = "all" if self.matching == self.records else f"{self.matching:,} of"
         return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
+
+
+def _reason_of(report: CheckReport) -> Iterator[Fact]:
+    error = report.error
+    if error is not None:
+        yield from finding_facts([Finding(error.kind, "error", error.message, error.hint, error.command)])
+
+
+def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[Section]:
+    """Yield all but the error of a file that cannot be opened."""
+    if report.format is not None and report.file_nbytes is not None:
+        shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
+        yield Fact("format", [f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}"])
+    yield from finding_facts(report.findings)
+    for use in report.globals if show_globals else ():
+        allowed = "allowed" if use.is_allowed else "not allowed"
+        place = finding.place(use.record, use.offset, use.nested_at)
+        yield Fact("global", [f"{show(use.name)} {allowed}, {show(place)}"])
+    yield from (Fact("loading", [show(one)]) for one in report.loading)
+    yield Fact("verdict", [report.verdict])
 
 
 def check(

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.messages import labelled, show
+from ckptool.messages import show
+from ckptool.rendering import Fact
 from ckptool.sources.naming import shown_path
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
@@ -101,16 +102,17 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
                 yield from (flag, one)
 
 
-def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield the line of each finding, and below it what to do, and the command that does it, unless it stood before."""
+def finding_facts(findings: Iterable[Finding]) -> Iterator[Fact]:
+    """Yield each finding, below it what to do, and the command that does it, unless it stood before."""
     shown: set[str] = set()
     for finding in findings:
-        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+        items = [f"{finding.code} {show(finding.message)}"]
         if finding.hint:
-            yield labelled("", show(finding.hint))
+            items.append(show(finding.hint))
         if finding.command and finding.command not in shown:
             shown.add(finding.command)
-            yield labelled("", f"Run: {show(finding.command)}")
+            items.append(f"Run: {show(finding.command)}")
+        yield Fact(finding.severity, items)
 
 
 def worst_of(findings: Iterable[Finding]) -> Severity | None:

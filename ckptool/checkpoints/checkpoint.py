@@ -305,11 +305,11 @@ def _rest(state_dict: StateDict) -> list[object]:
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
-    from ckptool.checkpoints.tables import html_table
+    from ckptool.rendering import Table, html_of
 
     headers = ("name", "shape", "dtype", "device", "elements", "size")
-    rows = (
+    rows = [
         (name, str(list(one.shape)), one.dtype, one.device, f"{one.info.numel:,}", show_nbytes(one.info.total_nbytes))
         for name, one in tensors.items()
-    )
-    return html_table(caption, headers, rows, len(tensors))
+    ]
+    return html_of(caption, [Table(headers, rows, ())])

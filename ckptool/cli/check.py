@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import click
 
-from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed
+from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed, sections_of
 from ckptool.checking.check import check as check_file
-from ckptool.checking.finding import CODES
-from ckptool.cli.brief import Totals, left_out
+from ckptool.checking.finding import CODES, Finding
+from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.completion import choices
 from ckptool.cli.options import brief_option, many_files, pager_option, refuse_idle
-from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
-from ckptool.cli.text import ProgressLine, error_text, pager, say, terminal_width, with_options, wrapped
+from ckptool.cli.outputs import Failed, Result, error_object, finding_object, print_json, say_each
+from ckptool.cli.targets import AnyPath, Target, far_options
+from ckptool.cli.text import ProgressLine, in_options, say, with_options
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
+from ckptool.formats import member_in
+from ckptool.formats.runnable.unpacking import Act
+from ckptool.messages import cut, show, show_nbytes, some
+from ckptool.rendering import Section
 
+SCHEMA = "ckptool.check/3"
 CODES_SCHEMA = "ckptool.codes/1"
 
 
@@ -94,33 +101,21 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if options["model_args"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
-    unseen: list[str] = []
-    found = targets(files, recursive=options["recursive"], passed=unseen)
-    code = passed = 0
-    with pager(asked=options["pager"]):
-        output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
-        line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
-        for target in found:
-            line.next(target.path)
-            try:
-                report = narrowed(check_file(target.path, progress=line, **arguments), options["only"])
-            except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
-                line.clear()
-                output.failed(error, target.shown)
-                code = 2
-                continue
-            line.clear()
-            if report.error is not None and not _is_notable(report) and target.passes_over(report.error):
-                output.passed_over(target.shown)
-                passed += 1
-                continue
-            code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
-            output.checked(report, target.shown)
-        output.end()
-    for text in left_out(unseen):
-        say(text, err=True)
-    refuse_none(passed, found, files)
-    sys.exit(code)
+
+    @contextmanager
+    def look(target: Target, line: ProgressLine) -> Iterator[Result | None]:
+        report = narrowed(check_file(target.path, progress=line, **arguments), options["only"])
+        is_other = report.error is not None and not _is_notable(report) and target.passes_over(report.error)
+        yield None if is_other else _Checked(target.shown, report, options)
+
+    def failed(target: Target, error: CkptoolError) -> Result:  # not of this file, but of what it is compared with
+        if not (options["as_json"] or options["as_lines"]):
+            raise error
+        empty = CheckReport(target.shown, "structure", (), error=error)
+        nothing = {"member": member_in(target.shown), "verdict": "not looked at", "grade": None}
+        return Failed(target.shown, error, **{**_head(empty), **nothing})
+
+    sys.exit(say_each(files, options, look, failed))
 
 
 def _is_notable(report: CheckReport) -> bool:
@@ -159,8 +154,6 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 def _list_codes(*, as_json: bool) -> None:
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         codes = [{"code": code, **entry._asdict()} for code, entry in CODES.items()]
         print_json({"schema": CODES_SCHEMA, "codes": codes})
         return
@@ -168,108 +161,84 @@ def _list_codes(*, as_json: bool) -> None:
         say(f"{code}  {entry.severity or '':<9}{entry.says}")
 
 
-class Output(Protocol):
-    """One way to say what was found in files."""
+class _Checked(Result):
+    """A file that was looked at, be it that it cannot be opened."""
 
-    def checked(self, report: CheckReport, path: str) -> None: ...
+    def __init__(self, path: str, report: CheckReport, options: dict[str, Any]) -> None:
+        super().__init__(path)
+        self._report = report
+        self._shows_globals = options["show_globals"]
+        self.error = report.error
+        self.format = report.format
+        self.nbytes = report.file_nbytes or 0
+        self.grade = report.known_grade
+        self.exit_code = 2 if report.error is not None else int(fails(report, options["fail_on"]))
 
-    def failed(self, error: CkptoolError, path: str) -> None:
-        """Say that a file could not be looked at, for what is not of the file; or raise that."""
+    @property
+    def findings(self) -> Sequence[Finding]:
+        return self._report.findings
 
-    def passed_over(self, path: str) -> None: ...
+    def sections(self) -> Iterator[Section]:
+        if self.error is None or self.findings:
+            yield show(self._report.path)
+            yield from in_options(sections_of(self._report, show_globals=self._shows_globals))
 
-    def end(self) -> None: ...
+    def cells(self) -> Sequence[str]:
+        """Return the first of the severest findings, with how many more there are."""
+        if self.error is not None:
+            from ckptool.checking.would_run import of_refused
 
+            return [*of_refused(self._report.acts), *super().cells()]  # lines are cut at their end
+        found = [one for one in self.findings if one.severity == self.word]
+        if not found:
+            return [f"{self.format}, {show_nbytes(self.nbytes)}"]
+        found.sort(key=lambda one: one.code not in _OF_SAFETY)
+        files = dict.fromkeys(os.path.basename(one.path) for one in found[1:] if one.path and one.path != self.path)
+        more = f" (and {len(found) - 1:,} more{f': {some(list(files))}' if files else ''})" if found[1:] else ""
+        return [f"{found[0].code} {found[0].message}{more}"]
 
-def output_for(options: dict[str, Any], paths: Sequence[str], *, is_list: bool) -> Output:
-    if options["as_sarif"]:
-        return Sarif()
-    if options["as_json"] or options["as_lines"]:
-        from ckptool.cli.check_objects import Objects  # few are asked for
-
-        return Objects(as_lines=options["as_lines"], is_list=is_list)
-    return Brief(paths) if options["brief"] else Reports(show_globals=options["show_globals"])
-
-
-class _Totalled:
-    """What ends with a total."""
-
-    def __init__(self) -> None:
-        self._totals = Totals("fine", whole=terminal_width() is None)
-        self._width = terminal_width()
-
-    def checked(self, report: CheckReport, _: str) -> None:
-        self._totals.graded(report.known_grade)
+    def object(self) -> dict[str, object]:
+        report = self._report
         if report.error is not None:
-            self._totals.not_opened()
-        else:
-            self._totals.opened(report.worst, report.format, report.file_nbytes)
-
-    def failed(self, error: CkptoolError, _: str) -> NoReturn:
-        raise error
-
-    def passed_over(self, path: str) -> None:
-        self._totals.passed_over(path)
+            return {**_head(report), "error": error_object(report.error)}
+        loading = list(map(with_options, report.loading))
+        names = ("format", "form", "file_nbytes", "shards", "records", "matching")
+        return {**_head(report), "loading": loading, **{name: getattr(report, name) for name in names}}
 
 
-class Reports(_Totalled):
-    """For people: all about each file."""
-
-    def __init__(self, *, show_globals: bool) -> None:
-        super().__init__()
-        self._show_globals = show_globals
-        self._begun = False
-
-    def checked(self, report: CheckReport, path: str) -> None:
-        super().checked(report, path)
-        if self._begun:
-            say("")
-        self._begun = True
-        if report.error is not None:
-            say(error_text(report.error), err=True)
-        if report.error is None or report.findings:
-            lines = map(with_options, report.lines(show_globals=self._show_globals))
-            say("\n".join(wrapped(lines, self._width)))
-
-    def end(self) -> None:
-        if lines := list(self._totals.lines()):
-            say("\n".join(wrapped(lines, self._width)))
+_OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")
+"""What is asked about many files first: what they would run."""
+_LONGEST: Final = 4096
+"""Of a name in JSON: torch's own have some dozens of characters."""
 
 
-class Brief(_Totalled):
-    """A line for each file."""
+def _head(report: CheckReport) -> dict[str, object]:
+    """Return what an object has of a file whether it can be opened or not."""
+    return {
+        "schema": SCHEMA,
+        "path": report.path,
+        "member": report.member,
+        "depth": report.depth,
+        "worst": report.worst,
+        "verdict": with_options(report.verdict),
+        "findings": [finding_object(finding) for finding in report.findings],
+        "globals": [_global(one) for one in report.globals],
+        "acts": [_act(one) for one in report.acts],
+        "grade": report.grade,
+        "unseen": [cut(one, _LONGEST) for one in report.unseen],
+    }
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        from ckptool.cli.brief import BriefCheck
 
-        super().__init__()
-        self._lines = BriefCheck(paths)
-
-    def checked(self, report: CheckReport, path: str) -> None:
-        super().checked(report, path)
-        self._lines.checked(report, path)
-
-    def end(self) -> None:
-        say("\n".join(wrapped(self._totals.lines(always=True), self._width)))
+def _act(one: Act) -> dict[str, object]:
+    names = {name: cut(getattr(one, name), _LONGEST) for name in ("name", "text", "package")}
+    return one._asdict() | names | {"record": one.record or None}
 
 
-class Sarif:
-    """One document for all files."""
-
-    def __init__(self) -> None:
-        self._reports: list[tuple[str, CheckReport]] = []
-
-    def checked(self, report: CheckReport, path: str) -> None:
-        self._reports.append((path, report))
-
-    def failed(self, error: CkptoolError, _: str) -> NoReturn:
-        raise error
-
-    def passed_over(self, _: str) -> None:
-        pass
-
-    def end(self) -> None:
-        from ckptool.cli.check_objects import sarif
-        from ckptool.cli.json_output import print_json
-
-        print_json(sarif(self._reports))
+def _global(one: GlobalUse) -> dict[str, object]:
+    return {
+        "name": cut(one.name, _LONGEST),
+        "allowed": one.is_allowed,
+        "record": one.record or None,
+        "offset": one.offset,
+        "nested_at": one.nested_at,
+    }

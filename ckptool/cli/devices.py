@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.outputs import error_object, print_json
+from ckptool.cli.text import say_sections
 from ckptool.cli.verbs import Command
 from ckptool.errors import MissingPackage
+from ckptool.rendering import Section, Table
 
 if TYPE_CHECKING:
     from ckptool.torch_ops.devices import DeviceReport
@@ -41,7 +44,7 @@ def devices(*, as_json: bool) -> None:
     if as_json:
         print_json(_object(report))
     else:
-        click.echo(_as_text(report))
+        say_sections(_sections(report), None)
 
 
 def _object(report: DeviceReport) -> dict[str, object]:
@@ -63,28 +66,17 @@ def _object(report: DeviceReport) -> dict[str, object]:
     }
 
 
-def _as_text(report: DeviceReport) -> str:
-    from tabulate import tabulate
-
-    rows = [
-        (
-            device.tag,
-            device.name,
-            _size(device.free_nbytes),
-            _size(device.total_nbytes),
-            device.compute_capability or "-",
-        )
-        for device in report.devices
-    ]
+def _sections(report: DeviceReport) -> Iterator[Section]:
     built = f", built for CUDA {report.cuda_build}" if report.cuda_build else ""
-    lines = [
-        f"torch {report.torch_version}{built}",
-        "",
-        tabulate(rows, headers=_HEADERS, tablefmt="plain", disable_numparse=True),
+    yield f"torch {report.torch_version}{built}"
+    yield ""
+    rows = [
+        (one.tag, one.name, _size(one.free_nbytes), _size(one.total_nbytes), one.compute_capability or "-")
+        for one in report.devices
     ]
+    yield Table(_HEADERS, rows, [False] * len(_HEADERS))
     if report.cuda_missing:
-        lines += ["", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}"]
-    return "\n".join(lines)
+        yield from ("", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}")
 
 
 def _size(nbytes: int | None) -> str:

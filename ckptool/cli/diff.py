@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any, Final
 
 import click
 
-from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.options import pager_option, refuse_idle
+from ckptool.cli.outputs import Failed, Json, Output, Result, Text
 from ckptool.cli.targets import AnyPath, far_options
-from ckptool.cli.text import ProgressLine, error_text, say, terminal_width, with_options, wrapped
-from ckptool.cli.text import pager as paged
+from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files
-from ckptool.diffing.report import DiffReport
+from ckptool.diffing.report import DiffReport, sections_of
 from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
+from ckptool.rendering import Section
 from ckptool.sources.naming import shown_path
 
 SCHEMA = "ckptool.diff/2"
@@ -44,24 +45,7 @@ SCHEMA = "ckptool.diff/2"
 @click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @far_options
-def diff(
-    a: str,
-    b: str,
-    *,
-    key_a: str | None,
-    key_b: str | None,
-    ignore_wrappers: bool,
-    ignore_order: bool,
-    ignore_device: bool,
-    ignore_dtype: bool,
-    rtol: float | None,
-    atol: float | None,
-    no_values: bool,
-    stat: bool,
-    pager: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def diff(a: str, b: str, **options: Any) -> None:
     """
     Say where two checkpoints differ, in whatever forms they are.
 
@@ -72,42 +56,36 @@ def diff(
     compared.
     """
     refuse_idle()
-    line = ProgressLine(shown=not (quiet or as_json))
+    as_json, quiet = options["as_json"], options["quiet"]
+    output: Output = Json(as_lines=False, is_list=False) if as_json else Text(terminal_width(), None)
+    line = ProgressLine(shown=not quiet and output.shows_progress)
     line.next(b)
+    report, result = None, Result(a)
     try:
-        report = diff_files(
-            a,
-            b,
-            key_a=key_a,
-            key_b=key_b,
-            ignore_wrappers=ignore_wrappers,
-            ignore_order=ignore_order,
-            ignore_device=ignore_device,
-            ignore_dtype=ignore_dtype,
-            rtol=rtol,
-            atol=atol,
-            values=not no_values,
-            stat=stat,
-            progress=line,
-        )
+        asked = {name: options[name] for name in _ASKED}
+        report = diff_files(a, b, values=not options["no_values"], progress=line, **asked)
+        result = _Compared(report, quiet=quiet)
     except ValueError as error:  # of a tolerance
         raise click.UsageError(str(error)) from error
     except CkptoolError as error:
-        line.clear()
-        if as_json:
-            print_json(_error_object(a, b, error))
-        else:
-            say(error_text(error), err=True)
-        sys.exit(2)
+        paths = {side: {"path": shown_path(path)} for side, path in (("a", a), ("b", b))}
+        result = Failed(a, error, schema=SCHEMA, **paths)
     line.clear()
-    if as_json:
-        print_json(_object(report))
-    else:
-        _print(report, quiet=quiet, pager=pager)
+    with pager(asked=options["pager"]):
+        output.add(result)
+        output.end()
+    if report is not None and not (quiet or as_json):
         others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
-        if not (quiet or others) and report.only_a and len(report.only_a) == len(report.only_b):
-            _say_how_to_align(a, b, key_a, key_b)
-    sys.exit(0 if report.same else 1)
+        if not others and report.only_a and len(report.only_a) == len(report.only_b):
+            _say_how_to_align(a, b, options["key_a"], options["key_b"])
+    sys.exit(result.exit_code)
+
+
+_ASKED: Final = (
+    *("key_a", "key_b", "ignore_wrappers", "ignore_order", "ignore_device", "ignore_dtype"),
+    *("rtol", "atol", "stat"),
+)
+"""Options that mean what the arguments of ``ckptool.diff`` mean."""
 
 
 def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> None:
@@ -121,15 +99,20 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
             say(f"Hint: To compare them, give a copy of B the names of A.\nRun: {show(command)}", err=True)
 
 
-def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:
-    with paged(asked=pager):
-        width = terminal_width()
-        if quiet:
-            say(with_options(report.verdict))
-            return
-        text = str(report._replace(likeness=()))
-        lines = (with_options(line) for line in text.split("\n"))
-        say("\n".join((*wrapped(lines, width), *report.likeness_lines(width))))
+class _Compared(Result):
+    """What differs between two files."""
+
+    def __init__(self, report: DiffReport, *, quiet: bool) -> None:
+        super().__init__(report.a.path)
+        self._report = report
+        self._quiet = quiet
+        self.exit_code = int(not report.same)
+
+    def sections(self) -> Iterator[Section]:
+        return in_options([self._report.verdict] if self._quiet else sections_of(self._report))
+
+    def object(self) -> dict[str, object]:
+        return _object(self._report)
 
 
 def _object(report: DiffReport) -> dict[str, object]:
@@ -171,8 +154,3 @@ def _plain(value: object) -> object:
     if isinstance(value, complex) or (isinstance(value, float) and not abs(value) < float("inf")):
         return str(value)
     return value
-
-
-def _error_object(a: str, b: str, error: CkptoolError) -> dict[str, object]:
-    paths = {side: {"path": shown_path(path)} for side, path in (("a", a), ("b", b))}
-    return {"schema": SCHEMA, **paths, "error": error_object(error)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptool.checking.finding import command_line
-from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.outputs import error_object, print_json
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ckptool.cli import tables
-from ckptool.cli.brief import left_out
+from ckptool.checking.finding import Finding
+from ckptool.checking.structure import calls, examine
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.cli import inspect_report, tables
 from ckptool.cli.completion import choices
-from ckptool.cli.inspect_output import output_for
-from ckptool.cli.options import allow_unmatched_option, brief_option, many_files, refuse_idle, rows
-from ckptool.cli.tables import selection_of
-from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
-from ckptool.cli.text import pager, say
+from ckptool.cli.options import (
+    allow_unmatched_option,
+    brief_option,
+    left_out,
+    limit_of,
+    many_files,
+    refuse_idle,
+    rows,
+)
+from ckptool.cli.outputs import Column, Failed, Result, say_each
+from ckptool.cli.tables import Selection, selection_of
+from ckptool.cli.targets import AnyPath, Target, far_options
+from ckptool.cli.text import ProgressLine, terminal_width
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
-from ckptool.formats import open_checkpoint
+from ckptool.formats import member_in, open_checkpoint
+from ckptool.messages import counted, show, show_nbytes
+from ckptool.rendering import Fact, Lines, Section, Table
+from ckptool.tensors.reading import LazyTensor
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.digest import Known
+
+SCHEMA = "ckptool.inspect/2"
 
 
 @click.command(cls=Command)
@@ -73,28 +95,23 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     """
     refuse_idle()
     selection = selection_of(options, sort=options["sort"])
-    unseen: list[str] = []
-    found = targets(files, recursive=options["recursive"], passed=unseen)
-    failed, passed = False, 0
-    with pager(asked=options["pager"]):
-        output = output_for(options, selection, [one.shown for one in found], is_list=is_many(files, found))
-        for target in found:
-            try:
-                with open_checkpoint(target.path) as checkpoint:
-                    output.opened(checkpoint, target.shown)
-            except CkptoolError as error:
-                if target.passes_over(error):
-                    output.passed_over(target.shown)
-                    passed += 1
-                else:
-                    failed = True
-                    output.failed(target.shown, error)
-        output.end()
-    for text in left_out(unseen):
-        say(text, err=True)
-    refuse_none(passed, found, files)
-    refused = selection.refused()
-    sys.exit(2 if failed else int(refused))
+
+    @contextmanager
+    def look(target: Target, _: ProgressLine) -> Iterator[Result]:
+        with open_checkpoint(target.path) as checkpoint:
+            yield _Inspected(target.shown, checkpoint, selection, options)
+
+    def failed(target: Target, error: CkptoolError) -> Result | None:
+        if target.passes_over(error):
+            return None
+        return (
+            _Failed(target, error)
+            if options["show_globals"]
+            else Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
+        )
+
+    code = say_each(files, options, look, failed, columns=_COLUMNS)
+    sys.exit(max(code, int(selection.refused())))
 
 
 def _columns(asked: str | None) -> Sequence[str]:
@@ -107,3 +124,129 @@ def _columns(asked: str | None) -> Sequence[str]:
     if unknown or not names:
         raise click.BadParameter(f"choose from {', '.join(tables.COLUMNS)}, or all", param_hint="--columns")
     return names
+
+
+_COLUMNS: Final = (
+    Column("format", 15, False, 60),
+    Column("form", 10, False, 80),
+    Column("tensors", 8, True, 120),
+    Column("parameters", 14, True, 100),
+    Column("elements", 14, True, 140),
+    Column("size", 9, True, 0),
+)
+_SPARE: Final = ("device", "dtype", "elements")
+"""Columns that a narrow terminal does without; the head has counts of all three."""
+
+
+class _Failed(Failed):
+    """A file that cannot be opened: its names of code are those in its pickles, up to where reading ended."""
+
+    def __init__(self, target: Target, error: CkptoolError) -> None:
+        super().__init__(target.shown, error)
+        self._target = target
+
+    def sections(self) -> Iterator[Section]:
+        from ckptool.checking.safety import survey_origin
+
+        yield Lines(
+            map(show, dict.fromkeys(f"{one.module}.{one.name}" for one in survey_origin(self._target.path).names))
+        )
+
+
+class _Inspected(Result):
+    """A checkpoint that is open."""
+
+    otherwise = "opened"
+
+    def __init__(self, path: str, checkpoint: Checkpoint, selection: Selection, options: dict[str, Any]) -> None:
+        super().__init__(path)
+        self._checkpoint = checkpoint
+        self._selection = selection
+        self._options = options
+        self.format = checkpoint.format
+        self.nbytes = checkpoint.file_nbytes
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return summarise(self._checkpoint)
+
+    @cached_property
+    def _tensors(self) -> Sequence[LazyTensor]:
+        return self._selection.of(self._checkpoint)
+
+    @cached_property
+    def findings(self) -> Sequence[Finding]:
+        return (*calls(self._checkpoint), *examine(self._checkpoint, self._summary))
+
+    @property
+    def note(self) -> str | None:
+        if self._options["show_source"]:
+            return None if self._checkpoint.class_sources else f"{self.path}: it carries no source code"
+        return self._selection.nothing(self._checkpoint.tensors, self._tensors)
+
+    def cells(self) -> Sequence[str]:
+        found = self._summary
+        parameters = "-" if found.parameters is None else f"{found.parameters:,}"
+        sizes = (f"{found.tensors:,}", parameters, f"{found.numel:,}", show_nbytes(self.nbytes))
+        return [self._checkpoint.format, self._checkpoint.form, *sizes]
+
+    def object(self) -> dict[str, object]:
+        from ckptool.cli.inspect_object import inspect_object  # few are asked for
+
+        found = inspect_object(self._checkpoint, self._summary, self.findings, self._tensors, self._digest)
+        return {"schema": SCHEMA, **found}
+
+    def table(self, *, is_raw: bool) -> Table:
+        return self._table(self._tensors[: limit_of(self._options)], is_raw=is_raw)
+
+    def sections(self) -> Iterator[Section]:
+        checkpoint, options = self._checkpoint, self._options
+        if options["show_globals"]:
+            yield Lines(show(str(found)) for found in checkpoint.globals)
+            return
+        if options["show_source"]:
+            for found in checkpoint.class_sources:
+                yield Lines([show(f"# {found.name}, from {found.path}")])
+                yield Lines(show(line.expandtabs(8)) for line in found.text.split("\n"))
+            return
+        is_whole = options["wide"] or terminal_width() is None
+        yield from inspect_report.head_sections(checkpoint, self._summary, self.findings, self._digest, whole=is_whole)
+        if self.note is not None:
+            yield Fact("listed", [self.note])
+        if self._tensors and not options["quiet"]:
+            yield ""
+            yield from self._listing()
+        if options["show_all"] and checkpoint.attributes:
+            yield from ("", "Not part of the state_dict:")
+            yield self._table(list(checkpoint.attributes.values()))
+        if options["show_all"] and checkpoint.extras:
+            yield from ("", "Not tensors:", Lines(inspect_report.extra_lines(checkpoint)))
+
+    def _listing(self) -> Iterator[Section]:
+        options, limit = self._options, limit_of(self._options)
+        if options["tree"] or options["depth"] is not None:
+            from ckptool.cli.tree import tree_lines
+
+            lines = tree_lines(self._tensors, depth=options["depth"], fold=not options["no_fold"])
+            yield Lines(islice(lines, limit))
+            if left := sum(1 for _ in lines):
+                yield left_out(left)
+            return
+        yield self._table(self._tensors[:limit])
+        if limit is not None and (rest := self._tensors[limit:]):
+            numel = sum(tensor.info.numel for tensor in rest)
+            nbytes = sum(tensor.info.total_nbytes for tensor in rest)
+            yield left_out(len(rest), f", of {counted(numel, 'element')}, {show_nbytes(nbytes)}")
+
+    def _table(self, tensors: Sequence[LazyTensor], *, is_raw: bool = False) -> Table:
+        columns = self._options["columns"]
+        spare = _SPARE if columns == tables.DEFAULT_COLUMNS else ()
+        return tables.tensor_table(self._checkpoint, tensors, columns, is_raw=is_raw)._replace(spare=spare)
+
+    @cached_property
+    def _digest(self) -> Known | None:
+        if not self._options["digest"]:
+            return None
+        from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
+
+        return digest_or_why(self._checkpoint)

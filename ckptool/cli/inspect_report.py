@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.checking.finding import Finding, finding_lines
+from ckptool.checking.finding import Finding, finding_facts
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
-from ckptool.cli.text import with_options
-from ckptool.messages import FORMS, LISTED, counted, counts, listed, rough, show, show_nbytes, some
+from ckptool.cli.text import in_options
+from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
+from ckptool.rendering import Fact, Section
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
@@ -52,36 +53,22 @@ class Room(NamedTuple):
 SHORT, WHOLE = Room(), Room(*[sys.maxsize] * 3)
 
 
-class Fact(NamedTuple):
-    """What is said about a file under one label: a line for each of its items."""
-
-    label: str
-    items: Sequence[str]
-    most: int | None = None
-    """How many items a terminal shows; None for all."""
-
-
-def head_lines(
+def head_sections(
     checkpoint: Checkpoint,
     summary: Summary,
     findings: Sequence[Finding],
     digest: Known | None = None,
     *,
     whole: bool = False,
-) -> Iterator[str]:
-    """Yield the lines that say what a file is, one fact a line; ``whole`` cuts none, and leaves nothing out."""
-    yield shown_name(checkpoint)
+) -> Iterator[Section]:
+    """Yield what a file is, fact by fact; ``whole`` cuts none, and leaves nothing out."""
+    yield show(f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path)
     for fact in head_facts(checkpoint, summary, WHOLE if whole else SHORT):
-        yield from listed(fact.label, fact.items, None if whole else fact.most)
+        yield fact._replace(most=None) if whole else fact
     if digest is not None:
         why = "" if digest.error is None else digest.error.message
-        yield from listed("digest", [digest.digest or f"none: {show(why)}"])
-    yield from map(with_options, finding_lines(findings))
-
-
-def shown_name(checkpoint: Checkpoint) -> str:
-    """Return the path of a checkpoint, and of an archive's member its name behind it."""
-    return show(f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path)
+        yield Fact("digest", [digest.digest or f"none: {show(why)}"])
+    yield from in_options(finding_facts(findings))
 
 
 def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:
@@ -105,23 +92,23 @@ def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fac
     if adapter is not None:
         yield Fact("adapter", [_adapter(adapter, room)])
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
-        yield Fact("state dicts", [_state_dict(found, checkpoint.weights, room) for found in checkpoint.state_dicts])
+        dicts = [_state_dict(found, checkpoint.weights, room) for found in checkpoint.state_dicts]
+        yield Fact("state dicts", dicts, None)
     if checkpoint.form in _BESIDE_WEIGHTS:
         from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
 
-        yield Fact("training", [_training(found, room) for found in training_states(checkpoint)], LISTED)
+        yield Fact("training", [_training(found, room) for found in training_states(checkpoint)])
     shards = sorted(checkpoint.shards, key=lambda one: one.name)
     yield Fact(
         "shards",
         [f"{show(one.name)}: {counted(one.tensors, one.holds)}, {show_nbytes(one.nbytes)}" for one in shards],
-        LISTED,
     )
     members = (
         f"{show(found.name)}: {found.format}, {found.form}, {counted(found.tensors, 'tensor')}, "
         f"{show_nbytes(found.nbytes)}"
         for found in checkpoint.members
     )
-    yield Fact("members", list(members))
+    yield Fact("members", list(members), None)
     yield Fact("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], _BESIDE_SHOWN)
     if checkpoint.metadata:
         # What is cut here is cut again below: only the second cut is seen.

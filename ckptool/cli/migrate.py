@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,17 +14,19 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.options import RayCommand, brief_option, ray_option, refuse_idle
+from ckptool.cli.outputs import Failed, Result, output_for
 from ckptool.cli.targets import AnyPath, far_options
-from ckptool.cli.text import ProgressLine, error_text, say, terminal_width, with_options, wrapped
+from ckptool.cli.text import ProgressLine, in_options
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.migrate import migrate_by, unmatched
-from ckptool.migration.report import MigrationReport
+from ckptool.migration.report import MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
+from ckptool.rendering import Section
 from ckptool.sources.naming import below, is_far, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
@@ -209,7 +210,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
-    output = output_for(options, sources)
+    output = output_for({**options, "names_alone": options["quiet"]}, sources, is_list=len(sources) > 1)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
     work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)
@@ -224,20 +225,23 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "reflink": not options["no_reflink"],
     }
     code = 0
-    shows_progress = not isinstance(output, Objects | Names)
     run = _on_ray if options["ray"] else _run
     refusal = None
     matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
     if len(work) > 1 and any(matched):
         refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
         arguments["changes"] = changes._replace(allow_unmatched=True)
-    outcomes = run(work, arguments, options, shows_progress=shows_progress)
+    outcomes = run(work, arguments, options, shows_progress=output.shows_progress)
     for source, outcome in outcomes if refusal is None else [(source, refusal) for source, _ in work]:
+        result: Result
         if isinstance(outcome, CkptoolError):
-            code = max(code, 1 if is_refused(outcome) else 2)
-            output.failed(shown_path(source), outcome)
+            shown = shown_path(source)
+            result = _NotMigrated(shown, outcome, schema=_SCHEMA, source=shown)
+            result.exit_code = 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2
         else:
-            output.done(outcome)
+            result = _Migrated(outcome, quiet=options["quiet"])
+        code = max(code, result.exit_code)
+        output.add(result)
     output.end()
     sys.exit(code)
 
@@ -448,126 +452,46 @@ def _outcome(
         return error
 
 
-def output_for(options: dict[str, Any], sources: Sequence[str]) -> Objects | Names | Brief | Reports:
-    if options["as_json"] or options["as_lines"]:
-        return Objects(as_lines=options["as_lines"], is_list=len(sources) > 1)
-    if options["quiet"]:
-        return Names()
-    return Brief(sources) if options["brief"] else Reports()
+class _Migrated(Result):
+    """What was written, or would be."""
 
+    def __init__(self, report: MigrationReport, *, quiet: bool) -> None:
+        super().__init__(report.source)
+        self._report = report
+        self._quiet = quiet
+        self.nbytes = report.written_nbytes
+        self.otherwise = "written" if report.written else "planned"
 
-def is_refused(error: CkptoolError) -> bool:
-    """Say whether an error means that something would be lost, and not that a file cannot be read or written."""
-    return isinstance(error, MigrationRefused | WeightsNotFound)
+    def sections(self) -> Iterator[Section]:
+        yield show(self._report.target)
+        if not self._quiet:
+            yield from in_options(sections_of(self._report))
 
+    def cells(self) -> Sequence[str]:
+        report = self._report
+        left = f"; leaves out {counted(len(report.dropped), 'entry')}" if report.dropped else ""
+        return [f"{report.target}: {report.after.format}, {show_nbytes(report.nbytes)}{left}"]
 
-class Objects:
-    """JSON."""
-
-    def __init__(self, *, as_lines: bool, is_list: bool) -> None:
-        from ckptool.cli.json_output import JsonOutput
-
-        self._output = JsonOutput(as_lines=as_lines, is_list=is_list)
-
-    def done(self, report: MigrationReport) -> None:
+    def object(self) -> dict[str, object]:
+        report = self._report
         fields = report._asdict()
         del fields["dropped_at_root"]  # they are among those that are dropped
         head = {name: fields.pop(name) for name in ("source", "target", "form")}
         found = {"schema": _SCHEMA, **head, "source_format": report.before.format, **fields}
         found["renamed"] = [list(pair) for pair in report.renamed]
-        found["casts"] = [cast._asdict() for cast in report.casts]
-        found["files"] = [file._asdict() for file in report.files]
-        for name, file in (("before", report.before), ("after", report.after)):
-            found[name] = file._asdict()
-        self._output.add(found)
-
-    def failed(self, source: str, error: CkptoolError) -> None:
-        from ckptool.cli.json_output import error_object
-
-        self._output.add({"schema": _SCHEMA, "source": source, "error": error_object(error)})
-
-    def end(self) -> None:
-        self._output.end()
+        for name in ("casts", "files"):
+            found[name] = [one._asdict() for one in fields[name]]
+        for name in ("before", "after"):
+            found[name] = fields[name]._asdict()
+        return found
 
 
-class Names:
-    """The name of each result, for scripts."""
+class _NotMigrated(Failed):
+    """A source of which nothing was written."""
 
-    def done(self, report: MigrationReport) -> None:
-        say(show(report.target))
+    @property
+    def counted_as(self) -> str:
+        return "refused" if self.exit_code == 1 else "failed"
 
-    def failed(self, _: str, error: CkptoolError) -> None:
-        say(error_text(error), err=True)
-
-    def end(self) -> None:
-        pass
-
-
-class _Totalled:
-    """What ends with a total."""
-
-    def __init__(self) -> None:
-        self._found: Counter[str] = Counter()
-        self._nbytes = 0
-        self._width = terminal_width()
-
-    def done(self, report: MigrationReport) -> None:
-        self._found[_word(report)] += 1
-        self._nbytes += report.written_nbytes
-
-    def failed(self, _: str, error: CkptoolError) -> None:
-        self._found["refused" if is_refused(error) else "failed"] += 1
-
-    def total(self) -> Iterator[str]:
-        """Yield the total: how many of what, and the bytes that were written."""
-        sizes = {word: f" ({show_nbytes(self._nbytes)})" for word in ("written", "planned")}
-        kinds = (f"{number:,} {word}{sizes.get(word, '')}" for word, number in self._found.items())
-        yield from ("", f"{counted(self._found.total(), 'checkpoint')}: {', '.join(kinds)}")
-
-
-class Reports(_Totalled):
-    """For people: all about each file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun = False
-
-    def done(self, report: MigrationReport) -> None:
-        super().done(report)
-        lines = [""] * self._begun + [with_options(line) for line in report.lines(self._width)]
-        self._begun = True
-        say("\n".join(wrapped(lines, self._width)))
-
-    def failed(self, source: str, error: CkptoolError) -> None:
-        super().failed(source, error)
-        self._begun = True
-        say(error_text(error), err=True)
-
-    def end(self) -> None:
-        if self._found.total() > 1:
-            say("\n".join(wrapped(self.total(), self._width)))
-
-
-class Brief(_Totalled):
-    """A line for each file."""
-
-    def __init__(self, sources: Sequence[str]) -> None:
-        from ckptool.cli.brief import BriefMigrate
-
-        super().__init__()
-        self._lines = BriefMigrate(sources)
-
-    def done(self, report: MigrationReport) -> None:
-        super().done(report)
-        self._lines.done(_word(report), report)
-
-    def failed(self, source: str, error: CkptoolError) -> None:
-        super().failed(source, error)
-        self._lines.failed(source, error)
-
-    def end(self) -> None:
-        say("\n".join(wrapped(self.total(), self._width)))
-
-
-def _word(report: MigrationReport) -> str:
-    return "written" if report.written else "planned"
+    def cells(self) -> Sequence[str]:
+        return [self.error.message] if self.error is not None else []

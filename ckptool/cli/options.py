@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from ckptool.cli import tables
 from ckptool.cli.completion import choices
 from ckptool.cli.verbs import Command
 
@@ -112,15 +111,18 @@ def left_out(number: int, what: str = "") -> str:
     return f"… and {number:,} more{what}; --limit 0 lists all"
 
 
-def no_room(headers: Sequence[str]) -> str:
-    """Return a line about columns that the terminal has no room for."""
-    return f"… no room for {', '.join(headers)}; --wide shows all"
-
-
 def _table_format(_ctx: click.Context, _param: click.Parameter, asked: str | None) -> str | None:
-    if asked is not None and asked not in tables.RAW_FORMATS and asked not in tables.table_formats():
-        raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
+    from ckptool.cli.tables import RAW_FORMATS
+
+    if asked is not None and asked not in RAW_FORMATS and asked not in _table_formats():
+        raise click.BadParameter(f"choose from {', '.join(_table_formats())}", param_hint="--table")
     return asked
+
+
+def _table_formats() -> list[str]:
+    from ckptool.cli.tables import table_formats
+
+    return table_formats()
 
 
 _table = click.option(
@@ -128,7 +130,7 @@ _table = click.option(
     "table_format",
     metavar="FORMAT",
     callback=_table_format,
-    shell_complete=choices(tables.table_formats),
+    shell_complete=choices(_table_formats),
     help="Print only the table: as csv, tsv or json with plain numbers, or in a format of tabulate (github, html…).",
 )
 

@@ -14,8 +14,8 @@ import click
 
 from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, lost_row
 from ckptool.checking.row_worker import Place, Rows
-from ckptool.cli.brief import Totals, left_out
 from ckptool.cli.options import RayCommand, ray_option
+from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, Listing, as_asked, means_other, reach_options
 from ckptool.cli.text import say
@@ -204,7 +204,7 @@ class _Run:
         """Of far files whose server alone knows whether they are still the same."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
-        self._totals = Totals("fine")
+        self._totals = Totals()
         self._printed = sys.stdout.buffer
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
@@ -307,12 +307,9 @@ class _Run:
             self._totals.passed_over(row["path"])
             return False
         self._rows += 1
-        self._totals.graded(row["grade"])
-        if error:
-            self._failed += 1
-            self._totals.not_opened()
-        else:
-            self._totals.opened(row["worst"], row["format"], row["nbytes"])
+        self._failed += bool(error)
+        word = NOT_OPENED if error else COUNTED_AS.get(row["worst"], "fine")
+        self._totals.count(word, 0 if error else row["nbytes"], row["format"], row["grade"])
         return True
 
     def say_totals(self, paths: Iterable[str]) -> None:
@@ -327,7 +324,7 @@ class _Run:
         if self._passed and not (self._rows or self._skipped):
             fact = f"no checkpoint among {counted(self._passed, 'file')}"
             raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(paths))
-        for line in (*self._totals.lines(always=True), *left_out(self._listing.passed)):
+        for line in (*self._totals.lines(), *left_out(self._listing.passed)):
             say(line, err=True)
         if self._skipped:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""

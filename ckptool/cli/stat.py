@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
-from ckptool.checkpoints.tables import Table, fitted, plain_table
-from ckptool.cli import tables
-from ckptool.cli.json_output import JsonOutput, error_object
-from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, no_room, refuse_idle, rows
+from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, refuse_idle, rows
+from ckptool.cli.outputs import Failed, Result, say_each
 from ckptool.cli.tables import selection_of
-from ckptool.cli.targets import AnyPath, far_options, is_many, refuse_none, targets
-from ckptool.cli.text import ProgressLine, error_text, pager, say, terminal_width, wrapped
+from ckptool.cli.targets import AnyPath, Target, far_options
+from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
+from ckptool.rendering import Fact, Section, Table
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"
@@ -58,118 +58,53 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     """
     refuse_idle()
     selection = selection_of(options)
-    found = targets(files, recursive=options["recursive"])
-    failed, incomplete, passed = False, False, 0
-    with pager(asked=options["pager"]):
-        output = _output(options, is_list=is_many(files, found))
-        line = ProgressLine(len(found), shown=not isinstance(output, _Objects))
-        for target in found:
-            line.next(target.path)
-            try:
-                with open_checkpoint(target.path) as checkpoint:
-                    chosen = selection.of(checkpoint)
-                    found_rows = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
-                    nothing = selection.nothing(checkpoint.tensors, chosen)
-            except CkptoolError as error:
-                line.clear()
-                if error.kind == "missing-package":
-                    raise
-                if target.passes_over(error):
-                    passed += 1
-                else:
-                    failed = True
-                    output.failed(target.shown, error)
-                continue
-            line.clear()
-            incomplete = incomplete or any(row.is_lost for row in found_rows)
-            output.computed(target.shown, found_rows, nothing)
-        output.end()
-    refuse_none(passed, found, files)
-    refused = selection.refused()
-    sys.exit(2 if failed else int(refused or incomplete))
+
+    @contextmanager
+    def look(target: Target, line: ProgressLine) -> Iterator[Result]:
+        with open_checkpoint(target.path) as checkpoint:
+            chosen = selection.of(checkpoint)
+            found = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
+            nothing = selection.nothing(checkpoint.tensors, chosen)
+        yield _Computed(target.shown, found, nothing, limit_of(options))
+
+    def failed(target: Target, error: CkptoolError) -> Result | None:
+        if error.kind == "missing-package":
+            raise error
+        return None if target.passes_over(error) else Failed(target.shown, error, schema=SCHEMA, path=target.shown)
+
+    code = say_each(files, options, look, failed, has_totals=False)
+    sys.exit(max(code, int(selection.refused())))
 
 
-def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Pasted | _Tables:
-    if options["as_json"] or options["as_lines"]:
-        return _Objects(JsonOutput(as_lines=options["as_lines"], is_list=is_list))
-    if options["table_format"] is not None:
-        return _Pasted(options["table_format"], limit_of(options), has_paths=is_list)
-    return _Tables(limit_of(options), None if options["wide"] else terminal_width())
+class _Computed(Result):
+    """What the values of a file are like."""
 
-
-class _Objects:
-    """JSON."""
-
-    def __init__(self, output: JsonOutput) -> None:
-        self._output = output
-
-    def computed(self, path: str, rows: Sequence[ValueRow], _: str | None) -> None:
-        self._output.add({"schema": SCHEMA, "path": path, "rows": [_object(row) for row in rows]})
-
-    def failed(self, path: str, error: CkptoolError) -> None:
-        self._output.add({"schema": SCHEMA, "path": path, "error": error_object(error)})
-
-    def end(self) -> None:
-        self._output.end()
-
-
-class _Pasted:
-    """In one of the formats of tables."""
-
-    def __init__(self, table_format: str, limit: int | None, *, has_paths: bool) -> None:
+    def __init__(self, path: str, rows: Sequence[ValueRow], nothing: str | None, limit: int | None) -> None:
+        super().__init__(path)
+        self._rows = rows
+        self._nothing = nothing
         self._limit = limit
-        self._has_paths = has_paths
-        self._table = tables.Pasted(table_format, has_paths=has_paths)
+        self.exit_code = int(any(row.is_lost for row in rows))
 
-    def computed(self, path: str, rows: Sequence[ValueRow], nothing: str | None) -> None:
-        if nothing is not None:
-            say(f"{show(path)}: {nothing.strip()}" if self._has_paths else nothing.strip(), err=True)
+    @property
+    def note(self) -> str | None:
+        return self._nothing
+
+    def sections(self) -> Iterator[Section]:
+        yield show(self.path)
+        if self._nothing is not None:
+            yield Fact("listed", [self._nothing])
             return
-        is_raw = self._table.is_raw
-        cells: Iterator[Sequence[object]] = map(_raw if is_raw else _cells, rows[: self._limit])
-        self._table.add(path, _RAW_HEADERS if is_raw else _HEADERS, cells, _IS_NUMBER)
+        yield self.table(is_raw=False)._replace(spare=_SPARE, spare_if_same=_SPARE_IF_SAME)
+        if self._limit is not None and len(self._rows) > self._limit:
+            yield left_out(len(self._rows) - self._limit)
 
-    def failed(self, _: str, error: CkptoolError) -> None:
-        say(error_text(error), err=True)
+    def table(self, *, is_raw: bool) -> Table:
+        rows: list[Any] = list(map(_raw if is_raw else _cells, self._rows[: self._limit]))
+        return Table(_RAW_HEADERS if is_raw else _HEADERS, rows, _IS_NUMBER)
 
-    def end(self) -> None:
-        text = self._table.text()
-        if text is not None:
-            say(text)
-
-
-class _Tables:
-    """For people."""
-
-    def __init__(self, limit: int | None, width: int | None) -> None:
-        self._limit = limit
-        self._width = width
-        self._begun = False
-
-    def computed(self, path: str, rows: Sequence[ValueRow], nothing: str | None) -> None:
-        if self._begun:
-            say("")
-        self._begun = True
-        say(show(path))
-        say(nothing if nothing is not None else "\n".join(self._lines(rows)))
-
-    def failed(self, _: str, error: CkptoolError) -> None:
-        say(error_text(error), err=True)
-
-    def end(self) -> None:
-        pass
-
-    def _lines(self, rows: Sequence[ValueRow]) -> Iterator[str]:
-        shown = rows[: self._limit]
-        table = Table(_HEADERS, [_cells(row) for row in shown], _IS_NUMBER)
-        spared: list[str] = []
-        if self._width is not None:
-            table, spared = fitted(table, self._width, _SPARE, _SPARE_IF_SAME)
-        yield from plain_table(table, self._width)
-        if spared:
-            yield from wrapped([no_room(spared)], self._width)
-        if len(rows) > len(shown):
-            yield left_out(len(rows) - len(shown))
+    def object(self) -> dict[str, object]:
+        return {"schema": SCHEMA, "path": self.path, "rows": list(map(_object, self._rows))}
 
 
 def _cells(row: ValueRow) -> list[str]:

@@ -10,7 +10,7 @@ Which tensors of a file to list, and in which order, as the options of several v
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from ckptool import messages
-from ckptool.checkpoints.tables import Row, cut_middle
 from ckptool.cli.text import say
 from ckptool.messages import show, show_nbytes, some
+from ckptool.rendering import Row, Table, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -151,54 +151,46 @@ def tensor_file_offset(info: TensorInfo) -> int | None:
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
 
-def tensor_rows(tensors: Iterable[LazyTensor], columns: Sequence[str], related: Related) -> Iterator[list[str]]:
-    """Yield a row for each tensor, and one for each part of a tensor that is in parts."""
-    values = [COLUMNS[name].value for name in columns]
-    for name, info, its in _named(tensors, related):
-        yield [value(name, info, its) for value in values]
+def tensor_table(
+    checkpoint: Checkpoint, tensors: Iterable[LazyTensor], columns: Sequence[str], *, is_raw: bool = False
+) -> Table:
+    """
+    Return a row for each tensor, and one for each part of a tensor that is in parts.
 
-
-def raw_rows(tensors: Iterable[LazyTensor], columns: Sequence[str], related: Related) -> Iterator[list[object]]:
-    """Yield the same rows for programs: numbers as numbers, in elements and bytes."""
+    If it is raw, for programs, headers are the names of columns, and numbers are numbers, in elements and bytes.
+    """
     chosen = [COLUMNS[name] for name in columns]
-    for name, info, its in _named(tensors, related):
-        yield [column.raw(info) if column.raw else column.value(name, info, its) for column in chosen]
+    related = _related(checkpoint, columns)
+    named = ((name, info, its) for tensor in tensors for name, info, its in _with_parts(tensor, related))
+    if is_raw:
+        rows: list[Any] = [
+            [one.raw(info) if one.raw else one.value(name, info, its) for one in chosen] for name, info, its in named
+        ]
+    else:
+        values = [one.value for one in chosen]
+        rows = [[value(name, info, its) for value in values] for name, info, its in named]
+    headers = columns if is_raw else [one.header for one in chosen]
+    return Table(headers, rows, [one.is_number for one in chosen])
 
 
-def _named(tensors: Iterable[LazyTensor], related: Related) -> Iterator[tuple[str, TensorInfo, Related]]:
-    for tensor in tensors:
-        yield tensor.name, tensor.info, related
-        for part, info in tensor.info.parts:
-            yield f"{tensor.name}[{part}]", info, Related()
+def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
+    shared: dict[str, Sequence[str]] = {}
+    parameters: dict[str, str] = {}
+    if "shared_with" in columns:
+        from ckptool.checkpoints.summary import sharing
+
+        shared = {name: group for group in sharing(checkpoint.tensors.values()) for name in group}
+    if "of_parameter" in columns:
+        from ckptool.checkpoints.training import parameter_names  # seldom asked for
+
+        parameters = parameter_names(checkpoint)
+    return Related(shared, parameters)
 
 
-class Pasted:
-    """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its file in front."""
-
-    def __init__(self, table_format: str, *, has_paths: bool) -> None:
-        self._format = table_format
-        self._has_paths = has_paths
-        self._headers: Row = ()
-        self._numbers: Sequence[bool] = ()
-        self._rows: list[Sequence[Any]] = []
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether it is for programs: cells are values as they are, and text in all other formats."""
-        return self._format in RAW_FORMATS
-
-    def add(self, path: str, headers: Row, rows: Iterable[Sequence[Any]], numbers: Sequence[bool]) -> None:
-        """Add the rows of a file."""
-        front = [show(path)] if self._has_paths else []
-        self._headers = [*(["path"] if self._has_paths else []), *headers]
-        self._numbers = [*([False] if self._has_paths else []), *numbers]
-        self._rows += ([*front, *row] for row in rows)
-
-    def text(self) -> str | None:
-        """Return the table; None if no file was added."""
-        if not self._headers:
-            return None
-        return formatted_table(self._headers, self._rows, self._numbers, self._format)
+def _with_parts(tensor: LazyTensor, related: Related) -> Iterator[tuple[str, TensorInfo, Related]]:
+    yield tensor.name, tensor.info, related
+    for part, info in tensor.info.parts:
+        yield f"{tensor.name}[{part}]", info, Related()
 
 
 def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str) -> str:
@@ -283,13 +275,18 @@ class Selection(NamedTuple):
         Raises:
             MigrationRefused: A glob means one thing as a full path, and another as a name in a state dict.
         """
-        chosen = list(checkpoint.tensors.values())
-        if self.filter is not None:
-            chosen = self._filtered(checkpoint, self.filter)
+        everything = list(checkpoint.tensors.values())
+        chosen = everything if self.filter is None else self._filtered(checkpoint, self.filter)
         if self.grep is not None:
-            found = _matching(self.grep, chosen)
+            from ckptool.names.renaming import LONGEST  # most calls list all names
+
+            long = sum(len(one.name) > LONGEST for one in everything)
+            if long:
+                what = f"{messages.counted(long, 'name')} of more than {LONGEST:,} characters not tried with --grep."
+                say(f"Note: {what}", err=True)
+            found = _matching(self.grep, checkpoint.tensors)
             self._note("grep", self.grep.pattern, found)
-            chosen = found
+            chosen = [tensor for tensor in chosen if tensor.name in found]
         if self.seen:
             self.seen[_LISTED] = self.seen.get(_LISTED, False) or bool(chosen)
         sort = OTHER_SORT_KEYS.get(self.sort, self.sort)
@@ -311,7 +308,7 @@ class Selection(NamedTuple):
         }
         return [tensor for name, tensor in checkpoint.tensors.items() if name in taken]
 
-    def _note(self, option: str, text: str, found: Sequence[object]) -> None:
+    def _note(self, option: str, text: str, found: Sized) -> None:
         word = f"--{option} {text!r}"
         self.seen[word] = self.seen.get(word, False) or bool(found)
 
@@ -326,7 +323,7 @@ class Selection(NamedTuple):
         return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
-        """Return a line about a selection that takes none of the names there are, and what would take some."""
+        """Return what is said of a selection that takes none of the names there are, and what would take some."""
         if chosen or not tensors:
             return None
         patterns = (self.grep.pattern,) if self.grep is not None else ()
@@ -334,30 +331,26 @@ class Selection(NamedTuple):
         options = {"grep": patterns, "include": include, "exclude": exclude}
         asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
         near = next(filter(None, self._nearly(tensors)), "")
-        return messages.labelled("listed", f"0 of {len(tensors):,} names match {messages.show(asked)}{near}")
+        return f"0 of {len(tensors):,} names match {messages.show(asked)}{near}"
 
     def _nearly(self, tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
-        if self.grep is not None:
-            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), list(tensors.values())))
+        if self.grep is not None and not _matching(self.grep, tensors):
+            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), tensors))
             yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
         if self.filter is not None:
             for glob in self.filter.include:
-                inside = self.filter._replace(include=(f"*{glob}*",), exclude=())
-                count = sum(1 for name in tensors if inside.takes(name))
+                alone, inside = (self.filter._replace(include=(one,), exclude=()) for one in (glob, f"*{glob}*"))
+                count = 0 if any(map(alone.takes, tensors)) else sum(map(inside.takes, tensors))
                 wider = messages.show(repr(inside.include[0]))
                 yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
 
 
-def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
-    """Return the tensors whose name matches; that names are too long to be tried is said."""
+def _matching(pattern: re.Pattern[str], names: Iterable[str]) -> set[str]:
+    """Return the names that match, of those that are not too long to be tried."""
     from ckptool.names.renaming import LONGEST, Trials
 
-    tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
-    if len(tried) < len(tensors):
-        long = messages.counted(len(tensors) - len(tried), "name")
-        say(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
     trials = Trials()
-    return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
+    return {name for name in names if len(name) <= LONGEST and trials.on(name, pattern.search)}
 
 
 def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection:

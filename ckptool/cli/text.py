@@ -10,16 +10,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 from typing import Final
 
 import click
 
-from ckptool.checkpoints.tables import cut_middle
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show, show_nbytes
+from ckptool.rendering import Fact, Lines, Section, Table, cut_middle, fitted, plain_table, section_lines
 from ckptool.sources.naming import local_name
 
 _HANGING: Final = " " * 15
@@ -35,6 +35,14 @@ pages: list[list[str]] = []
 def with_options(text: str) -> str:
     """Return a hint with its options as they are written on the command line: `force=True` as --force."""
     return re.sub(OPTION, lambda found: _spelled(found[1], found[2]), text)
+
+
+def in_options(sections: Iterable[Section]) -> Iterator[Section]:
+    """Yield sections with such hints in their lines and facts."""
+    for section in sections:
+        if isinstance(section, Fact):
+            section = section._replace(items=[with_options(item) for item in section.items])
+        yield with_options(section) if isinstance(section, str) else section
 
 
 def _spelled(name: str, value: str) -> str:
@@ -115,6 +123,49 @@ def wrapped(lines: Iterable[str], room: int | None) -> Iterator[str]:
             yield from _broken(line, label, " " * (len(label) or 2), room or 0)
         else:
             yield line
+
+
+def no_room(headers: Sequence[str]) -> str:
+    """Return a line about columns that the terminal has no room for."""
+    return f"… no room for {', '.join(headers)}; --wide shows all"
+
+
+_LINES_AT_ONCE: Final = 1000
+
+
+def say_sections(sections: Iterable[Section], width: int | None, before: Iterable[str] = ()) -> bool:
+    """
+    Print a report for a terminal of so many columns, with lines ``before`` it, and return whether there is one.
+
+    A table is printed apart from what stands before it: a long one takes time.
+    """
+    waiting: list[str] = []
+    is_empty = True
+    for section in sections:
+        waiting += before if is_empty else ()
+        is_empty = False
+        if waiting and isinstance(section, Lines | Table):
+            say("\n".join(waiting))
+            waiting.clear()
+        for line in _laid_out(section, width):
+            waiting.append(line)
+            if len(waiting) == _LINES_AT_ONCE:
+                say("\n".join(waiting))
+                waiting.clear()
+    if waiting:
+        say("\n".join(waiting))
+    return not is_empty
+
+
+def _laid_out(section: Section, width: int | None) -> Iterator[str]:
+    if isinstance(section, Table) and width is not None:
+        table, spared = fitted(section, width)
+        yield from plain_table(table, width)
+        yield from wrapped([no_room(spared)] if spared else [], width)
+    elif isinstance(section, Lines | Table):
+        yield from section_lines(section, width)
+    else:
+        yield from wrapped(section_lines(section, width), width)
 
 
 def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
-from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show, some
+from ckptool.messages import LISTED, grouped, head_of, show, some
+from ckptool.rendering import Fact, Section, Table, html_of, text_of
 from ckptool.torch_ops.differences import Likeness, Number
 
-WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."
+_WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."
 
 
 class ShapeChange(NamedTuple):
@@ -78,37 +78,10 @@ class DiffReport(NamedTuple):
     """How alike the tensors are whose values differ, where that was asked for."""
 
     def __str__(self) -> str:
-        return "\n".join((*_lines(self), *self.likeness_lines()))
-
-    def likeness_lines(self, width: int | None = None) -> Iterator[str]:
-        """Yield a table of how alike tensors are, for a terminal of so many columns."""
-        if self.likeness:
-            rows = [(show(one.name), *map(_share, one[1:5])) for one in self.likeness]
-            headers = ("name", "cosine", "|A - B| / |B|", "|A|", "|B|")
-            yield ""
-            yield from plain_table(Table(headers, rows, (False, True, True, True, True)), width)
-
-    def facts(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield what differs, by kind: what the text says of it, and an item for each difference."""
-        yield "only in A", _grouped(self.only_a)
-        yield "only in B", _grouped(self.only_b)
-        if self.order is not None:
-            at = self.order
-            yield "order", [f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}"]
-        yield "shape", [f"{show(change.name)}: {list(change.a)} -> {list(change.b)}" for change in self.shapes]
-        for label, changes in (("dtype", self.dtypes), ("device", self.devices), ("layout", self.layouts)):
-            yield label, _by_change(changes)
-        for label, ties in (("tied in A", self.ties_a), ("tied in B", self.ties_b)):
-            yield label, [show(" = ".join(names)) for names in ties]
-        yield "metadata", _by_change(self.metadata)
-        yield "other values", [_change(change) for change in self.others]
-        yield "values", _largest_first(self.values)
-        yield "close", _largest_first(self.close)
-        yield "not compared", [show(what) for what in self.not_compared]
+        return "\n".join(text_of(sections_of(self)))
 
     def _repr_html_(self) -> str:
-        rows = [(kind, f"{number:,}") for kind, number in self.counts.items() if number]
-        return html_table(f"{self.a.path}, {self.b.path}: {self.verdict}", ("different", "how many"), rows, len(rows))
+        return html_of(f"{self.a.path}, {self.b.path}: {self.verdict}", facts_of(self))
 
     @property
     def verdict(self) -> str:
@@ -146,14 +119,37 @@ class DiffReport(NamedTuple):
         }
 
 
-def _lines(report: DiffReport) -> Iterator[str]:
+def sections_of(report: DiffReport) -> Iterator[Section]:
+    """Yield the two files, what differs, the verdict and, where that was asked for, how alike tensors are."""
     yield f"A  {_file(report.a)}"
     yield f"B  {_file(report.b)}"
-    for label, items in report.facts():
-        yield from listed(label, items)
-        if label == "only in B" and report.wrapped:
-            yield labelled("", WRAPPED)
+    yield from facts_of(report)
     yield report.verdict
+    if report.likeness:
+        rows = [(show(one.name), *map(_share, one[1:5])) for one in report.likeness]
+        headers = ("name", "cosine", "|A - B| / |B|", "|A|", "|B|")
+        yield from ("", Table(headers, rows, (False, True, True, True, True)))
+
+
+def facts_of(report: DiffReport) -> Iterator[Fact]:
+    """Yield what differs, by kind, with an item for each difference."""
+    yield Fact("only in A", _grouped(report.only_a))
+    yield Fact("only in B", _grouped(report.only_b))
+    if report.wrapped:
+        yield Fact("", [_WRAPPED])
+    if report.order is not None:
+        at = report.order
+        yield Fact("order", [f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}"])
+    yield Fact("shape", [f"{show(change.name)}: {list(change.a)} -> {list(change.b)}" for change in report.shapes])
+    for label, changes in (("dtype", report.dtypes), ("device", report.devices), ("layout", report.layouts)):
+        yield Fact(label, _by_change(changes))
+    for label, ties in (("tied in A", report.ties_a), ("tied in B", report.ties_b)):
+        yield Fact(label, [show(" = ".join(names)) for names in ties])
+    yield Fact("metadata", _by_change(report.metadata))
+    yield Fact("other values", [_change(change) for change in report.others])
+    yield Fact("values", _largest_first(report.values))
+    yield Fact("close", _largest_first(report.close))
+    yield Fact("not compared", [show(what) for what in report.not_compared])
 
 
 def _share(value: object) -> str:

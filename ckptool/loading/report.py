@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 import torch
 
-from ckptool.checkpoints.tables import html_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading, own_loader
 from ckptool.loading.model_plan import FillPlan, entries_of, is_lazy
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
+from ckptool.rendering import Fact, html_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -72,13 +72,7 @@ class LoadReport(NamedTuple):
         return f"<LoadReport {self.path!r} {self.loaded} of {self.expected} tensors>"
 
     def _repr_html_(self) -> str:
-        lists = (
-            ("missing", self.missing),
-            ("unexpected", self.unexpected),
-            ("still on the meta device", self.still_meta),
-        )
-        rows = [(what, name) for what, names in lists for name in names]
-        return html_table(self.line, ("", "name"), rows, len(rows))
+        return html_of(self.line, (Fact(*one) for one in self._lacking()))
 
     @property
     def line(self) -> str:
@@ -106,15 +100,14 @@ class LoadReport(NamedTuple):
             _listed("hooks ran", self.hooks),
             f"the same are under {show(some(self.also_under))}" if self.also_under else "",
         ]
-        lacking = [
-            _listed("missing", self.missing),
-            _listed("unexpected", self.unexpected),
-            _listed("still on the meta device", self.still_meta),
-            self.line_of_ties,
-        ]
-        for facts in (done, lacking):
+        for facts in (done, [*(_listed(*one) for one in self._lacking()), self.line_of_ties]):
             if any(facts):
                 yield "; ".join(fact for fact in facts if fact)
+
+    def _lacking(self) -> Iterator[tuple[str, Sequence[str]]]:
+        yield "missing", self.missing
+        yield "unexpected", self.unexpected
+        yield "still on the meta device", self.still_meta
 
 
 def _listed(what: str, names: Iterable[str]) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, wrappers_in_front
-from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
-from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, grouped, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
@@ -21,10 +20,9 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
 from ckptool.pickles.weights_only import why_refused
+from ckptool.rendering import Fact, Section, Sides, html_of, text_of
 from ckptool.sources.naming import shown_path
 from ckptool.tensors.tensor import TensorInfo
-
-_LABEL: Final = 11
 
 
 class FileFacts(NamedTuple):
@@ -96,15 +94,10 @@ class MigrationReport(NamedTuple):
     """Bytes of tensors that are left out, and stay in a file that is edited in place."""
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
-
-    def lines(self, width: int | None = None) -> Iterator[str]:
-        """Yield the lines of the text, laid out for a terminal of so many columns."""
-        return _lines(self, width)
+        return "\n".join(text_of((show(self.target), *sections_of(self))))
 
     def _repr_html_(self) -> str:
-        rows = list(_rows(self.before, self.after))
-        return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
+        return html_of(f"{self.target}: {_result(self)}", sections_of(self))
 
 
 def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -> MigrationReport:
@@ -344,32 +337,21 @@ def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> b
     return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))
 
 
-def _lines(report: MigrationReport, width: int | None = None) -> Iterator[str]:
-    """Yield the target, the file before and after, then every change."""
-    yield show(report.target)
-    yield labelled("result", _result(report))
-    yield labelled("source", show(report.source))
-    yield labelled("content", _taken(report))
-    yield from _before_and_after(report, width)
-    devices = [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in report.retagged.items()]
-    yield from listed("device", devices)
-    yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield from listed("cast", list(_casts(report)))
-    yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from listed("left out", _left_out(report))
-    yield from listed("calls", [show(name) for name in report.calls])
-    yield from listed("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
-    yield from listed("note", [show(note) for note in report.notes])
-
-
-def _before_and_after(report: MigrationReport, width: int | None) -> Iterator[str]:
-    """Yield a table of the file before and after; where that is too wide, each fact in a line of its own."""
-    facts = list(_rows(report.before, report.after))
-    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in facts]
-    lines = [f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None)]
-    if width is not None and any(len(line) > width for line in lines):
-        lines = [labelled(label, " -> ".join(dict.fromkeys(cells))) for label, *cells in facts]
-    yield from lines
+def sections_of(report: MigrationReport) -> Iterator[Section]:
+    """Yield the file before and after, then every change."""
+    yield Fact("result", [_result(report)])
+    yield Fact("source", [show(report.source)])
+    yield Fact("content", [_taken(report)])
+    yield Sides(("before", "after"), list(_rows(report.before, report.after)))
+    tags = report.retagged.items()
+    yield Fact("device", [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in tags])
+    yield Fact("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
+    yield Fact("cast", list(_casts(report)))
+    yield Fact("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
+    yield Fact("left out", _left_out(report))
+    yield Fact("calls", [show(name) for name in report.calls])
+    yield Fact("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
+    yield Fact("note", [show(note) for note in report.notes])
 
 
 def _result(report: MigrationReport) -> str:

@@ -249,6 +249,6 @@ def test_a_small_file_of_plain_data_needs_few_modules() -> None:
     )
     imported = set(done.stdout.splitlines()[-1].split())
     dear = {"json", "concurrent.futures", "ckptool.formats.runnable.programs", "ckptool.checking.folder_files"}
-    dear |= {"ckptool.cli.json_output", "ckptool.checking.value_survey", "ckptool.migration.plan"}
+    dear |= {"ckptool.cli.tables", "ckptool.checking.value_survey", "ckptool.migration.plan"}
     assert "ckptool.checking.check" in imported
     assert not dear & imported

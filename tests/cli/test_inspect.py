@@ -154,7 +154,7 @@ def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.checkpoints.tables import Table, plain_table
+    from ckptool.rendering import Table, plain_table
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
     lines = list(plain_table(Table(["name", "shape"], rows, [False, False]), 60))
@@ -313,3 +313,12 @@ def test_the_digest_is_not_there_unless_it_is_asked_for() -> None:
 
     assert "digest" not in json.loads(result.output)
     assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "stat"])
+def test_patterns_that_only_leave_nothing_together_match_names_each(verb: str) -> None:
+    done = CliRunner().invoke(cli, [verb, str(STATE_DICT), "--grep", "bias$", "--include", "*.weight"])
+
+    assert done.exit_code == 1
+    assert "0 of 10 names match --grep 'bias$' --include '*.weight'\n" in done.stdout
+    assert done.stderr.startswith("Error: no tensor is left to look at\n")

@@ -74,7 +74,7 @@ def test_an_empty_file_is_a_checkpoint_only_by_its_name(verb: str, tmp_path: Pat
     (tmp_path / "cut.pth").touch()
     shown = run(verb, *(() if verb == "scan" else ("-b", "-r")), tmp_path, code=2).output
 
-    assert "1 checkpoint, 0 B: 1 not opened" in shown
+    assert "1 checkpoint: 1 not opened" in shown
     assert f"passed over  1 file of other kinds: {tmp_path}/__init__.py\n" in shown
 
 
@@ -345,7 +345,7 @@ def test_migrations_of_many_files_end_with_a_total(tmp_path: Path) -> None:
     assert re.split(r"  +", shown[0])[:2] == ["written", str(FINE)]
     assert f"{target}: safetensors, " in shown[0]
     assert [line.split()[0] for line in shown[:3]] == ["written", "error", "written"]
-    assert shown[3:] == ["", f"3 checkpoints: 2 written ({show_nbytes(nbytes)}), 1 failed"]
+    assert shown[3:] == ["", f"3 checkpoints, {show_nbytes(nbytes)}: 2 written, 1 failed"]
     told = run("migrate", *files, "--out-dir", there, "--form", "safetensors", code=2).stdout.splitlines()
     assert told[-1] == "3 checkpoints: 3 failed"
     one = run("migrate", FINE, "--out-dir", there, "--form", "safetensors", "--force", "-q").stdout

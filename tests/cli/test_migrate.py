@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def test_several_sources_are_set_apart_by_an_empty_line() -> None:
 
     *blocks, total = said.split("\n\n")
     assert [block.splitlines()[0] for block in blocks] == [f"out/{STATE_DICT}", f"out/{LEGACY_MODEL}"]
-    assert total.startswith("2 checkpoints: 2 written (")
+    assert re.fullmatch("2 checkpoints, [0-9.]+ KiB: 2 written\n", total)
 
 
 # Names

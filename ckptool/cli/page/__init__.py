@@ -31,7 +31,7 @@ from ckptool.checkpoints.summary import summarise
 from ckptool.cli.inspect_report import extra_lines, head_facts
 from ckptool.cli.tables import COLUMNS, Related
 from ckptool.cli.text import with_options
-from ckptool.diffing.report import WRAPPED, DiffReport
+from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.messages import LISTED, counted, cut, show
 from ckptool.sources.files import FileSource
 from ckptool.sources.naming import local_name
@@ -216,12 +216,10 @@ def comparison_columns(
 def comparison_facts(report: DiffReport) -> dict[str, object]:
     """Return the verdict, and what differs by kind."""
     facts: list[object] = [
-        [label, listing(map(with_options, items), LISTED if label in _IN_TABLE else None)]
-        for label, items in report.facts()
-        if items
+        [fact.label or "names", listing(map(with_options, fact.items), LISTED if fact.label in _IN_TABLE else None)]
+        for fact in facts_of(report)
+        if fact.items
     ]
-    if report.wrapped:
-        facts.append(["names", [with_options(WRAPPED)]])
     return {"verdict": with_options(report.verdict), "same": report.same, "facts": facts}
 
 

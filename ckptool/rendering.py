@@ -1,11 +1,53 @@
-"""Tables: as lines of text with aligned columns, and as HTML for notebooks."""
+"""
+What a report consists of, whatever it is about: lines, labelled facts and tables; and what makes text and HTML of them.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.messages import cut, show
+from ckptool.messages import LISTED, cut, labelled, listed, show
 
 Row: TypeAlias = Sequence[str]
+
+
+class Fact(NamedTuple):
+    """What is said under one label: a line for each of its items."""
+
+    label: str
+    items: Sequence[str]
+    most: int | None = LISTED
+    """How many of them are shown; None for all."""
+
+
+class Lines(NamedTuple):
+    """Lines that stay as they are, however long."""
+
+    lines: Iterable[str]
+
+
+class Table(NamedTuple):
+    """Columns of cells, the first of which are names."""
+
+    headers: Row
+    rows: Sequence[Row]
+    numbers: Sequence[bool]
+    """Which columns are numbers."""
+    spare: Sequence[str] = ()
+    """Headers of columns that a narrow terminal does without;"""
+    spare_if_same: Sequence[str] = ()
+    """of those that it does without first, where all rows have the same."""
+
+
+class Sides(NamedTuple):
+    """Facts about several things side by side: each is its label, and what is said of each of them."""
+
+    headers: Row
+    facts: Sequence[Row]
+
+
+Section: TypeAlias = str | Fact | Lines | Table | Sides
 
 _ROWS: Final = 60
 """Rows of a table in a notebook…"""
@@ -20,13 +62,69 @@ _GAP: Final = 2
 _ROWS_AT_ONCE: Final = 1 << 10
 
 
-class Table(NamedTuple):
-    """Columns of cells, the first of which are names."""
+def text_of(sections: Iterable[Section], width: int | None = None) -> Iterator[str]:
+    """Yield the lines of a report; with a ``width``, tables are laid out for a terminal of so many columns."""
+    for section in sections:
+        yield from section_lines(section, width)
 
-    headers: Row
-    rows: Sequence[Row]
-    numbers: Sequence[bool]
-    """Which columns are numbers."""
+
+def section_lines(section: Section, width: int | None) -> Iterator[str]:
+    """Yield the lines of one section."""
+    if isinstance(section, str):
+        yield section
+    elif isinstance(section, Fact):
+        yield from listed(*section)
+    elif isinstance(section, Lines):
+        yield from section.lines
+    elif isinstance(section, Sides):
+        yield from _side_by_side(section, width)
+    else:
+        yield from plain_table(section, width)
+
+
+def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
+    """Yield a table; where that is too wide, each fact in a line of its own."""
+    label = len(labelled("", "")) - _GAP - 2
+    rows = [[f"{name:<{label}}", *cells] for name, *cells in section.facts]
+    table = Table(["", *section.headers], rows, [False] * (1 + len(section.headers)))
+    lines = [f"  {line}" for line in plain_table(table, None)]
+    if width is not None and any(len(line) > width for line in lines):
+        lines = [labelled(name, " -> ".join(dict.fromkeys(cells))) for name, *cells in section.facts]
+    yield from lines
+
+
+def html_of(caption: str, sections: Iterable[Section]) -> str:
+    """
+    Return a report as a table for notebooks, with nothing in it but text: a row for each item of a fact, and for each
+    of a table.
+
+    What is not printable appears as an escape, so neither markup nor text that runs the other way comes from a file.
+    """
+    from html import escape
+
+    def row(cells: Row, tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(show(cut(cell, _LONGEST)))}</{tag}>' for cell in cells)}</tr>"
+
+    rows = [one for section in sections for one in _html_rows(section)]
+    most = _ROWS + sum(tag == "th" for tag, _ in rows)
+    lines = [row(cells, tag) for tag, cells in rows[:most]]
+    if len(rows) > most:
+        lines.append(row([f"and {len(rows) - most:,} more"], "td"))
+    return "\n".join(["<table>", f"<caption>{escape(show(cut(caption, _LONGEST)))}</caption>", *lines, "</table>"])
+
+
+def _html_rows(section: Section) -> Iterator[tuple[str, Row]]:
+    """Yield rows, each with the tag of its cells."""
+    if isinstance(section, str | Lines):
+        yield from (("td", [line]) for line in ([section] if isinstance(section, str) else section.lines) if line)
+    elif isinstance(section, Fact):
+        yield from (("td", [section.label, item]) for item in section.items)
+    elif isinstance(section, Sides):
+        yield "th", ["", *section.headers]
+        yield from (("td", fact) for fact in section.facts)
+    else:
+        yield "th", section.headers
+        yield from (("td", cells) for cells in section.rows)
 
 
 def plain_table(table: Table, width: int | None) -> Iterator[str]:
@@ -64,9 +162,7 @@ def _padded_column(cells: Row, room: int, *, right: bool, is_cut: bool) -> Itera
     return [cell.rjust(room) for cell in cells] if right else [cell.ljust(room) for cell in cells]
 
 
-def fitted(
-    table: Table, width: int, spare: Sequence[str], spare_if_same: Sequence[str] = ()
-) -> tuple[Table, list[str]]:
+def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
     """
     Return a table without as many of its columns as it takes to fit, and the headers of those left out.
 
@@ -75,7 +171,7 @@ def fitted(
     widths = [min(room, width // 2) for room in _widths(table)]
     needed = min(widths[0], _narrowest(width)) + sum(_GAP + room for room in widths[1:])
     left_out: set[int] = set()
-    for index in _in_order(table, spare, spare_if_same):
+    for index in _in_order(table):
         if needed <= width:
             break
         left_out.add(index)
@@ -86,12 +182,12 @@ def fitted(
     return shown, [table.headers[index] for index in sorted(left_out)]
 
 
-def _in_order(table: Table, spare: Sequence[str], spare_if_same: Sequence[str]) -> Iterator[int]:
+def _in_order(table: Table) -> Iterator[int]:
     headers = list(table.headers)
     various = [len({row[index] for row in table.rows}) > 1 for index in range(len(headers))]
-    both = [headers.index(header) for header in (*spare_if_same, *spare) if header in headers]
+    both = [headers.index(header) for header in (*table.spare_if_same, *table.spare) if header in headers]
     yield from (index for index in both if not various[index])
-    yield from (index for index in both if various[index] and headers[index] in spare)
+    yield from (index for index in both if various[index] and headers[index] in table.spare)
 
 
 def _widths(table: Table) -> list[int]:
@@ -101,24 +197,6 @@ def _widths(table: Table) -> list[int]:
 
 def _narrowest(width: int) -> int:
     return _NARROWEST_NAME if width >= _NARROWEST_ON else _NARROWEST_NAME * 2 // 3
-
-
-def html_table(caption: str, headers: Row, rows: Iterable[Row], total: int) -> str:
-    """
-    Return the first rows of a table of ``total`` rows as HTML, with nothing in it but text.
-
-    What is not printable appears as an escape, so neither markup nor text that runs the other way comes from a file.
-    """
-    from html import escape
-    from itertools import islice
-
-    def row(cells: Row, tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(show(cut(cell, _LONGEST)))}</{tag}>' for cell in cells)}</tr>"
-
-    lines = [row(headers, "th"), *(row(cells, "td") for cells in islice(rows, _ROWS))]
-    if total > _ROWS:
-        lines.append(row([f"and {total - _ROWS:,} more"], "td"))
-    return "\n".join(["<table>", f"<caption>{escape(show(cut(caption, _LONGEST)))}</caption>", *lines, "</table>"])
 
 
 def _cells(text: str) -> int:

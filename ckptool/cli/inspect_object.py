@@ -1,27 +1,18 @@
-"""
-Reports as JSON on stdout, printed piece by piece, so that a long one is never in memory as a whole.
-
-A text of the file's may become six times as long by its escapes.
-"""
+"""The object that ``inspect --json`` prints for a file."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
-
-import click
 
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
 from ckptool.cli.inspect_report import adapter_in
+from ckptool.cli.outputs import finding_object
 from ckptool.cli.tables import tensor_file_offset
-from ckptool.cli.text import with_options
-from ckptool.errors import CkptoolError
-from ckptool.formats import member_in
 from ckptool.formats.directories.beside import quantization_of
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
@@ -33,69 +24,11 @@ if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
     from ckptool.checkpoints.quantized import Quantization
 
-INSPECT = "ckptool.inspect/2"
-
 _LONGEST_CLASS = 256
 _SHARED_LISTED = 32
 _GROUPS_LISTED = 1 << 10
 _PIECES_LISTED = 1 << 8
 _SHARED_LENGTH = 1 << 12
-_AT_ONCE = 1 << 16
-_DEPTH = 2
-"""Of an object, the members of its members are pieces; a list of objects is one level more."""
-
-
-def print_json(found: object) -> None:
-    """Print a value as one line of ASCII."""
-    _print("", found)
-    click.echo("")
-
-
-class JsonOutput:
-    """The objects of files, printed as they come: each a line, or all together a list, or the only one by itself."""
-
-    def __init__(self, *, as_lines: bool, is_list: bool) -> None:
-        self._as_lines = as_lines
-        self._is_list = is_list
-        self._printed = 0
-
-    def add(self, found: dict[str, object]) -> None:
-        if self._as_lines:
-            print_json(found)
-        else:
-            _print((", " if self._printed else "[") if self._is_list else "", found)
-        self._printed += 1
-
-    def end(self) -> None:
-        if not self._as_lines:
-            click.echo(("]" if self._printed else "[]") if self._is_list else "")
-
-
-def _print(start: str, found: object) -> None:
-    waiting, length = [start], 0
-    for piece in _pieces(found, _DEPTH + isinstance(found, list)):
-        waiting.append(piece)
-        length += len(piece)
-        if length >= _AT_ONCE:
-            click.echo("".join(waiting), nl=False)
-            waiting, length = [], 0
-    click.echo("".join(waiting), nl=False)
-
-
-def _pieces(found: object, depth: int) -> Iterator[str]:
-    if depth and isinstance(found, dict):
-        for number, (key, value) in enumerate(found.items()):
-            yield f"{', ' if number else '{'}{json.dumps(key)}: "
-            yield from _pieces(value, depth - 1)
-        yield "}" if found else "{}"
-    elif depth and isinstance(found, list | tuple | Iterator):
-        yield "["
-        for number, value in enumerate(found):
-            yield ", " if number else ""
-            yield from _pieces(value, depth - 1)
-        yield "]"
-    else:
-        yield json.dumps(found, ensure_ascii=True, allow_nan=False)
 
 
 def inspect_object(
@@ -105,13 +38,12 @@ def inspect_object(
     tensors: Iterable[LazyTensor],
     digest: Known | None = None,
 ) -> dict[str, object]:
-    """Return the object that ``inspect --json`` prints for a file; its tensors are made as they are asked for."""
+    """Return the object but for its schema; its tensors are made as they are asked for."""
     asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
     parameters = parameter_names(checkpoint)
     return {
-        "schema": INSPECT,
         "path": checkpoint.path,
         "member": checkpoint.member,
         "file_nbytes": checkpoint.file_nbytes,
@@ -158,30 +90,6 @@ def inspect_object(
         "globals": [str(found) for found in checkpoint.globals],
         "findings": [finding_object(finding) for finding in findings],
     }
-
-
-def inspect_error(path: str, error: CkptoolError) -> dict[str, object]:
-    """Return the object that ``inspect --json`` prints for a file that cannot be read."""
-    return {"schema": INSPECT, "path": path, "member": member_in(path), "error": error_object(error)}
-
-
-def error_object(error: CkptoolError) -> dict[str, object]:
-    """Return an error as every verb's JSON has it."""
-    return {
-        "path": error.path,
-        "kind": error.kind,
-        "message": error.message,
-        "hint": error.hint and with_options(error.hint),
-        "command": error.command,
-        "offset": error.offset,
-        "needed": error.needed,
-        "actual": error.actual,
-    }
-
-
-def finding_object(finding: Finding) -> dict[str, object]:
-    """Return a finding as every verb's JSON has it."""
-    return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
 
 
 def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
