@@ -13,8 +13,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptool
 from ckptool import LimitExceeded, MalformedFile
-from ckptool.formats.directories.dcp.entries import Entry
-from ckptool.formats.directories.dcp.ranks import Index, read_index
+from ckptool.formats.directories.dcp.index import Entry, Index, read_index
 from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
 from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE

@@ -29,10 +29,17 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.beside import json_object
-from ckptool.formats.directories.dcp import flattened
-from ckptool.formats.directories.dcp.entries import Entry, Item
+from ckptool.formats.directories.dcp.index import (
+    ITEMS,
+    Entry,
+    Index,
+    Item,
+    flattened_pieces,
+    gaps,
+    is_index,
+    read_indexes,
+)
 from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
-from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps, is_index, read_indexes
 from ckptool.formats.directories.tree import Path, TreeBuilder, nested
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
@@ -128,7 +135,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _values(index: Merged, items: Items, lost: Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
+def _values(index: Index, items: Items, lost: Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
     """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
@@ -184,7 +191,7 @@ class _Pieces:
             if item is not None
         ]
         if self._whole_shape is not None:
-            return list(flattened.pieces(self._whole_shape, entry.shape, found))
+            return list(flattened_pieces(self._whole_shape, entry.shape, found))
         return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
 
 
@@ -199,7 +206,7 @@ def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Pat
         yield (own,), node
 
 
-def _shards(index: Merged, files: Files) -> Iterator[Shard]:
+def _shards(index: Index, files: Files) -> Iterator[Shard]:
     """Yield the files that the index names, as far as they are there."""
     for file in sorted(files.sources):
         source = files.sources[file]
@@ -223,7 +230,7 @@ class Lost(NamedTuple):
     """For each file that cannot be read, how many items are lost with it, and of which names."""
 
 
-def look_at(folder: FolderSource, index: Merged) -> Files:
+def look_at(folder: FolderSource, index: Index) -> Files:
     """
     Open the files that the index names, as far as they are there.
 
@@ -249,7 +256,7 @@ def look_at(folder: FolderSource, index: Merged) -> Files:
     return Files(sources, unread)
 
 
-def lost_of(index: Merged, files: Files) -> Lost:
+def lost_of(index: Index, files: Files) -> Lost:
     """Return what cannot be read, or is not whole."""
     tensors = {name: entry for name, entry in index.entries.items() if isinstance(entry, Entry)}
     faults = {name: entry.fault for name, entry in tensors.items() if entry.fault is not None}
@@ -282,7 +289,7 @@ def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
 
 
 def remarks_on(
-    folder: FolderSource, index: Merged, files: Files, found: Lost, safetensors: SafetensorsItems
+    folder: FolderSource, index: Index, files: Files, found: Lost, safetensors: SafetensorsItems
 ) -> Iterator[Remark]:
     """Yield what is notable about the files of a folder."""
     yield from _lost_files(files, found)
@@ -355,7 +362,7 @@ def _lost_file(file: str, files: Files, found: Lost) -> str:
     return f"{files.unread[file].message}; {what}"
 
 
-def missing_beside(folder: FolderSource, index: Merged, keys: Collection[str | int]) -> Iterator[Remark]:
+def missing_beside(folder: FolderSource, index: Index, keys: Collection[str | int]) -> Iterator[Remark]:
     """Yield what is said of files that have to be there beside the items, and are not; ``keys`` are the outermost."""
     is_megatrons = index.is_megatrons or is_torch_dist(folder)
     if is_megatrons and COMMON not in folder.files:
@@ -387,7 +394,7 @@ def unread_beside(name: str, error: CkptoolError) -> Remark:
     return Remark("CK143", f"{name!r}: {error.message}", error.hint)
 
 
-def unread_values(index: Merged, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:
+def unread_values(index: Index, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:
     """Yield what is said of values that cannot be read, other than those in files that are missing."""
     for name, error in errors.items():
         if name not in found.faults:

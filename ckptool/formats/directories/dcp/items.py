@@ -27,8 +27,7 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats import safetensors
-from ckptool.formats.directories.dcp.entries import Entry, Item
-from ckptool.formats.directories.dcp.ranks import Copy
+from ckptool.formats.directories.dcp.index import Copy, Entry, Item
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits

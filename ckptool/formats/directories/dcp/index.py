@@ -8,12 +8,19 @@ An index, ``.metadata``, is data: names, shapes, boxes, and where the bytes are.
 entries, so nodes are let go as soon as they were read, and no number that a file chose is ever hashed: items and boxes
 find each other because both are sorted. See torch/distributed/checkpoint/metadata.py, and filesystem.py for
 ``_StorageInfo``.
+
+Tensors of Megatron-core may be flattened before they are cut: states that its distributed optimizer shares out. A
+tensor ``[X, Y]`` of which each model-parallel rank has ``[x, y]`` stands in the index as one of ``[X/x, Y/y, x·y]``,
+whose last dimension is cut anywhere. The shape of the whole is beside it in the index, in ``mcore_data``. See
+megatron/core/dist_checkpointing/strategies/torch.py of megatron-core 0.7 to 0.14.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from math import prod
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -21,8 +28,6 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile
-from ckptool.formats.directories.dcp import flattened
-from ckptool.formats.directories.dcp.entries import Entry, Item, Packed, Record, Use
 from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
@@ -32,9 +37,10 @@ from ckptool.pickles.reader import read_pickle
 from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Box, check_tiling
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.pieces import Box, Piece, boxes_of, check_tiling
 from ckptool.tensors.rebuild import as_dtype, as_sizes
-from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, is_size
+from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, TensorInfo, is_size, row_major
 
 INDEX: Final = ".metadata"
 ITEMS: Final = ".distcp"
@@ -43,10 +49,45 @@ _HEAD_NBYTES: Final = 4096
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
 _MOST_TRANSFORMS: Final = 8
 _MOST_FIELDS: Final = 64
+_FLATTENED: Final = "nd_reformulated_orig_global_shape"
 _OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
 _AGAIN: Final = "Get the folder again, from one save."
 _Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
 """The items of each name, with their offsets; None for those of values."""
+
+
+class Item(NamedTuple):
+    """Bytes of a file that are one piece of a tensor, or one value."""
+
+    file: str
+    offset: int
+    nbytes: int
+    transforms: tuple[str, ...] = ()
+    """What to undo before the bytes are those of ``torch.save``, in this order."""
+
+
+class Entry(NamedTuple):
+    """A tensor of the index: its boxes, sorted by their offsets, and the item of each."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    boxes: Sequence[Box]
+    items: Sequence[Item | None]
+    """None where the index has no item for a box."""
+    fault: CkptoolError | None = None
+    """Why its pieces are not the whole tensor."""
+
+
+class Use(NamedTuple):
+    """What the index says about one file."""
+
+    items: int
+    end: int
+    """Where the last of its items ends."""
+    overlap: int | None
+    """Where an item begins before the end of another one that begins elsewhere; None if none does."""
+    shared: int | None = None
+    """Where several items begin; None if there is no such place."""
 
 
 class Copy(NamedTuple):
@@ -59,22 +100,24 @@ class Copy(NamedTuple):
     """Where the piece begins; None for a value."""
 
 
-class Merged(NamedTuple):
-    """What all indexes of a folder say."""
+class Index(NamedTuple):
+    """What one index file says, or all indexes of a folder."""
 
     entries: dict[str, Entry | Item | None]
+    """By name: a tensor, or the item of a value; None for a value that has none."""
     paths: dict[str, Path]
+    """Where in the nested state dict a name is, as far as the index says."""
     files: dict[str, Use]
     streams: tuple[Stream, ...]
-    copies: tuple[Copy, ...] = ()
-    ranks: tuple[int, ...] = ()
-    """Those that saved for themselves; empty where one index is that of all."""
     strays: int = 0
     """Items that belong to no entry."""
     whole_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     """Of tensors that were flattened before they were cut."""
     is_megatrons: bool = False
     """Whether it has what Megatron-core adds to an index."""
+    copies: tuple[Copy, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Those that saved for themselves; empty where one index is that of all."""
 
 
 def is_index(folder: FolderSource, name: str) -> bool:
@@ -82,7 +125,7 @@ def is_index(folder: FolderSource, name: str) -> bool:
     return (name == INDEX or _OF_RANK.fullmatch(name) is not None) and _MARK in folder.head(name, _HEAD_NBYTES)
 
 
-def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
+def read_indexes(folder: FolderSource, limits: Limits) -> Index:
     """
     Read the index of a folder, or those of its ranks.
 
@@ -92,16 +135,7 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
     """
     found = {int(match[1]): name for name in folder.files if (match := _OF_RANK.fullmatch(name))}
     if INDEX in folder.files and not (found and not is_index(folder, INDEX)):
-        one = read_index(folder.open(INDEX), INDEX, limits)
-        return Merged(
-            one.entries,
-            one.paths,
-            one.files,
-            (one.stream,),
-            strays=one.strays,
-            whole_shapes=one.whole_shapes,
-            is_megatrons=one.is_megatrons,
-        )
+        return read_index(folder.open(INDEX), INDEX, limits)
     if not found:
         raise _unfinished(folder)
     ranks = sorted(found)
@@ -122,7 +156,7 @@ def _unfinished(folder: FolderSource) -> FileUnavailable:
     )
 
 
-def _merged(indexes: Sequence[Index]) -> Merged:
+def _merged(indexes: Sequence[Index]) -> Index:
     entries: dict[str, Entry | Item | None] = {}
     several: dict[str, list[Entry]] = {}
     copies: list[Copy] = []
@@ -144,14 +178,14 @@ def _merged(indexes: Sequence[Index]) -> Merged:
             overlap = use.overlap if other is use else min(use.end, other.end)  # no two ranks write one file
             files[file] = Use(use.items, max(use.end, other.end), overlap, use.shared)
     paths = {name: path for index in reversed(indexes) for name, path in index.paths.items()}
-    return Merged(
+    return Index(
         entries,
         paths,
         files,
-        tuple(index.stream for index in indexes),
-        tuple(copies),
+        tuple(stream for index in indexes for stream in index.streams),
         strays=sum(index.strays for index in indexes),
         whole_shapes={name: shape for index in indexes for name, shape in index.whole_shapes.items()},
+        copies=tuple(copies),
     )
 
 
@@ -189,23 +223,6 @@ def gaps(ranks: Sequence[int]) -> Iterator[int]:
     yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
 
 
-class Index(NamedTuple):
-    """What one index file says."""
-
-    entries: dict[str, Entry | Item | None]
-    """By name: a tensor, or the item of a value; None for a value that has none."""
-    paths: dict[str, Path]
-    """Where in the nested state dict a name is, as far as the index says."""
-    files: dict[str, Use]
-    stream: Stream
-    strays: int
-    """Items that belong to no entry."""
-    whole_shapes: dict[str, tuple[int, ...]]
-    """Of tensors that were flattened before they were cut."""
-    is_megatrons: bool
-    """Whether it has what Megatron-core adds to an index."""
-
-
 def read_index(source: FileSource, name: str, limits: Limits) -> Index:
     """
     Read an index that is ``name`` in its folder.
@@ -215,17 +232,14 @@ def read_index(source: FileSource, name: str, limits: Limits) -> Index:
         LimitExceeded: It has too many names.
     """
     try:
-        packed, index = _read(source, name, limits)
+        return _read(source, name, limits)
     except CkptoolError as error:
         if not error.message.startswith(repr(name)):
             error.message = f"{name!r}: {error.message}"
         raise
-    entries, paths, files = packed.made()
-    return index._replace(entries=entries, paths=paths, files=files)
 
 
-def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]:
-    """Return what an index says, its entries apart: nothing may keep the memory of the nodes."""
+def _read(source: FileSource, name: str, limits: Limits) -> Index:
     pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
@@ -233,8 +247,9 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]
     stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True)
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
-    record = Record()
-    whole_shapes = flattened.whole_shapes(nodes.lookup(fields, "mcore_data"))
+    entries: dict[str, Entry | Item | None] = {}
+    before: Entry | None = None
+    whole_shapes = _whole_shapes(nodes.lookup(fields, "mcore_data"))
     described = _pairs(nodes.lookup(fields, "state_dict_metadata"))
     if len(described) > limits.tensors:
         needed = len(described)
@@ -247,20 +262,22 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]
             raise _malformed("a name that is no text")
         own = places.pop(key, [])
         if _is(entry, "BytesStorageMetadata"):
-            record.value(key, next((item for offsets, item in own if offsets is None), None))
+            entries[key] = next((item for offsets, item in own if offsets is None), None)
         else:
             found = _entry(key, _fields(entry), own)
-            if key in whole_shapes and (fault := flattened.fault(key, whole_shapes[key], found.shape, found.boxes)):
+            if key in whole_shapes and (fault := _flattened_fault(key, whole_shapes[key], found.shape, found.boxes)):
                 found = found._replace(fault=found.fault or fault)
                 del whole_shapes[key]  # it is shown as it stands in the index
             left -= len(found.boxes)
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
-            record.tensor(key, found)
+            if before is not None and found.boxes == before.boxes:  # many are cut alike
+                found = found._replace(boxes=before.boxes)
+            entries[key] = before = found
     paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
     strays = sum(map(len, places.values()))
     is_megatrons = any(name in _OF_MEGATRON for name, _ in fields)
-    return record.packed(paths, uses), Index({}, {}, {}, stream, strays, whole_shapes, is_megatrons)
+    return Index(entries, paths, uses, (stream,), strays, whole_shapes, is_megatrons)
 
 
 def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, Use]]:
@@ -479,3 +496,59 @@ def _is(node: Inert, name: str) -> bool:
 
 def _malformed(what: str) -> MalformedFile:
     return MalformedFile(f"no index of torch.distributed.checkpoint: {what}", kind="malformed-index")
+
+
+def _whole_shapes(node: Inert) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that were flattened, by name; an empty one where there is none to read."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, facts in nodes.mapping_pairs(node) or ():
+        pairs = nodes.mapping_pairs(facts) or ()
+        given = [value for key, value in pairs if key == _FLATTENED] if type(name) is str else []
+        if type(name) is str and given:
+            try:
+                found[name] = as_sizes(given[-1])
+            except Failure:
+                found[name] = ()
+    return found
+
+
+def _flattened_fault(
+    name: str, whole: tuple[int, ...], shape: tuple[int, ...], boxes: Sequence[Box]
+) -> CkptoolError | None:
+    """Return why a tensor of this shape cannot be the one of ``shape`` in the index; None if it can."""
+    is_grid = len(shape) == len(whole) + 1 > 1 and all(
+        count and not size % count for size, count in zip(whole, shape, strict=False)
+    )
+    in_runs = all(set(sizes[:-1]) <= {1} for _, sizes in boxes if 0 not in sizes)
+    if is_grid and in_runs and prod(whole) == prod(shape):
+        return None
+    return MalformedFile(
+        f"{name!r} was flattened, and the index contradicts itself: of {list(whole)}, it stands there as {list(shape)}",
+        kind="malformed-index",
+        hint="Load it in Megatron-LM, and save it without flattening.",
+    )
+
+
+def flattened_pieces(
+    whole: tuple[int, ...], shape: tuple[int, ...], items: Sequence[tuple[Box, str, Callable[[], TensorInfo]]]
+) -> Iterator[Piece]:
+    """Yield the boxes of the whole tensor that the items are: each is a run of elements, and several boxes of it."""
+    part = tuple(size // count for size, count in zip(whole, shape, strict=False))
+    for (offsets, sizes), file, read in items:
+        if 0 in sizes:
+            continue
+        corner = [at * size for at, size in zip(offsets, part, strict=False)]
+        once = cache(read)
+        done = 0
+        for inside, size in boxes_of(part, offsets[-1], offsets[-1] + sizes[-1]):
+            place = tuple(map(sum, zip(corner, inside, strict=True)))
+            yield Piece(place, size, file, partial(_cut, once, sizes, done, size))
+            done += prod(size)
+
+
+def _cut(read: Callable[[], TensorInfo], sizes: tuple[int, ...], start: int, shape: tuple[int, ...]) -> TensorInfo:
+    """Return a part of the run of elements that an item is; another tensor as it is, which whoever asked refuses."""
+    info = read()
+    if info.shape != sizes or not info.is_contiguous:
+        return info
+    return info._replace(shape=shape, stride=row_major(shape), storage_offset=info.storage_offset + start)
