@@ -1,36 +1,35 @@
 """
-Which ``ckptool migrate`` helps with a checkpoint: asked of the planner, so that nothing is advised that would not work.
+Which ``ckptool migrate`` helps with a checkpoint: by what is in it, without a plan.
 
 A command is given only if that migration is possible, and if plain ``torch.load(path)`` opens what it writes. Where
 that takes it, the command takes the weights alone, without those of their entries that ``torch.load`` refuses, unless
-there are tensors or arrays in them. Nothing is written, and no tensor read.
+there are tensors or arrays in them. A test runs the commands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.embedded import find_embedded
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_slice, refuse_stubs
+from ckptool.checkpoints.weights import choose, entries_of
 from ckptool.errors import Failure
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import counted, some
-from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.nodes import Global
-from ckptool.pickles.weights_only import is_allowed, why_refused
+from ckptool.names.renaming import Filter
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
+from ckptool.pickles.numpy_values import is_array
+from ckptool.pickles.weights_only import is_allowed
+from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:
-    from ckptool.migration.plan import Plan
     from ckptool.names.matching import Renames
 
-Options: TypeAlias = "dict[str, Any]"
-
-_SIMPLE: Final = {"to", "strip_module"}
-_OF_STORAGES: Final = "torch.storage._load_from_bytes"
-"""What plain pickles call for each tensor; no file that is written asks for it."""
-_STRIPPING: Final = ("strip_module", "strip_wrappers")
+_MAKE_ARRAYS: Final = ("_reconstruct", "_frombuffer")
+"""What pickles call of numpy's for arrays."""
 _NONE_HELPS: Final = (
     "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
 )
@@ -46,29 +45,25 @@ def migration(
 
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
-    given: Options = {name: value for name, value in options.items() if value}
-    is_simple = _is_simple(checkpoint, given, renames) or _is_all_plain(checkpoint, given, renames)
-    works = is_simple or _opens(_plan(checkpoint, given, renames))
-    if not works and "form" not in given:
+    given: dict[str, Any] = {name: value for name, value in options.items() if value}
+    if "form" not in given and not _may_be_kept(checkpoint):
         given = {"form": "state_dict", **given}
         why = _and(why, "Write the weights alone, which plain torch.load() opens.")
-        works = _opens(_plan(checkpoint, given, renames))
-    if not works and given.get("form") == "state_dict":
-        given["drop_unsupported"] = True
-        refused = _without_data(checkpoint, _plan(checkpoint, given, renames))
-        why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
-        works = bool(refused)
-    if not works:
-        return None
+    if "form" in given:
+        refused = _refused(checkpoint, given)
+        if refused is None:
+            return None
+        if refused:
+            given["drop_unsupported"] = True
+            why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
     words = [word for change in renames for word in change.arguments]
     return run(checkpoint, "migrate", *words, why=why, **given)
 
 
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
     """Return the command line that takes the weights out of a checkpoint, where it is known which they are."""
-    best = checkpoint.weights
     models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
-    if best is not None:
+    if checkpoint.weights is not None:
         return migration(checkpoint, why, form="state_dict")
     if len(models) != 1 or not models[0].key:
         return None  # the others would be left out
@@ -77,6 +72,8 @@ def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
 
 def instead(checkpoint: Checkpoint) -> Advice:
     """Return what helps where no migration does: the file inside one that has no weights, or our reader."""
+    from ckptool.checkpoints.embedded import find_embedded  # few files hold others
+
     if checkpoint.weights:
         return Advice(_NONE_HELPS)
     if keys := [one.key for one in checkpoint.state_dicts if one.key]:
@@ -96,102 +93,81 @@ def _and(why: str | None, more: str) -> str:
     return f"{why} {more}" if why else more
 
 
-def _is_simple(checkpoint: Checkpoint, options: Options, renames: Renames) -> bool:
-    """Say whether no planner is needed: new tags, or a prefix less, for weights in a file that ``torch.load`` takes."""
+def _may_be_kept(checkpoint: Checkpoint) -> bool:
+    """Say whether everything in a file can be written again, in a file that ``torch.load`` opens."""
     return (
-        not renames
-        and options.keys() <= _SIMPLE
-        and checkpoint.form in ("state_dict", "checkpoint")
-        and checkpoint.weights is not None
+        checkpoint.form in ("state_dict", "checkpoint", "tensors", "training")
         and checkpoint.traits.has_tree
-        and not (checkpoint.clashes or checkpoint.shards)
-        and _are_allowed(checkpoint.globals)
+        and not (checkpoint.clashes or checkpoint.shards or checkpoint.lost)
+        and all(is_allowed(one.module, one.name) for one in checkpoint.globals)
     )
 
 
-def _is_all_plain(checkpoint: Checkpoint, options: Options, renames: Renames) -> bool:
-    """Say whether no planner is needed: the weights, which are to be taken, are all that a file holds, and plain."""
-    weights, form = checkpoint.weights, checkpoint.form
-    if renames or options != {"form": "state_dict"} or weights is None or form not in ("state_dict", "model"):
-        return False
-    odd = (
-        checkpoint.clashes,
-        checkpoint.shards,
-        checkpoint.attributes,
-        checkpoint.unreadable,
-        checkpoint.absent,
-        checkpoint.lost,
-        checkpoint.unopened,
-        checkpoint.part_of,
-        checkpoint.traits.program,
-        checkpoint.is_folder,
-    )
-    in_code = any(walk.hooks or walk.unlisted or walk.foreign_classes for _, walk in checkpoint.walks)
-    is_all = len(weights) == len(checkpoint.tensors)
-    return is_all and not in_code and not any(odd) and _has_plain_rest(checkpoint) and _are_plain(checkpoint)
+def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | None:
+    """
+    Return the entries beside tensors that the weights have to be written without, as ``torch.load`` refuses them.
 
-
-def _has_plain_rest(checkpoint: Checkpoint) -> bool:
-    """Say whether nothing is beside the tensors but what every state dict has, and that in a file that makes data."""
-    names = [path for path, _ in checkpoint.extras]
-    asked = [one for one in checkpoint.globals if str(one) != _OF_STORAGES]
-    return not names or (names == ["_metadata"] and _are_allowed(asked))
-
-
-def _are_plain(checkpoint: Checkpoint) -> bool:
-    """Say whether tensors are whole, and strided memory of which the file holds each byte."""
-    storages = {}
-    for tensor in checkpoint.tensors.values():
-        info = tensor.info
-        is_odd = info.layout != "strided" or info.parts or info.subclass or info.details or info.conj or info.neg
-        if is_odd or info.storage is None or not info.numel:
-            return False
-        storages[id(info.storage.source), info.storage.offset, info.storage.nbytes] = info.storage.nbytes
-    return sum(storages.values()) <= (checkpoint.file_nbytes or 0)
-
-
-def _plan(checkpoint: Checkpoint, options: Options, renames: Renames) -> Plan | None:
-    """Return what a migration would write; None if it is not possible, or would not open."""
-    from ckptool.migration.plan import make_plan
-    from ckptool.migration.selection import refuse_nothing
-
-    changes = _changes(options, renames)
-    if not (changes.form or checkpoint.shards or _are_allowed(checkpoint.globals)):
-        return None  # for everything is written again
+    None where that loses tensors or arrays, or where they cannot be written at all, or nothing would be left.
+    """
+    taken = Filter(tuple(options.get("include", ())), tuple(options.get("exclude", ())))
+    is_plain = options["form"] == "safetensors"
     try:
-        with gc_paused():
-            plan = make_plan(checkpoint, None, changes, sketch=True)
-            refuse_nothing(checkpoint, plan, changes)
-            refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, DEFAULT_LIMITS)
+        refuse_slice(checkpoint)
+        chosen = choose(checkpoint, options.get("key"), "auto")
+        refuse_incomplete(checkpoint, chosen, taken)
+        refuse_stubs(checkpoint, chosen, taken)
+        tensors = [one for name, one in chosen.items() if taken.takes_all or taken.takes(name, chosen.key)]
+        refuse_broken(tensors)
+        if is_plain:  # there, each view of the same bytes has its own
+            stored = {identity(one.info): one.info.total_nbytes for one in tensors}
+            refuse_repeated(sum(stored.values()), checkpoint.file_nbytes, DEFAULT_LIMITS)
     except Failure:
         return None
-    return plan
+    fitting = [_is_plain(one.info) if is_plain else _is_written(one.info) for one in tensors]
+    fits = any(fitting) if "drop_unsupported" in options else all(fitting)
+    others = [(name, value) for name, value in entries_of(checkpoint, chosen) if name not in chosen]
+    if not fits or checkpoint.clashes or not any(one.info.numel for one in tensors):
+        return None
+    if is_plain:
+        return [] if not others or "drop_unsupported" in options else None
+    refused = []
+    for name, entry in others:
+        is_taken, has_data = _taken(checkpoint, entry) if taken.takes(name, chosen.key) else (True, False)
+        if not is_taken and has_data:
+            return None
+        if not is_taken:
+            refused.append(name)
+    return refused
 
 
-def _opens(plan: Plan | None) -> bool:
-    """Say whether ``torch.load`` takes the names and opcodes of what is planned; a sketch may have none."""
-    return plan is not None and all(why_refused(pickled) is None for pickled in plan.file.pickles if pickled)
+def _taken(checkpoint: Checkpoint, entry: Inert) -> tuple[bool, bool]:
+    """Say whether ``torch.load`` takes an entry that is written again, and whether it holds tensors or arrays."""
+    is_taken, has_data = True, False
+    todo, seen = [entry], set[int]()
+    while todo:
+        node = todo.pop()
+        if type(node) is Global:
+            is_taken = is_taken and is_allowed(node.module, node.name)
+            has_data = has_data or (node.module.startswith("numpy.") and node.name in _MAKE_ARRAYS)
+        if not nodes.is_container(node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        info = checkpoint.rebuilder.tensor(node) if checkpoint.rebuilder is not None else None
+        if info is not None and not info.is_array:
+            is_taken, has_data = is_taken and _is_written(info), True
+        else:
+            has_data = has_data or type(node) is PersistentId or is_array(node)
+            todo += (*nodes.held(node), *([node.func] if type(node) is Call else ()))
+    return is_taken, has_data
 
 
-def _without_data(checkpoint: Checkpoint, plan: Plan | None) -> list[str]:
-    """Return the entries that a plan leaves out, by their old names; none if there are tensors or arrays in them."""
-    if plan is None or plan.weights is None:
-        return []
-    from ckptool.migration.selection import holds_data
-
-    unsupported = plan.weights.unsupported
-    if any(holds_data(checkpoint, entry) for entry in unsupported.values()):
-        return []
-    return list(unsupported)
+def _is_plain(info: TensorInfo) -> bool:
+    """Say whether safetensors holds a tensor."""
+    return info.layout == "strided" and info.storage is not None and info.dtype.safetensors is not None
 
 
-def _changes(options: Options, renames: Renames) -> Any:
-    from ckptool.migration.changes import Changes
-
-    stripping = {change.option: True for change in renames if change.option in _STRIPPING}
-    rules = tuple(change.rule for change in renames if change.option not in _STRIPPING)
-    return Changes(**options, **stripping, rename=rules)  # type: ignore[arg-type]
-
-
-def _are_allowed(names: Sequence[Global]) -> bool:
-    return all(is_allowed(one.module, one.name) for one in names)
+def _is_written(info: TensorInfo) -> bool:
+    """Say whether a tensor can be written as ``torch.save`` does, without its class."""
+    if info.storage is not None:
+        return info.layout == "strided" or info.layout.startswith("per_")
+    return info.layout.startswith("sparse_") or (info.layout, info.location) == ("strided", "meta")

@@ -15,9 +15,8 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
 from ckptool.checking.finding import CODES, Finding, Severity, finding_facts
-from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
+from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import summarise
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.unpacking import Act, Survey, reached
@@ -220,9 +219,12 @@ def check(
             return refused(shown, depth, origin, error, limits)
 
 
-def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
-    """Return the report of a checkpoint that is open, under the path that it was opened by."""
-    return _examine(checkpoint, depth, None, [], None, limits, None, neighbours(path, checkpoint, limits), strict=False)
+def look(
+    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool
+) -> CheckReport:
+    """Return the report of a checkpoint that is open, under the path that it was opened by; see ``safety.survey``."""
+    beside = neighbours(path, checkpoint, limits)
+    return _examine(checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances)
 
 
 def _expected(
@@ -252,6 +254,7 @@ def _examine(
     beside: Neighbours | None,
     *,
     strict: bool,
+    glances: bool = False,
 ) -> CheckReport:
     whole = None
     if depth != "structure":
@@ -260,16 +263,14 @@ def _examine(
 
         meter = Meter(progress, _to_read(checkpoint, depth))
         whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
-    found, stock = _structure(checkpoint, devices, strict=strict)
-    asked = list(stock.asked)
+    found, is_refused = _structure(checkpoint, devices, strict=strict)
+    asked = list(torch_load.asked(checkpoint))
     members = tuple(safety.inside(checkpoint))
-    scans = [stock.scans]
     for member in members:
-        its_findings, its_stock = _structure(member, devices, strict=strict)
-        found += _of_member(checkpoint, member, its_findings)
-        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
-        scans.append(its_stock.scans)
-    survey = safety.whole(checkpoint, scans, limits)
+        found += _of_member(checkpoint, member, _structure(member, devices, strict=strict)[0])
+        named = torch_load.asked(member)
+        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in named)
+    survey = safety.whole(checkpoint, limits, glances=glances)
     seen = survey if beside is None else beside.with_others(survey)
     if checkpoint.beside:
         from ckptool.checking import folder_files
@@ -306,7 +307,7 @@ def _examine(
         unseen=seen.unseen,
         member=checkpoint.member,
         loading=would_run.loading(
-            survey, (checkpoint, *members), refused=bool(stock.refusals), is_alone=beside is None or beside.are_plain
+            survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),
     )
 
@@ -335,19 +336,16 @@ def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...
     return tuple(dict.fromkeys((*asked, *others)))
 
 
-def _structure(
-    checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool
-) -> tuple[list[Finding], TorchLoadVerdict]:
-    """Return what the structure alone shows, and how torch.load would take it."""
-    summary = summarise(checkpoint)
+def _structure(checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool) -> tuple[list[Finding], bool]:
+    """Return what the structure alone shows, and whether torch.load refuses it."""
     check_cancelled(checkpoint.source.cancellation)
-    stock = torch_load.judge(checkpoint)
-    found = [*known.examine(checkpoint, summary), *torch_load.findings(checkpoint, stock)]
+    refusals = torch_load.refusals(checkpoint)
+    found = [*known.examine(checkpoint), *torch_load.findings(checkpoint, refusals)]
     check_cancelled(checkpoint.source.cancellation)
-    found += torch_load.examine(checkpoint, summary, devices)
+    found += torch_load.examine(checkpoint, devices)
     if strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
-    return found, stock
+    return found, bool(refusals)
 
 
 def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:

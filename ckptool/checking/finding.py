@@ -4,7 +4,7 @@ Findings: notable facts, each with a code that says how grave it is, and the com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -48,18 +48,6 @@ class Advice(NamedTuple):
 
     hint: str | None = None
     command: str | None = None
-
-
-class Advisable(NamedTuple):
-    """A finding, and what looks for a better hint: that takes a while, and who counts findings needs none."""
-
-    finding: Finding
-    advice: Callable[[], Advice | None]
-
-    def advised(self) -> Finding:
-        """Return the finding with the advice, if there is some."""
-        found = self.advice()
-        return self.finding if found is None else self.finding._replace(hint=found.hint, command=found.command)
 
 
 def run(

@@ -6,15 +6,12 @@ What a row of ``scan`` is asked for, and what of it is known without a look into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import time_ns
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
-from ckptool.checking import safety, torch_load
 from ckptool.checking.check import CheckReport, Depth, look, refused
-from ckptool.checking.finding import Finding, worst_of
-from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
@@ -138,9 +135,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
         with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
-            deeper = asked.check or asked.deep or (is_folder(path) and not is_far(path))
-            judged = None if deeper else _glanced(checkpoint, summary)
-            judged = judged or _checked(look(path, checkpoint, depth, limits))
+            judged = _checked(look(path, checkpoint, depth, limits, glances=not (asked.check or asked.deep)))
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
@@ -154,7 +149,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     writer = writer_of(checkpoint)
-    quantized = quantization_of(checkpoint, summary)
+    quantized = quantization_of(checkpoint)
     weights = checkpoint.weights
     of_weights = _sizes([] if weights is None else [weights], summary)
     nbytes = None if weights is None else of_weights.nbytes
@@ -217,24 +212,10 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     return {"digest": digest, "digest_error": error and error.kind}
 
 
-def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row | None:
-    """Return what ``check`` comes to, where that takes no more than a glance at what was read; else None."""
-    grade = safety.glance(checkpoint)
-    if grade is None:
-        return None
-    findings = [*examine(checkpoint, summary, advises=False), *torch_load.at_a_glance(checkpoint)]
-    if grade == "code":
-        findings.append(Finding("CK206", "warning", "unpickling runs code of packages"))
-    return _judged(grade, findings, worst_of(findings))
-
-
 def _checked(report: CheckReport) -> Row:
-    return _judged(report.known_grade, report.findings, report.worst)
-
-
-def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
-    codes = [one.code for one in findings]
-    return {"grade": grade, "findings": {code: codes.count(code) for code in dict.fromkeys(codes)}, "worst": worst}
+    codes = [one.code for one in report.findings]
+    counts = {code: codes.count(code) for code in dict.fromkeys(codes)}
+    return {"grade": report.known_grade, "findings": counts, "worst": report.worst}
 
 
 def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:

@@ -20,18 +20,15 @@ from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search, scanned
-from ckptool.formats.runnable.unpacking import Act, Survey, reached
+from ckptool.formats.runnable.unpacking import Act, Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.alarms import Grade
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.reader import Pickle
-from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far
 
-_OF_PROGRAMS: Final = (".py", ".debug_pkl", ".json", "bytecode.pkl", "constants.pkl")
-"""Members that torch alone reads, with the programs that they are of."""
+_OF_PROGRAMS: Final = (".py", ".debug_pkl")
+"""How members end that torch alone reads, with the program that they are of."""
 _IMPORTED: Final = (sys.stdlib_module_names | {"torch", "numpy"}) - {"test"}
 """Modules that Python imports for what only makes data, or these import themselves."""
 _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
@@ -40,33 +37,30 @@ _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
 
 
-def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAULT_LIMITS) -> Survey:
+def survey(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
     """
     Look at every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
 
-    ``scans`` are those of its streams.
+    ``glances`` leaves out the members of a program that torch alone reads, and what takes more requests far away.
     """
-    search = _search(checkpoint, limits)
-    for stream, scan, pickles in zip(checkpoint.streams, scans, _pickles(checkpoint), strict=False):
+    search = Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
+    for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
         if pickles:
-            search.read(stream, pickles, scan, stream.record)
+            search.read(stream, pickles, scanned(stream, pickles), stream.record)
         else:
             search.stream(stream, stream.record)
-    _disguised(search, checkpoint)
+    if not (glances and is_far(checkpoint.path or "")):
+        _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
     _programs(search, checkpoint)
     _settings(search, checkpoint)
     if checkpoint.archives:
-        _beside(search, checkpoint)
+        _beside(search, checkpoint, _OF_PROGRAMS if glances and checkpoint.traits.program else ())
     for stream in checkpoint.streams:
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
-
-
-def _search(checkpoint: Checkpoint, limits: Limits) -> Search:
-    return Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
 
 
 def modules_beside(path: str | None) -> Callable[[], str | None]:
@@ -100,16 +94,12 @@ def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:
 
 
 def _settings(search: Search, checkpoint: Checkpoint) -> None:
-    if _has_settings(checkpoint):
+    """Look at settings beside a checkpoint in an archive, whose loader calls what they name."""
+    if any(name.endswith(SETTINGS) for archive in checkpoint.archives[:-1] for name in archive):
         from ckptool.formats.runnable.programs import settings  # few have some
 
         for act in chain.from_iterable(map(settings, checkpoint.archives[:-1])):
             search.keep(act)
-
-
-def _has_settings(checkpoint: Checkpoint) -> bool:
-    """Say whether settings lie beside a checkpoint in an archive, whose loader calls what they name."""
-    return any(name.endswith(SETTINGS) for archive in checkpoint.archives[:-1] for name in archive)
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
@@ -126,52 +116,11 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
         search.ending(source, is_read=id(source) in read)
 
 
-def _pickles(checkpoint: Checkpoint) -> Iterator[Sequence[Pickle]]:
-    """Yield the pickles of each stream, as far as they are known."""
-    return chain((checkpoint.pickles,), repeat(()))
-
-
-def glance(checkpoint: Checkpoint) -> Grade | None:
-    """Return the grade of what ``whole`` finds, where no more is to be said and it takes less time; else None."""
-    known = _own_records(checkpoint) if checkpoint.archives else set()
-    if checkpoint.inside or len(checkpoint.archives) > 1 or _has_settings(checkpoint):
-        return None
-    if any(stream.rest is not None for stream in checkpoint.streams):
-        return None
-    search = _search(checkpoint, DEFAULT_LIMITS)
-    if not is_far(checkpoint.path or ""):
-        _disguised(search, checkpoint)
-    for archive in checkpoint.archives:
-        others = _others(checkpoint, archive, known)
-        if checkpoint.traits.program:
-            others = (name for name in others if not name.endswith(_OF_PROGRAMS))
-        if any(archive[name].nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)) for name in others):
-            return None
-        search.others(archive, "")
-    if checkpoint.traits.program:
-        _programs(search, checkpoint)
-    if search.names or search.unseen or any(act.grade != "program" for act in search.acts.values()):
-        return None
-    for stream, pickles in zip(checkpoint.streams, _pickles(checkpoint), strict=False):
-        scan = scanned(stream, pickles)
-        if not pickles or scan.carriers:
-            return None
-        search.read(stream, pickles, scan, stream.record)
-    found = reached(search.acts.values())
-    return None if found == "system" or search.unseen else found
-
-
-def whole(checkpoint: Checkpoint, scans: Sequence[Sequence[Scan]] = (), limits: Limits = DEFAULT_LIMITS) -> Survey:
-    """
-    Look at every pickle of an open checkpoint, of those in its archive, and of the other members.
-
-    ``scans`` are those of its streams, and of the streams of each of ``inside``; they are made if they are not given.
-    """
+def whole(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
+    """Look at every pickle of an open checkpoint, of those in its archive, and of the other members; see ``survey``."""
     members = (checkpoint, *inside(checkpoint))
-    known = scans or [list(map(scanned, one.streams, _pickles(one))) for one in members]
     surveys = [
-        (one.member or "" if one is not checkpoint else "", survey(one, found, limits))
-        for one, found in zip(members, known, strict=True)
+        (one.member or "" if one is not checkpoint else "", survey(one, limits, glances=glances)) for one in members
     ]
     return merged([*surveys, ("", packed(members, limits))])
 
@@ -262,25 +211,34 @@ def _own_records(checkpoint: Checkpoint) -> set[str]:
     return {rest.partition("::")[0] if name in files else name for name, _, rest in known}
 
 
-def _beside(search: Search, checkpoint: Checkpoint) -> None:
-    """Look at the members of a checkpoint's own archives that are neither its streams nor its storages."""
+def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> None:
+    """
+    Look at the members of a checkpoint's own archives that are neither its streams nor its storages.
+
+    ``but`` are ends of the names of others that are not looked at.
+    """
     known = _own_records(checkpoint)
     for archive in checkpoint.archives:
         if any(name in archive for name in known):
             for name in _others(checkpoint, archive, known):
-                search.member(archive, name, name, 0)
+                if not name.endswith(but):
+                    search.member(archive, name, name, 0)
             search.others(archive, "")
 
 
 def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:
-    """Yield the members of an archive that are none of its ``known`` streams, and no storages."""
+    """Yield the members of an archive that are none of its ``known`` streams, no storages, and more than a word."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
     folders = {name.rpartition("/")[0] for name in known}
     of_storages = {
         f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
     }
-    yield from (name for name in archive if name not in known and name not in of_storages and archive[name].nbytes)
+    for name, record in archive.items():
+        if name in known or name in of_storages or not record.nbytes:
+            continue
+        if record.nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)):
+            yield name
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from ckptool.checking.finding import Advice, Advisable, Finding, command_line, run
+from ckptool.checking.advice import migration, state_dict
+from ckptool.checking.finding import CODES, Advice, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
-from ckptool.checkpoints.summary import Summary, summarise, wrappers_in_front
+from ckptool.checkpoints.summary import summarise, wrappers_in_front
 from ckptool.checkpoints.weights import EMPTY, ROOT, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.formats.directories.bare import ENGINE
@@ -36,13 +37,9 @@ _OTHERS: Final = ("checkpoint", "folder", "variant")
 _DISTRIBUTED = ".DTensor"
 
 
-def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: bool = True) -> tuple[Finding, ...]:
-    """
-    Return everything notable about a checkpoint, in the order of ``CHECKS``.
-
-    Unless it ``advises``, no migration is looked for that would help.
-    """
-    known = summary or summarise(checkpoint)
+def examine(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """Return everything notable about a checkpoint, in the order of ``CHECKS``."""
+    known = summarise(checkpoint)
     given = {
         **checkpoint.__dict__,
         "is announced": checkpoint.announced_nbytes is not None,
@@ -54,17 +51,16 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: 
     }
     there = set(filter(given.get, _NEEDED))
     checks = [check for check, needs in CHECKS if not needs or not there.isdisjoint(needs)]
-    found = [one for check in checks for one in check(checkpoint, known)]
-    return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
+    return tuple(one for check in checks for one in check(checkpoint))
 
 
-def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def container_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
 
 
-def halves(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def halves(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK122, CK123: products of LoRA without one of their halves."""
     found = halves_alone(checkpoint.tensors)
     if found is not None:
@@ -72,14 +68,14 @@ def halves(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding(code, "warning" if code == "CK122" else "info", what, GATHER)
 
 
-def journals(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def journals(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK179: a file has the journal of an edit in place beside it, or something of that name."""
     for path, _version in versions_of(checkpoint.source):
         if os.path.lexists(journal_path(path)):
             yield Finding("CK179", "info", *told(path))
 
 
-def left_unread(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def left_unread(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK170: of a file far away, what is read together with the payloads."""
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
         under = far_under(source)
@@ -87,7 +83,7 @@ def left_unread(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding("CK170", "info", note)
 
 
-def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def damaged_index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK103: the index does not match its checksum."""
     if checkpoint.damage:
         yield Finding(
@@ -98,7 +94,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def other_members(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
     others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
@@ -114,7 +110,7 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     yield Finding("CK102", "info", fact, *run(checkpoint, "inspect", member=others[0]))
 
 
-def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def embedded_files(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK131: bytes inside the file are a file of their own."""
     if checkpoint.pickles and not any(one.may_hold_bytes for one in checkpoint.pickles):
         return
@@ -130,12 +126,12 @@ def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def empty_stubs(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK120: the file has stubs without elements for weights that were partitioned. CK121, CK124: so it seems."""
     if not [True for tensor in checkpoint.tensors.values() if 0 in tensor.info.shape]:
         return
-    for state_dict in checkpoint.state_dicts:
-        stubs = stubs_in(checkpoint, state_dict) if state_dict.role in ("model", "ema") else None
+    for one in checkpoint.state_dicts:
+        stubs = stubs_in(checkpoint, one) if one.role in ("model", "ema") else None
         if stubs is not None and stubs.code == "CK120":
             yield Finding("CK120", "warning", stubs.fact, stubs.hint)
         elif stubs is not None and stubs.code == "CK121":
@@ -144,7 +140,7 @@ def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding("CK124", "info", stubs.fact, stubs.hint)
 
 
-def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
+def foreign_names(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
     names = dict.fromkeys(
@@ -154,21 +150,21 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Advisable]:
         if not is_usual(one.module, one.name) and not (own and is_torchscripts(one.module, one.name))
     )
     if names:
-        found = Finding("CK201", "info", f"unpickling would import {some(list(names))} (not imported here)")
-        yield Advisable(found, lambda: run(checkpoint, "inspect", globals=True))
+        fact = f"unpickling would import {some(list(names))} (not imported here)"
+        yield Finding("CK201", "info", fact, *run(checkpoint, "inspect", globals=True))
 
 
-def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
+def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
+    summary = summarise(checkpoint)
     wrapped = wrappers_in_front(checkpoint, summary.prefixes)
     attribute = lightning_attribute(checkpoint)
     if attribute:
         fact = f"every name of the weights begins with '{attribute}.', where Lightning's module has the model"
         why = "That model alone expects the names without it."
         renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
-        yield Advisable(
-            Finding("CK301", "info", fact, why), lambda: _migration(checkpoint, why, form="state_dict", renames=renames)
-        )
+        look = migration(checkpoint, why, form="state_dict", renames=renames) or Advice(why)
+        yield Finding("CK301", "info", fact, *look)
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         adders = [ADDED_BY[prefix[:-1]] for prefix in wrapped]
@@ -181,20 +177,20 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         # Where everything is taken, averaged weights stay beside those that are not.
         form = "state_dict" if is_averaged_pair(checkpoint.weights or ()) else ""
         fact = f"{all_names} begins with {''.join(wrapped)!r}, which {who} added"
-        options = {"form": form, "strip_module": plain, "strip_wrappers": not plain}
-        yield Advisable(Finding("CK301", "info", fact, why), lambda: _migration(checkpoint, why, **options))
+        look = migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain) or Advice(why)
+        yield Finding("CK301", "info", fact, *look)
 
 
-def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
+def several_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key not in checkpoint.copies]
     if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
         names = [f"{one.key or ROOT}{' (averaged)' * (one.role == 'ema')}" for one in found]
         fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
-        yield Advisable(Finding("CK302", "info", fact), lambda: _state_dict(checkpoint, "Pick one with `key=`."))
+        yield Finding("CK302", "info", fact, *(state_dict(checkpoint, "Pick one with `key=`.") or ()))
 
 
-def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
+def arrays(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK130: arrays of numpy are listed as tensors."""
     found = len([True for tensor in checkpoint.tensors.values() if tensor.info.subclass == ARRAY])
     if not found:
@@ -203,14 +199,14 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     if among:
         why = "ckptool.load() makes tensors of them, and so does this:"
         fact = f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take"
-        yield Advisable(Finding("CK130", "warning", fact), lambda: _state_dict(checkpoint, why))
+        yield Finding("CK130", "warning", fact, *(state_dict(checkpoint, why) or ()))
     else:
         yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
-def quantized(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def quantized(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK506: weights are quantised. CK507: some of them have no scale."""
-    found = quantization_of(checkpoint, summary)
+    found = quantization_of(checkpoint)
     if found is None:
         return
     yield Finding("CK506", "info", f"quantised: {found}")
@@ -221,8 +217,9 @@ def quantized(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
             yield Finding("CK507", "warning", fact, "Compare it with the file that it was made of: scales may be lost.")
 
 
-def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
+def unused_storage(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
+    summary = summarise(checkpoint)
     if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
         return
     tensors = checkpoint.tensors.values()
@@ -233,10 +230,10 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
     why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
         fact = f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them"
-        yield Advisable(Finding("CK303", "info", fact, why), lambda: _migration(checkpoint, why, form="safetensors"))
+        yield Finding("CK303", "info", fact, *(migration(checkpoint, why, form="safetensors") or Advice(why)))
 
 
-def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def program_without_names(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK132: the weights of a program have no names of a model."""
     if checkpoint.traits.program is None or checkpoint.tensors:
         return
@@ -258,7 +255,7 @@ def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Findin
         )
 
 
-def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def distributed_index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK133: the file is the index of a torch.distributed.checkpoint."""
     if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
         yield Finding(
@@ -269,7 +266,7 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def references(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK160: the file refers to tensors in files of their own, as ``torch_xla.utils.serialization`` saves them."""
     if any(str(one) == REFERENCE for one in checkpoint.globals):
         place = f"{checkpoint.path}.tensors"
@@ -278,7 +275,7 @@ def references(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK160", "warning", fact, "Look at them there:" if look else "Get that folder, too.", look)
 
 
-def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
+def model_code(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK402 to CK404: what a state_dict() would hold depends on code, which is not in the file."""
     for path, walk in checkpoint.walks:
         where = f" under {path!r}" if path else ""
@@ -297,10 +294,10 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisab
             )
         if walk.foreign_classes:
             fact = f"names may be wrong if these classes change what state_dict() gives: {some(walk.foreign_classes)}"
-            yield Advisable(Finding("CK404", "info", f"{fact}{where}"), lambda: _state_dict(checkpoint, _NO_CLASS))
+            yield Finding("CK404", "info", f"{fact}{where}", *(state_dict(checkpoint, _NO_CLASS) or ()))
 
 
-def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def without_values(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK125: there is no tensor in the file. CK126: tensors that have none of their values."""
     is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
     if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
@@ -312,15 +309,15 @@ def without_values(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK126", "warning", fact, "Save them from the device that they are computed on.")
 
 
-def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
+def bound_method(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK405: a method was saved, and with it the whole model."""
     why = "Save model.state_dict() instead."
     if checkpoint.bound_method:
         fact = "a bound method was saved, and the whole model with it: state_dict is missing its parentheses"
-        yield Advisable(Finding("CK405", "warning", fact, why), lambda: _state_dict(checkpoint, why))
+        yield Finding("CK405", "warning", fact, *(state_dict(checkpoint, why) or Advice(why)))
 
 
-def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def unreadable(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK406: parameters or buffers that only code can make into tensors."""
     if checkpoint.unreadable:
         names = [f"{name} ({cls})" for name, cls in checkpoint.unreadable]
@@ -332,15 +329,16 @@ def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
+def mixed_devices(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK501: tensors were saved from more than one accelerator."""
+    summary = summarise(checkpoint)
     devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
     if len(devices) > 1:
         fact = f"tensors were saved on {len(devices)} devices: {some(devices)}"
-        yield Advisable(Finding("CK501", "warning", fact), lambda: _migration(checkpoint, to="cpu"))
+        yield Finding("CK501", "warning", fact, *(migration(checkpoint, to="cpu") or ()))
 
 
-def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def clashing_names(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK109: two tensors have one dotted name."""
     if checkpoint.clashes:
         head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
@@ -353,7 +351,7 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def parts_of_ranks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK407: tensors are distributed, and the file holds a part of each."""
     subclassed = [tensor for tensor in checkpoint.tensors.values() if tensor.info.subclass]
     shown = [one for one in subclassed if one.info.parts and (one.info.subclass or "").endswith(_DISTRIBUTED)]
@@ -370,7 +368,7 @@ def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def not_plain(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK502: some tensors are no plain strided memory."""
     layouts: dict[str, int] = {}
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
@@ -383,7 +381,7 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
-def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def outside_state_dict(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK401: a whole model holds tensors that its state_dict() would not give."""
     if checkpoint.attributes:
         names = list(checkpoint.attributes)
@@ -395,15 +393,13 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What the reader of the format saw; it knows the codes."""
-    from ckptool.checking.finding import CODES
-
     for code, what, hint in checkpoint.remarks:
         yield Finding(code, CODES[code].severity or "warning", what, hint)
 
 
-def absent_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def absent_names(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK152: names of the model have no values."""
     # Components of a pipeline are told of as such.
     if checkpoint.absent and not checkpoint.unopened and all(code != "CK164" for code, _, _ in checkpoint.remarks):
@@ -411,14 +407,15 @@ def absent_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK152", "warning", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
 
 
-def parts_apart(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def parts_apart(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK155: the state dicts are parts of one model that cannot be put together."""
     if checkpoint.unmerged is not None:
         yield Finding("CK155", "warning", checkpoint.unmerged, "Load it where it was written, and save it whole.")
 
 
-def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def announced_size(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK107: an index of shards announces another size than its tensors have."""
+    summary = summarise(checkpoint)
     said = checkpoint.announced_nbytes
     if said is None or said == summary.nbytes:
         return
@@ -435,7 +432,7 @@ def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
         )
 
 
-def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def one_of_a_set(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK160: the file is one of several that are one checkpoint."""
     part = checkpoint.part_of
     if part is not None and not any(one.role == "leftover" for one in checkpoint.beside):  # that is CK162
@@ -448,14 +445,14 @@ def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def once_more(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def once_more(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK161: the folder holds the same weights once more."""
     names = [f"{one.name} ({one.about})" for one in checkpoint.beside if one.role == "duplicate"]
     if names:
         yield Finding("CK161", "info", f"the same weights are there once more, and were not opened: {some(names)}")
 
 
-def leftovers(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def leftovers(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK162: shards that no index names."""
     names = [one.name for one in checkpoint.beside if one.role == "leftover"]
     if names:
@@ -467,7 +464,7 @@ def leftovers(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def not_opened(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK171: other checkpoints are beside the one that was opened, going by their names."""
     if any(code == "CK167" for code, _, _ in checkpoint.remarks):
         return  # they were looked into, and that counts them
@@ -491,7 +488,7 @@ def _is_with(checkpoint: Checkpoint, path: str) -> bool:
     return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)
 
 
-def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def unfinished(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK163: downloads that were not finished."""
     names = [one.name for one in checkpoint.beside if one.role == "incomplete"]
     if names:
@@ -505,7 +502,7 @@ def _were(names: Sequence[object]) -> str:
     return "was" if len(names) == 1 else "were"
 
 
-def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def unopened_members(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
     hint = "Nothing is known of what it holds."
     for name, why in checkpoint.unopened:
@@ -532,9 +529,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
         return ()
     from ckptool.checking import safety, would_run  # files of plain tensors have nothing to call
 
-    if safety.glance(checkpoint) is not None:
-        return ()
-    return tuple(would_run.system_calls(safety.whole(checkpoint), lambda: _state_dict(checkpoint)))
+    return tuple(would_run.system_calls(safety.whole(checkpoint, glances=True), lambda: state_dict(checkpoint)))
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:
@@ -562,19 +557,7 @@ _FAMILIAR = (
 _CANDIDATES = 6
 
 
-def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:
-    from ckptool.checking import advice  # most files need none, and it needs the planner of migrations
-
-    return advice.migration(checkpoint, why, **options)
-
-
-def _state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
-    from ckptool.checking import advice
-
-    return advice.state_dict(checkpoint, why)
-
-
-Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding | Advisable]]
+Check: TypeAlias = Callable[[Checkpoint], Iterator[Finding]]
 
 CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (damaged_index, ("damage",)),

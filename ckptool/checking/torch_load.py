@@ -11,7 +11,8 @@ Nothing is looked up on this machine. Which devices it has is for the caller to 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
@@ -20,10 +21,10 @@ from ckptool.checking.advice import migration
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import Summary
+from ckptool.checkpoints.summary import summarise
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global
-from ckptool.pickles.scanner import Scan, scan_around
+from ckptool.pickles.scanner import scan_around
 from ckptool.pickles.weights_only import OPCODES, is_allowed, is_of_index, is_torchscripts, is_usual
 
 Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
@@ -61,25 +62,15 @@ class Refusal(NamedTuple):
     what: str
 
 
-class TorchLoadVerdict(NamedTuple):
-    """What the pickles of a checkpoint ask for, and why torch.load refuses it. No refusals: it opens it."""
-
-    asked: tuple[GlobalUse, ...]
-    refusals: tuple[Refusal, ...]
-    scans: tuple[Scan, ...] = ()
-    """What the walk through each pickle has met."""
-
-
-def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
-    """Compare a checkpoint with torch.load's rules. Its pickles are walked once more; no tensor is read."""
-    scans = [scan_around(stream.source, stream.start, stream.end, stream.blocks) for stream in checkpoint.streams]
-    refusals = _container(checkpoint)
-    opcodes = [] if refusals else _opcodes(checkpoint, scans)
+def refusals(checkpoint: Checkpoint) -> list[Refusal]:
+    """Return why plain ``torch.load(path)`` does not open a checkpoint; nothing if it does. No tensor is read."""
+    container = _container(checkpoint)
     # Whatever the container: it can be unpacked, or opened with another loader.
-    return TorchLoadVerdict(_asked(checkpoint), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
+    return [*container, *_names(checkpoint), *(() if container else _opcodes(checkpoint))]
 
 
-def _asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
+def asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
+    """Return what the pickles of a checkpoint ask for."""
     return tuple(_ask(one, stream.record) for stream in checkpoint.streams for one in stream.globals)
 
 
@@ -136,32 +127,26 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     return []
 
 
-def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
-    found = []
-    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
+def _opcodes(checkpoint: Checkpoint) -> Iterator[Refusal]:
+    """Yield the first opcode of each stream that is not known to torch.load. Most streams need no walk for that."""
+    for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
+        if pickles and all(map(OPCODES.issuperset, (one.rare for one in pickles))):
+            continue
+        scanned = scan_around(stream.source, stream.start, stream.end, stream.blocks)
         unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in OPCODES]
         if unknown:
             offset, op = min(unknown)
             what = f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip()
-            found.append(Refusal("opcode", f"{what} ({place(stream.record, offset)})"))
-    return found
+            yield Refusal("opcode", f"{what} ({place(stream.record, offset)})")
 
 
-def at_a_glance(checkpoint: Checkpoint) -> list[Finding]:
-    """Return what ``findings`` does, without advice, and of the opcodes as far as these are known without a walk."""
-    rare = {op for one in checkpoint.pickles for op in one.rare if op not in OPCODES}
-    opcodes = [Refusal("opcode", f"pickle opcode {op}") for op in sorted(rare)]
-    refusals = _container(checkpoint) or opcodes
-    return findings(checkpoint, TorchLoadVerdict((), (*refusals, *_names(checkpoint))), advises=False)
-
-
-def findings(checkpoint: Checkpoint, stock: TorchLoadVerdict, *, advises: bool = True) -> list[Finding]:
+def findings(checkpoint: Checkpoint, refused: Sequence[Refusal]) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
-    if not stock.refusals or checkpoint.traits.is_plain:
+    if not refused or checkpoint.traits.is_plain:
         return []
-    first, *rest = stock.refusals
+    first, *rest = refused
     names = some([refusal.what for refusal in rest])
-    mend = (advice.state_dict(checkpoint) or advice.instead(checkpoint)) if advises else Advice()
+    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:
@@ -172,7 +157,7 @@ def findings(checkpoint: Checkpoint, stock: TorchLoadVerdict, *, advises: bool =
     if first.kind == "container":
         fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
     else:
-        what = some([refusal.what for refusal in stock.refusals])
+        what = some([refusal.what for refusal in refused])
         fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
     return [Finding("CK202", "warning", fact, *mend)]
 
@@ -209,10 +194,10 @@ _SINCE = {
 """The first release that has an element type, where that is younger than the oldest torch that is supported."""
 
 
-def examine(checkpoint: Checkpoint, summary: Summary, devices: Collection[str] | None) -> Iterator[Finding]:
+def examine(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
     """Yield the required devices, torch release and packages; with ``devices``, those that are missing."""
     yield from _devices(checkpoint, devices)
-    yield from _release(summary)
+    yield from _release(checkpoint)
     yield from _packages(checkpoint)
 
 
@@ -244,9 +229,9 @@ def _is_there(tag: str, devices: Collection[str]) -> bool:
     return tag in devices or (":" not in tag and any(device.partition(":")[0] == tag for device in devices))
 
 
-def _release(summary: Summary) -> Iterator[Finding]:
+def _release(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK504: element types that came with a later release of torch."""
-    needed = [(_SINCE[name], name) for name in summary.dtypes if name in _SINCE]
+    needed = [(_SINCE[name], name) for name in summarise(checkpoint).dtypes if name in _SINCE]
     if needed:
         (major, minor), _ = max(needed)
         names = ", ".join(name for _, name in needed)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from functools import cached_property
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from functools import cached_property, wraps
 from itertools import islice
 from math import prod
 from operator import attrgetter
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.modules import StateDictWalk
@@ -22,6 +22,7 @@ from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity
 
+_T = TypeVar("_T")
 _SHAPE: Final = attrgetter("shape")
 _PUBLIC: Final = (
     *("path", "member", "format", "form", "file_nbytes", "metadata", "globals", "class_sources", "release_tree"),
@@ -31,6 +32,19 @@ _PUBLIC: Final = (
 """What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
 _MOST_ALIKE: Final = 8
 """State dicts that begin alike, and that another one is compared with."""
+
+
+def once(work: Callable[[Checkpoint], _T]) -> Callable[[Checkpoint], _T]:
+    """Let a fact of a checkpoint, which never changes, be worked out when it is wanted first, and be kept with it."""
+
+    @wraps(work)
+    def known(checkpoint: Checkpoint) -> _T:
+        if work not in checkpoint.facts:
+            checkpoint.facts[work] = work(checkpoint)
+        found: _T = checkpoint.facts[work]
+        return found
+
+    return known
 
 
 class ByName(dict[str, LazyTensor]):
@@ -106,6 +120,8 @@ class Checkpoint(Closing):
 
     def __init__(self, path: str, source: Source, parsed: Parsed) -> None:
         contents = parsed.contents
+        self.facts: dict[Callable[[Checkpoint], Any], Any] = {}
+        """What was worked out of it; see ``once``."""
         self.path = path
         self.member = parsed.member
         """Name of the archive member that was opened, where the file is an archive of others."""

@@ -8,7 +8,7 @@ from operator import attrgetter, eq
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, once
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import ADDED_BY, HEADS, heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
@@ -61,6 +61,7 @@ class Counts(NamedTuple):
     dtypes: dict[str, int]
 
 
+@once
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
     cancellation, keeps_ties = checkpoint.source.cancellation, checkpoint.traits.keeps_ties

@@ -176,7 +176,7 @@ class _Inspected(Result):
 
     @cached_property
     def findings(self) -> Sequence[Finding]:
-        return (*calls(self._checkpoint), *examine(self._checkpoint, self._summary))
+        return (*calls(self._checkpoint), *examine(self._checkpoint))
 
     @property
     def note(self) -> str | None:

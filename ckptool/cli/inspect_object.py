@@ -72,7 +72,7 @@ def inspect_object(
             for found in checkpoint.state_dicts
         ],
         "adapter": _adapter_json(adapter_in(checkpoint)),
-        "quantization": _quantization_json(quantization_of(checkpoint, summary)),
+        "quantization": _quantization_json(quantization_of(checkpoint)),
         "training": [_training_json(found) for found in training_states(checkpoint)],
         "tensors": (
             _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))

@@ -19,7 +19,7 @@ from ckptool.checkpoints.completeness import refuse_stubs, stubs_in
 from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.formats.directories.beside import quantization_of
+from ckptool.formats.directories.beside import quantization_of, quantization_under
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -205,7 +205,7 @@ def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
         if name not in left and name not in gone:
             left[name], names[name] = before.get(name, ""), entries[entry] + name[len(entry) :]
     if any(head + new != name for name, new in names.items()):
-        apart = found.apart(quantization_of(checkpoint, names=names), names)
+        apart = found.apart(quantization_under(checkpoint, names), names)
         left = {name: dtype for name, dtype in left.items() if name not in apart}
     return found.damage(left)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shlex
 import shutil
 import warnings
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from torch import nn
 
 from ckptool.checking.check import check
 from ckptool.checking.finding import Finding
@@ -19,6 +25,7 @@ from ckptool.cli import cli
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.device.tags import real
+from tests.each import each
 from tests.scale import exhaustive, one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -168,3 +175,60 @@ def test_what_a_command_leaves_out_is_named(tmp_path: Path) -> None:
 
     assert finding.hint == "Leave out what torch.load() refuses: x, y[0]."
     assert (finding.command or "").endswith("--form state_dict --drop-unsupported")
+
+
+def with_state(value: torch.Tensor, **state: Any) -> nn.Parameter:
+    made = nn.Parameter(value)
+    made.__dict__.update(state)
+    return made
+
+
+def metadata(value: Any) -> OrderedDict[str, Any]:
+    made = OrderedDict(a=torch.ones(2))
+    made._metadata = value  # type: ignore[attr-defined]
+    return made
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "numbers as names": lambda: {1: torch.ones(2), "1": torch.zeros(2)},
+    "a name of three": lambda: {("a", 1): torch.ones(2)},
+    "no name": lambda: {"": torch.ones(2)},
+    "half a pair": lambda: {"\ud800": torch.ones(2)},
+    "nested": lambda: {"a": {"b": torch.ones(2)}, "a.b": torch.ones(2)},
+    "a view of much": lambda: {"a": torch.ones(1000)[:1]},
+    "tied": lambda: dict.fromkeys("ab", torch.ones(2)),
+    "sparse": lambda: {"a": torch.eye(2).to_sparse()},
+    "quantised": lambda: {"a": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)},
+    "empty": lambda: {"a": torch.ones(0)},
+    "conjugate": lambda: {"a": torch.ones(2, dtype=torch.complex64).conj()},
+    "with a state": lambda: {"a": with_state(torch.ones(2), path=Path("x"))},
+    "metadata that runs": lambda: metadata({"": {"version": Path("x")}}),
+    "metadata of a class": lambda: metadata(Path("x")),
+    "a class beside": lambda: {"a": torch.ones(2), "b": Path("x")},
+    "a model": lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+    "a wrapped model": lambda: nn.DataParallel(nn.Linear(2, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@each("make", ODD.values())
+def test_commands_for_odd_weights_work(
+    make: Callable[[], Any], save: Callable[[Any, Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.pth"
+    save(make(), path)
+
+    run_all(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("gen", "disc"), ("student", "teacher"), ("netG", "netD"), ("actor", "critic")], ids="-".join
+)
+def test_no_command_takes_one_of_several_state_dicts(names: tuple[str, str], tmp_path: Path) -> None:
+    models = {name: {"0.weight": torch.ones(2, at), "0.bias": torch.ones(at)} for at, name in enumerate(names, 3)}
+    torch.save({**models, "args": Namespace(lr=0.1)}, tmp_path / "x.pth")
+    report = check(tmp_path / "x.pth")
+
+    assert not [one.command for one in report.findings if one.command and "--key" in one.command]
+    assert [one.hint for one in report.findings if one.hint and "It holds 2 state dicts: take one" in one.hint]

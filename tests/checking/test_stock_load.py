@@ -13,7 +13,7 @@ import torch
 from ckptool import CkptoolError, open_checkpoint
 from ckptool.checking.check import check
 from ckptool.checking.finding import place
-from ckptool.checking.torch_load import judge
+from ckptool.checking.torch_load import refusals
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.each import each
@@ -48,7 +48,7 @@ def torch_opens(path: Path) -> bool:
 @each("path", OURS)
 def test_what_is_said_to_be_refused_is_refused_and_nothing_else(path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
-        assert bool(judge(checkpoint).refusals) != torch_opens(path)
+        assert bool(refusals(checkpoint)) != torch_opens(path)
 
 
 @pytest.mark.corpus
@@ -64,7 +64,7 @@ def test_real_files_are_judged_as_torch_judges_them(row: dict[str, str]) -> None
         assert not torch_opens(path)
         return
     with checkpoint:
-        assert bool(judge(checkpoint).refusals) != torch_opens(path)
+        assert bool(refusals(checkpoint)) != torch_opens(path)
 
 
 def test_a_name_is_listed_with_its_record_and_its_offset(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _command(checkpoint: Checkpoint, verb: str, **options: Any) -> str | None:
 
 
 def _migration(checkpoint: Checkpoint, **options: Any) -> str | None:
-    """Return the command of a migration, if the planner says that it works."""
+    """Return the command of a migration, if it is known to work."""
     found = advice.migration(checkpoint, **options)
     return found.command if found is not None else None
 
@@ -343,13 +343,13 @@ def _parameters(group: Inert) -> Sequence[Inert] | None:
 
 def _names(checkpoint: Checkpoint, _: str) -> Cause | None:
     """Names that its pickles ask for, beside those of tensors."""
-    names = list(dict.fromkeys(use.name for use in torch_load.judge(checkpoint).asked if not use.is_allowed))
+    names = list(dict.fromkeys(use.name for use in torch_load.asked(checkpoint) if not use.is_allowed))
     return _asked_for(checkpoint, names)
 
 
 def _foreign_names(checkpoint: Checkpoint, _: str) -> Cause | None:
     """The same where something is not installed: it is not torch's own names that are missing, if there are others."""
-    names = list(dict.fromkeys(use.name for use in torch_load.judge(checkpoint).asked if not use.is_allowed))
+    names = list(dict.fromkeys(use.name for use in torch_load.asked(checkpoint) if not use.is_allowed))
     return _asked_for(checkpoint, [name for name in names if name.partition(".")[0] != "torch"] or names)
 
 

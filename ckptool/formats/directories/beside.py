@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final, cast
 
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.companions import Beside
 from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find, numbers_in
 from ckptool.checkpoints.roles import NO_WEIGHTS
-from ckptool.checkpoints.summary import Summary
+from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Failure
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
@@ -98,13 +98,18 @@ def base_model(path: str, source: Source) -> str | None:
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
-def quantization_of(
-    checkpoint: Checkpoint, summary: Summary | None = None, names: Mapping[str, str] | None = None
-) -> Quantization | None:
-    """Return what is quantised, beside optimizers; None if nothing is. With ``names``, old and new, by the new ones."""
-    is_part = checkpoint.part_of is not None
-    if summary is not None and summary.is_plain and not is_part and TYPES.isdisjoint(summary.dtypes):
+@once
+def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
+    """Return what is quantised, beside optimizers; None if nothing is."""
+    summary = summarise(checkpoint)
+    if summary.is_plain and checkpoint.part_of is None and TYPES.isdisjoint(summary.dtypes):
         return None
+    return quantization_under(checkpoint, None)
+
+
+def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> Quantization | None:
+    """Return what is quantised under other ``names``, by the old ones; None stands for those that it has."""
+    is_part = checkpoint.part_of is not None
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
     infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
