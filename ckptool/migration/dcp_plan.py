@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby, islice
 from math import prod
 from operator import attrgetter
@@ -32,25 +31,20 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights, refuse_others
-from ckptool.errors import LimitExceeded, MigrationRefused, OutputFailed
-from ckptool.limits import Limits
+from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import Casting
-from ckptool.migration.output.sink import Sink
-from ckptool.migration.planned import BytesFile, FolderPlan, split
+from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
 from ckptool.migration.torch_plan import EditedTree
-from ckptool.migration.transfer import Transfer
 from ckptool.migration.tree_rewriter import TreeRewriter
-from ckptool.migration.zip_writer import append_torch_zip, torch_zip_nbytes
+from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, DictInBatches, Global, Inert, PairList, Pairs
 from ckptool.pickles.writer import write_pickle
-from ckptool.sources.checksums import checksums_of_file, joined_crc32
-from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, Meter, prefetch
+from ckptool.sources.checksums import joined_crc32
+from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload, payload_of
-from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
@@ -79,16 +73,6 @@ class Item(NamedTuple):
     nbytes: int
 
 
-class WrittenItems(NamedTuple):
-    """What was written: for each member of each zip its offset, its size and its checksum."""
-
-    offsets: array[int]
-    sizes: array[int]
-    checksums: array[int]
-    frame_crc32: int
-    """The checksum of all that is no member."""
-
-
 def item(
     name: str,
     offsets: tuple[int, ...] | None,
@@ -104,68 +88,33 @@ def item(
     return Item(name, offsets, pickled, storages, nbytes)
 
 
-class ItemsFile(NamedTuple):
-    """A file that is ready to be written."""
+Cut: TypeAlias = tuple[int, int, Payload]
+"""A storage that is cut into the items from one number up to another, in order."""
 
-    items: tuple[Item, ...]
-    cut: tuple[tuple[int, int, Payload], ...]
-    """Storages that are cut into the items from one number up to another, in order."""
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return sum(one.nbytes for one in self.items)
+def _file(name: str, items: Sequence[Item], cut: Sequence[Cut]) -> OutFile:
+    """Return the file of these items; storages that are copied in several of them are among its payloads as well."""
+    payloads = [*(payload for one in items for payload in one.storages), *(storage for _, _, storage in cut)]
+    nbytes = sum(one.nbytes for one in items)
+    return OutFile(name, nbytes, partial(_content, items, cut), payloads, needs_checksums=True)
 
-    @property
-    def copied(self) -> list[Payload]:
-        """What is copied into the file, also in several items."""
-        whole = [payload for one in self.items for payload in one.storages]
-        return [*whole, *(payload for _, _, payload in self.cut)]
 
-    def write(self, output: Sink, *, checksums: bool = True) -> WrittenItems:
-        """
-        Write the file, and return its members with the CRC-32 of what was read for each.
+def _content(items: Sequence[Item], cut: Sequence[Cut]) -> Content:
+    """
+    Yield items one behind the other, each as it would be alone.
 
-        Raises:
-            DamagedFile: The source has another checksum for a storage.
-        """
-        written = WrittenItems(array("Q"), array("Q"), array("Q"), 0)
-        own: list[int] = []
-        with Transfer(output, checksums=checksums) as transfer:
-            for one in self.items:
-                begin, frame = output.position, written.frame_crc32
-                done = append_torch_zip(output, transfer, _ROOT, one.pickled, one.storages, frame)
-                written = written._replace(frame_crc32=done.frame_crc32)
-                for member in done.members:
-                    written.offsets.append(member.offset)
-                    written.sizes.append(member.nbytes)
-                    written.checksums.append(member.crc32)
-                own.append(done.members[-2].crc32)
-                if output.position - begin != one.nbytes:
-                    raise OutputFailed(f"the item of {one.name!r} is not as long as it was to be")
-        output.flush()
-        for start, stop, storage in self.cut:
-            found = 0
-            for one, checksum in zip(self.items[start:stop], own[start:stop], strict=True):
-                found = joined_crc32(found, checksum, one.storages[0].nbytes)
-            storage.check(found)
-        return written
-
-    def verify(self, path: str, written: WrittenItems, limits: Limits, meter: Meter) -> None:
-        """
-        Read the file back, every byte of it. Whether its items are what the index says is seen once the index is there.
-
-        Raises:
-            OutputFailed: The file does not hold what was to be written.
-        """
-        source, _ = open_source(path, limits.cancellation)
-        with closing(source):
-            prefetch(source, [(0, source.nbytes)])
-            ends = map(sum, zip(written.offsets, written.sizes, strict=True))
-            ranges = list(zip(written.offsets, ends, strict=True))
-            found, frame = checksums_of_file(source, ranges, meter)
-        if frame != written.frame_crc32 or found != written.checksums.tolist():
-            raise OutputFailed("its items were not written as they were read", kind="verification-failed")
+    Raises:
+        DamagedFile: The source has another checksum for a storage.
+    """
+    own = array("Q")
+    for one in items:
+        checksums = yield from torch_zip(_ROOT, one.pickled, one.storages)
+        own.append(checksums[-1] if checksums else 0)
+    for start, stop, storage in cut:
+        found = 0
+        for one, checksum in zip(items[start:stop], own[start:stop], strict=True):
+            found = joined_crc32(found, checksum, one.storages[0].nbytes)
+        storage.check(found)
 
 
 class Entry(NamedTuple):
@@ -275,52 +224,9 @@ _DEEPEST: Final = 500
 _MOST_REPEATED: Final = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class DcpPlan(FolderPlan):
-    """A folder that is ready to be written: tied tensors are written under each name."""
-
-    entries: tuple[Entry, ...]
-    notes: tuple[str, ...]
-
-    def verify(self, path: str, limits: Limits) -> None:
-        """
-        Read the folder back: every name, type and shape, and one item of each kind.
-
-        Raises:
-            OutputFailed: The folder does not hold what was to be written.
-        """
-        from ckptool.formats import open_checkpoint
-
-        with open_checkpoint(path, limits=limits) as written:
-            found = {}
-            for tensor in written.tensors.values():
-                if tensor.info.storage is not None and isinstance(tensor.info.storage.source, PiecesSource):
-                    found[tensor.info.storage.source.name] = tensor.info
-            wanted = {one.name: one for one in self.entries if one.tensor is not None}
-            seen: set[tuple[DType, Sequence[Box]]] = set()
-            for name, info in found.items():
-                entry = wanted.pop(name, None)
-                if entry is None or entry.tensor is None or entry.tensor[:2] != (info.dtype, info.shape):
-                    raise OutputFailed(f"{name!r} in it is not what was to be written", kind="verification-failed")
-                if (info.dtype, entry.boxes) not in seen:
-                    seen.add((info.dtype, entry.boxes))
-                    _open_items(info)
-            if wanted:
-                raise OutputFailed(f"{next(iter(wanted))!r} is not in it", kind="verification-failed")
-
-
-def _open_items(info: TensorInfo) -> None:
-    """Open all items of a tensor: type and boxes say all about their headers."""
-    assert info.storage is not None  # there are pieces
-    source = info.storage.source
-    assert isinstance(source, PiecesSource)  # as the caller saw
-    for number in range(len(source.pieces)):
-        source.info(number)
-
-
 def plan_weights(
     checkpoint: Checkpoint, weights: Weights, most_nbytes: int | None = None, *, drop_unsupported: bool = False
-) -> DcpPlan:
+) -> Planned:
     """
     Return how weights become a folder, their names as they are, in files of at most ``most_nbytes`` of items.
 
@@ -349,7 +255,7 @@ def plan_weights(
 
 def plan_everything(
     checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, most_nbytes: int | None = None
-) -> DcpPlan:
+) -> Planned:
     """
     Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above.
 
@@ -398,7 +304,7 @@ class _Work:
         self._entries: dict[str, Entry] = {}
         self._values: list[Item] = []
         self._tensors: list[Item] = []
-        self._cut: list[tuple[int, int, Payload]] = []
+        self._cut: list[Cut] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
         self._nbytes: dict[tuple[int, ...], int] = {}
@@ -482,18 +388,19 @@ class _Work:
         dropped: tuple[str, ...],
         retagged: dict[str, int],
         most_nbytes: int | None,
-    ) -> DcpPlan:
+    ) -> Planned:
         objects = [one.name for one in self._values if one.storages]
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        data = [(f"__0_{number}.distcp", file) for number, file in enumerate(self._files(most_nbytes))]
-        entries = tuple(self._entries.values())
-        written = index(entries, [(name, file.items) for name, file in data])
-        return DcpPlan(
-            files=[*data, (NAME, BytesFile(written))],
-            entries=entries,
-            partly=self._partly,
+        data = list(self._files(most_nbytes))
+        entries = self._entries.values()
+        written = index(list(entries), [(file.name, items) for file, items in data])
+        return Planned(
+            files=[*(file for file, _ in data), file_of_bytes(NAME, written)],
+            is_folder=True,
+            packed={one.name for one in entries if one.tensor is not None},
+            cut=self._partly,
             expected=tuple(expected),
             renamed=renamed,
             dropped=dropped,
@@ -502,23 +409,18 @@ class _Work:
             notes=tuple(self.notes),
         )
 
-    def _files(self, most_nbytes: int | None) -> Iterator[ItemsFile]:
-        """Yield the files: values first, and all of a tensor in one, whose storage is read and compared in order."""
+    def _files(self, most_nbytes: int | None) -> Iterator[tuple[OutFile, Sequence[Item]]]:
+        """Yield files with their items: values first; all of a tensor in one, whose storage is compared in order."""
         items = [*self._values, *self._tensors]
-        shift = len(self._values)
-        cut = {start + shift: (stop - start, payload) for start, stop, payload in self._cut}
-        if most_nbytes is None:
-            yield ItemsFile(tuple(items), tuple((at, at + count, payload) for at, (count, payload) in cut.items()))
-            return
+        cut = {start + len(self._values): (stop - start, payload) for start, stop, payload in self._cut}
         groups = {name: list(numbers) for name, numbers in groupby(range(len(items)), lambda at: items[at].name)}
         sizes = ((name, sum(items[at].nbytes for at in numbers)) for name, numbers in groups.items())
-        for names in split(sizes, most_nbytes) or [[]]:
+        parts: list[list[str]] = [list(groups)] if most_nbytes is None else split(sizes, most_nbytes) or [[]]
+        for number, names in enumerate(parts):
             numbers = [at for name in names for at in groups[name]]
-            cuts = ((place, *cut[at]) for place, at in enumerate(numbers) if at in cut)
-            yield ItemsFile(
-                tuple(items[at] for at in numbers),
-                tuple((place, place + count, payload) for place, count, payload in cuts),
-            )
+            cuts = [(place, place + cut[at][0], cut[at][1]) for place, at in enumerate(numbers) if at in cut]
+            own = [items[at] for at in numbers]
+            yield _file(f"__0_{number}.distcp", own, cuts), own
 
 
 def _is_plain(info: TensorInfo) -> bool:

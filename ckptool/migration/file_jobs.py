@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -24,9 +25,8 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.output.opening import mode_of, open_place
 from ckptool.migration.output.sink import Place, SinkFolder
 from ckptool.migration.plan import make_plan
-from ckptool.migration.planned import BytesFile, FolderPlan, PlannedFile
-from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.writing import Work, syncs, write_planned
+from ckptool.migration.planned import OutFile, Planned
+from ckptool.migration.writing import Writing
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import open_source
 from ckptool.sources.naming import is_far
@@ -76,8 +76,8 @@ class Written(NamedTuple):
     number: int
     name: str
     nbytes: int
-    reader: str | None
-    """Which library read it back beside our own reader."""
+    readers: list[str]
+    """What read it back."""
     compared: list[int]
     """Which of the payloads were pieces that were all compared with the checksums of their files."""
     errors: list[tuple[int, float, int]]
@@ -122,28 +122,26 @@ class Opened(Closing):
                 self._plan = make_plan(self._checkpoint, order.target, self._changes)
                 self._checkpoint.release_tree()
                 self._compare()
-            folder = self._plan.folder
-            if folder is None or _mark(folder) != order.mark:
+            if _mark(self._plan.file) != order.mark:
                 raise _changed(self._checkpoint.path)
-            self._folder = folder
             self._opened = opened.pop_all()
 
     def write(self, job: Job, progress: Progress | None = None, read_back: Progress | None = None) -> Written:
         """Do one of the jobs; raises what the function ``write`` does."""
         checkpoint, order = self._checkpoint, self._order
-        name, file = self._folder.files[job.number]
-        meter = Meter(read_back, file.nbytes)
-        work = Work(checkpoint, self._plan, self._changes, DEFAULT_LIMITS if order.verifies else None, meter)
+        file, casting = self._plan.file.files[job.number], self._plan.casting
+        limits = DEFAULT_LIMITS if order.verifies else None
+        writing = Writing(checkpoint, self._plan, self._changes, limits, Meter(read_back, file.nbytes))
         with about(checkpoint.path):
-            checkpoint.announce(LazyTensor(name, info) for info in _read_for(file, self._folder))
+            checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan.file))
             with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
-                reader = write_planned(work, file, output, syncs=order.syncs, about=order.folder)
+                writing.file(file, output, syncs=order.syncs, about=order.folder)
                 output.publish()
             versions = self._compare()
-        pieces = [payload.pieces() for payload in file.copied]
+        pieces = [payload.pieces() for payload in file.payloads]
         compared = [number for number, one in enumerate(pieces) if one is not None and one.is_compared]
-        casting = self._plan.casting
-        return Written(job.number, name, file.nbytes, reader, compared, casting.errors if casting else [], versions)
+        errors = casting.errors if casting else []
+        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, errors, versions)
 
     def _compare(self) -> Versions:
         """Return the versions of the files that were opened; refuse others than those that were planned with."""
@@ -156,9 +154,13 @@ class Opened(Closing):
         self._opened.close()
 
 
-def _read_for(file: PlannedFile, whole: FolderPlan) -> list[TensorInfo]:
-    """Return the tensors that are read for one file of a plan, as far as is known."""
-    return [info for _, info in (file if isinstance(file, SafetensorsPlan) else whole).expected]
+def _read_for(file: OutFile, whole: Planned) -> Iterator[TensorInfo]:
+    """Yield the tensors that are read for one file of a plan: of safetensors, they are its payloads in their order."""
+    begin, count = 0, len(whole.expected)
+    if file.reader is not None:
+        begin = sum(len(one.payloads) for one in whole.files[: whole.files.index(file)])
+        count = len(file.payloads)
+    return (info for _, info in islice(whole.expected, begin, begin + count))
 
 
 class HandedOut:
@@ -178,35 +180,33 @@ class HandedOut:
         self._progress = progress
         self._read_back = read_back
 
-    def __call__(self, work: Work, plan: FolderPlan, folder: SinkFolder) -> list[str]:
+    def __call__(self, writing: Writing, folder: SinkFolder) -> None:
         """
-        Have the files written, and return which libraries read them back.
+        Have the files written.
 
         Raises:
             SourceChanged: Not all of them are of one source.
             OutputFailed: One is not there, or not as it was planned.
             CkptoolError: One could not be written.
         """
-        order = self._order(work, plan, folder)
+        plan = writing.plan.file
+        order = self._order(writing, folder)
         jobs = list(_jobs(order, plan, folder))
         tally = _Tally(plan.nbytes, self._progress, self._read_back)
         left = {job.number: job for job in jobs}
-        readers: dict[str, None] = {}
         with closing(self._writers(jobs, tally.tell)) as found:
             for written in found:
                 job = left.pop(written.number, None)
                 if job is not None:  # else it was done twice
-                    _take(written, job, work, plan)
-                    readers |= {written.reader: None} if written.reader else {}
+                    _take(written, job, writing)
         for job in left.values():
             raise _failed(f"{job.name!r} was not written", folder)
         for job in jobs:
             _refuse_missing(job, folder)
-        work.checkpoint.check_unchanged()
-        work.meter.read(sum(job.nbytes for job in jobs))
-        return list(readers)
+        writing.checkpoint.check_unchanged()
+        writing.meter.read(sum(job.nbytes for job in jobs))
 
-    def _order(self, work: Work, plan: FolderPlan, folder: SinkFolder) -> Order:
+    def _order(self, writing: Writing, folder: SinkFolder) -> Order:
         reached = None
         if is_far(self._source):
             from ckptool.sources.remote.address import as_remote
@@ -216,27 +216,28 @@ class HandedOut:
             source=str(self._source),
             reached=reached,
             target=None if self._target is None else str(self._target),
-            changes=work.changes.as_plain(),
-            verifies=work.limits is not None,
-            syncs=syncs(work, folder),
+            changes=writing.changes.as_plain(),
+            verifies=writing.limits is not None,
+            syncs=writing.syncs(folder),
             folder=folder.path,
-            versions=_versions(work.checkpoint.source),
-            mark=_mark(plan),
+            versions=_versions(writing.checkpoint.source),
+            mark=_mark(writing.plan.file),
             number=os.urandom(16).hex(),
         )
 
 
-def _take(written: Written, job: Job, work: Work, plan: FolderPlan) -> None:
+def _take(written: Written, job: Job, writing: Writing) -> None:
     """Note what another process found out as it wrote a file, as if it had been found out here."""
     _refuse_others(job.order.versions, written.versions)
     job.order.versions.update(written.versions)
-    copied = plan.files[job.number][1].copied
+    writing.readers.update(dict.fromkeys(written.readers))
+    copied = writing.plan.file.files[job.number].payloads
     for number in written.compared:
         pieces = copied[number].pieces()
         if pieces is not None:
             pieces.release()
-    if work.plan.casting is not None:
-        work.plan.casting.written_elsewhere(written.errors)
+    if writing.plan.casting is not None:
+        writing.plan.casting.written_elsewhere(written.errors)
 
 
 class _Tally:
@@ -256,17 +257,17 @@ class _Tally:
                     show(sum(done.values()), self._total)
 
 
-def _jobs(order: Order, plan: FolderPlan, folder: SinkFolder) -> Iterator[Job]:
-    for number, (name, file) in enumerate(plan.files):
-        if not isinstance(file, BytesFile):
-            yield Job(order, number, name, file.nbytes, folder.elsewhere(name, file.nbytes))
+def _jobs(order: Order, plan: Planned, folder: SinkFolder) -> Iterator[Job]:
+    for number, file in enumerate(plan.files):
+        if file.payloads:
+            yield Job(order, number, file.name, file.nbytes, folder.elsewhere(file.name, file.nbytes))
 
 
-def _mark(plan: FolderPlan) -> int:
+def _mark(plan: Planned) -> int:
     """Return a number that is another one for another plan: of the names and sizes of files, and of the index."""
-    found = crc32(repr([(name, file.nbytes) for name, file in plan.files]).encode())
-    for _, file in plan.files:
-        found = crc32(file.data, found) if isinstance(file, BytesFile) else found
+    found = crc32(repr([(file.name, file.nbytes) for file in plan.files]).encode())
+    for part in (part for file in plan.files if not file.payloads for part in file.content()):
+        found = crc32(part, found) if isinstance(part, bytes) else found
     return found
 
 
@@ -288,7 +289,7 @@ def _changed(path: str) -> SourceChanged:
 def _refuse_missing(job: Job, folder: SinkFolder) -> None:
     """Raise OutputFailed unless the file of a job is there, under the name that it has until all are."""
     try:
-        source, _ = open_source(folder.path_of(job.name))
+        source, _ = open_source(folder.reading_path(job.name))
     except FileUnavailable as error:
         raise _failed(f"{job.name!r} is not there: {error.message}", folder) from error
     nbytes = source.nbytes

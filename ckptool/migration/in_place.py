@@ -25,7 +25,8 @@ a name that says so: what belongs to no member, or has a name twice, would make 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from string import ascii_lowercase, digits
 from struct import pack
@@ -52,9 +53,9 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
-from ckptool.migration.changes import Changes, new_tag, retagged
+from ckptool.migration.changes import Changes, new_tag
 from ckptool.migration.kept_calls import kept_calls
-from ckptool.migration.output import Output, clones_to
+from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
     OPERATIONS,
     FileEdit,
@@ -66,13 +67,12 @@ from ckptool.migration.output.editing import (
     reader_of,
     too_long,
 )
-from ckptool.migration.plan import Plan, make_plan
+from ckptool.migration.plan import make_plan
+from ckptool.migration.planned import Plan, Planned
 from ckptool.migration.report import MigrationReport
-from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.torch_plan import Kept, TorchPlan
+from ckptool.migration.torch_plan import Kept
 from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
-from ckptool.migration.verify import are_unlike, begin_of, kind_of
-from ckptool.migration.writing import Done, Work
+from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.pickles import nodes
 from ckptool.pickles.gc_pause import gc_paused
@@ -82,7 +82,7 @@ from ckptool.sources.journal import Run, poisoned_at
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import ReadAhead, Source
 from ckptool.tensors.payloads import StoragePayload, check_storages
-from ckptool.tensors.tensor import StorageRef, TensorInfo
+from ckptool.tensors.tensor import StorageRef
 
 _UNUSED: Final = ".unused"
 _PIECE: Final = 1 << 16
@@ -271,7 +271,7 @@ def migrate_in_place(
 
 def _planned(
     path: str, changes: Changes, limits: Limits, *, dry_run: bool, deep: bool
-) -> tuple[MigrationReport, FileEdit, Expected | None]:
+) -> tuple[MigrationReport, FileEdit, list[Expected] | None]:
     """
     Return what is to be done, and the tensors that are to be in the file; None where nothing is done.
 
@@ -293,7 +293,7 @@ def _planned(
         if deep:
             check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
         checkpoint.check_unchanged()
-        return planned, edit.edit, expected_of(edit.plan)
+        return planned, edit.edit, list(expected_tensors(edit.plan, in_its_file))
 
 
 def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> MigrationReport:
@@ -308,31 +308,7 @@ def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> Migra
     )
 
 
-class Expected(NamedTuple):
-    """The tensors that an edited file is to have, in order; kept while it is opened, so they are to take little."""
-
-    names: list[str | None]
-    tags: list[str]
-    like: list[TensorInfo]
-    """For each, one that differs from it in nothing but where it begins; the same for many."""
-    begins: list[int | None]
-    """Where the first element is in the file; None for what is not only elements in the file."""
-
-
-def expected_of(plan: Plan) -> Expected:
-    """Return the tensors that a file is to have."""
-    found = Expected([], [], [], [])
-    known: dict[object, TensorInfo] = {}
-    for name, info in plan.file.expected:
-        begin = _begin(info)
-        found.names.append(name)
-        found.tags.append(retagged(info, plan.location))
-        found.like.append(known.setdefault(str(kind_of(info)), info) if begin is not None else info)
-        found.begins.append(begin)
-    return found
-
-
-def verify_edit(fd: int, expected: Expected, limits: Limits) -> None:
+def verify_edit(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
     """
     Read an edited file back, and compare all that its index says with the plan.
 
@@ -342,41 +318,13 @@ def verify_edit(fd: int, expected: Expected, limits: Limits) -> None:
     with reader_of(fd) as reader:
         try:
             with gc_paused(), open_checkpoint(reader, limits=limits) as found:
-                _compare(found, expected)
-        except OutputFailed:
-            raise
+                compare_tensors(found, expected, in_its_file)
         except Failure as error:
-            raise _failed(f"cannot be read back: {error.message}") from error
+            what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
+            raise OutputFailed(what, kind="verification-failed", hint="The file is what it was before.") from error
 
 
-def _compare(found: Checkpoint, expected: Expected) -> None:
-    if found.notes or found.damage:
-        raise _failed(f"is not as usual: {found.damage or found.notes[0]}")
-    ties = found.recorded.ties  # names that its text alone ties to others: they are no tensors of their own
-    stored = [name for name in found.tensors if name not in ties]
-    if len(stored) != len(expected.names):
-        raise _failed("the tensors in it are not those that were to be there")
-    for name, new, tag, like, begin in zip(stored, *expected, strict=True):
-        info = found.tensors[name].info
-        if begin is None:
-            is_other = are_unlike(info, like, of_files=True)
-        else:
-            is_other = kind_of(info) != kind_of(like) or _begin(info) != begin
-        if is_other or new not in (None, name) or (found.traits.keeps_devices and info.location != tag):
-            raise _failed(f"tensor {name!r} is not as it was to be")
-
-
-def _begin(info: TensorInfo) -> int | None:
-    """Return where the first element is in the file; None for what is not only elements in the file."""
-    begin = begin_of(info, of_files=True) if info.layout == "strided" else None
-    return None if begin is None or begin[0] else begin[1]
-
-
-def _failed(what: str) -> OutputFailed:
-    return OutputFailed(what, kind="verification-failed", hint="The file is what it was before.")
-
-
-def clone_plan(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> EditPlan | None:
+def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | None:
     """Return how a clone becomes what is planned; None where a copy has to be written, or is no slower."""
     source = checkpoint.source
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
@@ -385,26 +333,11 @@ def clone_plan(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> EditPlan
     if is_far(plan.target) or source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
         return None
     try:
-        edit = plan_edit(checkpoint, changes)
+        planned, edit, _ = plan_edit(checkpoint, changes)
     except MigrationRefused:  # a copy does more
         return None
-    return edit._replace(plan=edit.plan._replace(target=plan.target))
-
-
-def write_clone(work: Work, edit: EditPlan, output: Output) -> Done:
-    """Write the clone, read it back if it is to be verified, and publish it."""
-    source, limits = work.checkpoint.source, work.limits
-    assert isinstance(source, FileSource)  # clone_plan looked
-    output.clone(source.fileno())
-    for run in edit.edit.runs:
-        output.fill(run.offset, memoryview(run.data))
-    work.checkpoint.check_unchanged()
-    if limits is not None:
-        output.sync()
-        verify_edit(output.fileno(), expected_of(edit.plan), limits)
-    nbytes = output.nbytes
-    output.publish()
-    return Done(nbytes, ("ckptool",) if limits is not None else (), ())
+    clone = plan.file.files[0]._replace(nbytes=edit.nbytes, payloads=(), base=source, edits=edit.runs, reader=None)
+    return planned._replace(target=plan.target, file=replace(planned.file, files=[clone]))
 
 
 class EditPlan(NamedTuple):
@@ -442,7 +375,7 @@ def _of_header(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     source = checkpoint.source
     start = _LENGTH_NBYTES + int.from_bytes(source.read(0, _LENGTH_NBYTES), "little")
     plan = make_plan(checkpoint, None, changes, kept=Kept(tensors_at=start))
-    if plan.form != "safetensors" or not isinstance(plan.file, SafetensorsPlan):
+    if plan.form != "safetensors":
         raise _refused(f"form {plan.form!r} of a safetensors file")
     return EditPlan(plan, _plan_header(source, plan.file), 0)
 
@@ -453,31 +386,35 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     if deflated:
         raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
     plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsMembers, archive[name].nbytes))
-    file = _tree_of(plan)
-    unused = _unused_nbytes(checkpoint, file) if file.dropped else 0
-    return EditPlan(plan, plan_zip(archive, name, file.pickled), unused)
+    _refuse_other_form(plan)
+    unused = _unused_nbytes(checkpoint, plan.file) if plan.file.dropped else 0
+    return EditPlan(plan, plan_zip(archive, name, plan.file.pickles[0]), unused)
 
 
 def _of_stream(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     for whole in (False, True):
         room = tree_room(checkpoint, whole=whole)
         plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsStream, room))
-        if len(_tree_of(plan).pickled) == room:
+        _refuse_other_form(plan)
+        if len(plan.file.pickles[0]) == room:
             break
-    return EditPlan(plan, _plan_stream(checkpoint, _tree_of(plan)), 0)
+    return EditPlan(plan, _plan_stream(checkpoint, plan.file), 0)
 
 
-def _tree_of(plan: Plan) -> TorchPlan:
-    if plan.form != "same" or not isinstance(plan.file, TorchPlan):
+def _refuse_other_form(plan: Plan) -> None:
+    if plan.form != "same":
         raise _refused(f"form {plan.form!r}")
-    return plan.file
 
 
-def _unused_nbytes(checkpoint: Checkpoint, file: TorchPlan) -> int:
+def _unused_nbytes(checkpoint: Checkpoint, file: Planned) -> int:
     """Return how many bytes of tensors nothing in the edited file refers to."""
-    used = {payload.storage.offset for payload in file.storages}
+    used = {storage.offset for storage in _storages(file)}
     known = {storage.offset: storage.nbytes for storage in _stored(checkpoint)}
     return sum(nbytes for offset, nbytes in known.items() if offset not in used)
+
+
+def _storages(file: Planned) -> list[StorageRef]:
+    return [one.storage for one in file.payloads if isinstance(one, StoragePayload)]
 
 
 def _stored(checkpoint: Checkpoint) -> list[StorageRef]:
@@ -509,7 +446,7 @@ def _refused(fact: str) -> MigrationRefused:
     return not_in_place(f"cannot be done in place: {fact}")
 
 
-def _plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
+def _plan_header(source: Source, plan: Planned) -> FileEdit:
     """
     Return the edit that gives a file another header.
 
@@ -526,7 +463,7 @@ def _plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
     return FileEdit(source.nbytes, runs, Run(0, length), Run(0, length))
 
 
-def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:
+def _refuse_gaps(plan: Planned, start: int, end: int) -> None:
     stored = [info.storage for _, info in plan.expected if info.storage is not None]
     position = start
     for begin, stop in sorted((storage.offset, storage.offset + storage.nbytes) for storage in stored):
@@ -542,7 +479,7 @@ def tree_room(checkpoint: Checkpoint, *, whole: bool) -> int:
     return keys.end - tree.start - len(_keys(checkpoint)) if whole else tree.end - tree.start
 
 
-def _plan_stream(checkpoint: Checkpoint, plan: TorchPlan) -> FileEdit:
+def _plan_stream(checkpoint: Checkpoint, plan: Planned) -> FileEdit:
     """
     Return the edit that gives a stream another tree.
 
@@ -550,17 +487,17 @@ def _plan_stream(checkpoint: Checkpoint, plan: TorchPlan) -> FileEdit:
         MigrationRefused: The tree is too long, or does not refer to all storages any more.
     """
     *_, tree, keys = checkpoint.pickles
-    stored = {payload.storage.key for payload in plan.storages}
+    stored = {storage.key for storage in _storages(plan)}
     listed = [str(key) for key in keys.root] if isinstance(keys.root, list) else []
     if stored != set(listed):
         left = len(set(listed) - stored)
         raise not_in_place(
             f"{left:,} of its {len(listed):,} storages would be in the file and be nobody's, which torch refuses"
         )
-    new = plan.pickled
+    new = tree_pickle = plan.pickles[0]
     if len(new) != tree.end - tree.start:
         new += _keys(checkpoint)
-    room = (keys.end if len(new) > len(plan.pickled) else tree.end) - tree.start
+    room = (keys.end if len(new) > len(tree_pickle) else tree.end) - tree.start
     if len(new) < room:
         few = f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short"
         raise no_room(few, room, len(new), "A name that is longer or shorter by one character fits.")

@@ -9,7 +9,8 @@ from ckptool.errors import Failure, MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import Plan, make_plan
+from ckptool.migration.plan import make_plan
+from ckptool.migration.planned import Plan
 from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:

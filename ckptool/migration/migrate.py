@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -20,15 +20,14 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
-from ckptool.migration.in_place import clone_plan, migrate_in_place, report_of, write_clone
+from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.kept_calls import kept_calls
-from ckptool.migration.output import Output
 from ckptool.migration.output.editing import open_for_editing
-from ckptool.migration.output.opening import mode_of, open_folder, open_output
+from ckptool.migration.output.opening import mode_of, open_sink
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
-from ckptool.migration.writing import Work, write_file, write_folder
+from ckptool.migration.writing import Writing
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
@@ -105,24 +104,23 @@ def migrate(
     """
     check_arguments(migrate, locals())
     asked = changes_of(changes, options)
-    target = None if dst is None else os.fspath(dst)
-    asked = _checked(asked, target)
-    if in_place:
-        if target is not None:
-            raise ValueError("in_place edits src itself: there is no dst")
-        if force or not verify or not reflink:
-            raise ValueError("force, verify=False and reflink=False are for what is written anew, not for in_place")
-        path = os.fspath(src)
-        if not compact:
-            return migrate_in_place(path, asked, dry_run=dry_run, deep=deep, limits=limits)
-        wanted = _Wanted(True, True, dry_run, False, progress, read_back)  # a clone has all that its source has
-        with open_for_editing(path):
-            return _migrate(path, path, asked._replace(form=asked.form or "same"), wanted, limits)
-    if deep or compact:
-        option = "deep" if deep else "compact"
-        raise ValueError(f"{option} is for in_place: what is copied is compared in any case, and has nothing unused")
-    wanted = _Wanted(force, verify, dry_run, reflink, progress, read_back)
-    return _migrate(os.fspath(src), target, asked, wanted, limits)
+    path, target = os.fspath(src), None if dst is None else os.fspath(dst)
+    write = partial(migrate_by, None, path, dry_run=dry_run, progress=progress, read_back=read_back, limits=limits)
+    if not in_place:
+        if deep or compact:
+            option = "deep" if deep else "compact"
+            raise ValueError(
+                f"{option} is for in_place: what is copied is compared in any case, and has nothing unused"
+            )
+        return write(target, asked, force=force, verify=verify, reflink=reflink)
+    if target is not None:
+        raise ValueError("in_place edits src itself: there is no dst")
+    if force or not verify or not reflink:
+        raise ValueError("force, verify=False and reflink=False are for what is written anew, not for in_place")
+    if not compact:
+        return migrate_in_place(path, _checked(asked, None), dry_run=dry_run, deep=deep, limits=limits)
+    with open_for_editing(path):  # the copy is none of those that share bytes: they have all that their source has
+        return write(path, asked._replace(form=asked.form or "same"), force=True)
 
 
 def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unmatched]:
@@ -138,7 +136,7 @@ def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unm
 
 
 def migrate_by(
-    writers: Writers,
+    writers: Writers | None,
     src: str,
     dst: str | None,
     changes: Changes,
@@ -146,6 +144,7 @@ def migrate_by(
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    reflink: bool = False,
     progress: OnWritten | None = None,
     read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -159,71 +158,45 @@ def migrate_by(
         CkptoolError: What ``migrate`` raises.
     """
     asked = _checked(changes, dst)
-    return _migrate(src, dst, asked, _Wanted(force, verify, dry_run, False, progress, read_back, writers), limits)
-
-
-class _Wanted(NamedTuple):
-    """How a new file is to be written."""
-
-    force: bool
-    verify: bool
-    dry_run: bool
-    reflink: bool
-    progress: OnWritten | None
-    read_back: OnWritten | None
-    writers: Writers | None = None
-    """Those of a folder; None for this process itself."""
-
-
-def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limits: Limits) -> MigrationReport:
-    """Write a new file or folder."""
     opened = partial(open_checkpoint, src, limits=limits)
     with opened() as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
-            plan = make_plan(checkpoint, target, asked)
+            plan = make_plan(checkpoint, dst, asked)
             selection.refuse_nothing(checkpoint, plan, asked)
-        nbytes = plan.file.nbytes
-        refuse_repeated(nbytes, checkpoint.file_nbytes, limits)
+        refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        edit = clone_plan(checkpoint, plan, asked) if wanted.reflink else None
-        if edit is not None:
-            plan, planned = edit.plan, report_of(checkpoint, edit, asked)._replace(how="clone")
-        else:
-            planned = report.planned(checkpoint, plan, asked, nbytes)
+        clone = as_clone(checkpoint, plan, asked) if reflink else None
+        plan = clone or plan
+        planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        planned = planned._replace(calls=kept_calls(plan, asked, opened))
+        planned = planned._replace(calls=kept_calls(plan, asked, opened), how="clone" if clone else "copy")
         check_cancelled(checkpoint.source.cancellation)
-        if wanted.dry_run:
+        if dry_run:
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        meter = Meter(wanted.read_back, (plan.folder or plan.file).nbytes)
-        work = Work(checkpoint, plan, asked, limits if wanted.verify else None, meter)
-        on_written, mode = _cancellable(wanted.progress, limits.cancellation), mode_of(checkpoint.source)
-        if plan.folder is not None:
-            with open_folder(plan.target, force=wanted.force, progress=on_written, mode=mode) as folder:
-                elsewhere = None
-                if wanted.writers is not None:
-                    from ckptool.migration.file_jobs import HandedOut  # most folders are written here
+        on_written, mode = _cancellable(progress, limits.cancellation), mode_of(checkpoint.source)
+        elsewhere = None
+        if writers is not None and plan.file.is_folder:
+            from ckptool.migration.file_jobs import HandedOut  # most folders are written here
 
-                    elsewhere = HandedOut(wanted.writers, src, target, on_written, wanted.read_back)
-                done = write_folder(work, plan.folder, folder, elsewhere)
-        elif edit is not None:
-            with Output(plan.target, force=wanted.force, progress=on_written, mode=mode) as output:
-                done = write_clone(work, edit, output)
-        else:
-            with open_output(plan.target, force=wanted.force, progress=on_written, mode=mode) as sink:
-                done = write_file(work, sink)
+            elsewhere = HandedOut(writers, src, dst, on_written, read_back)
+        meter = Meter(read_back, plan.file.nbytes)
+        writing = Writing(checkpoint, plan, asked, limits if verify else None, meter)
+        is_folder = plan.file.is_folder
+        with open_sink(plan.target, is_folder=is_folder, force=force, progress=on_written, mode=mode) as sink:
+            nbytes = writing.run(sink, elsewhere)
+            notes = (*planned.notes, *sink.notes)
     return planned._replace(
         written=True,
-        verified=wanted.verify,
-        read_back_by=done.readers,
-        notes=(*planned.notes, *done.notes),
-        nbytes=done.nbytes,
+        verified=verify,
+        read_back_by=tuple(writing.readers),
+        notes=notes,
+        nbytes=nbytes,
         casts=plan.casting.casts if plan.casting else (),  # their errors are known once they are written
-        after=planned.after._replace(file_nbytes=done.nbytes),
-        written_nbytes=edit.edit.written_nbytes if edit is not None else done.nbytes,
+        after=planned.after._replace(file_nbytes=nbytes),
+        written_nbytes=planned.written_nbytes if clone else nbytes,
     )
 
 

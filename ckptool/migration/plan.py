@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from shlex import quote
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import selection, torch_plan
-from ckptool.migration.changes import Changes, DeviceTags, TargetForm, label
-from ckptool.migration.planned import FolderPlan
+from ckptool.migration.changes import Changes, TargetForm, label
+from ckptool.migration.planned import Plan, Planned
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
-from ckptool.migration.torch_plan import Kept, TorchPlan
+from ckptool.migration.torch_plan import Kept
 from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
@@ -28,34 +28,6 @@ from ckptool.pickles import nodes
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
-    from ckptool.migration.safetensors_plan import SafetensorsPlan
-
-
-class Plan(NamedTuple):
-    """One migration, ready to be carried out."""
-
-    form: TargetForm
-    target: str
-    file: TorchPlan | SafetensorsPlan | FolderPlan
-    """What the new file holds, or the new folder."""
-    location: DeviceTags | None
-    """The device tags that what is in it gets; None leaves them as they are."""
-    names: NameChanges
-    weights: Weights | None = None
-    """None where everything is taken."""
-    casting: Casting | None = None
-    keeps_layout: bool = False
-    """Whether the source's own layout is kept: an edit of it, or of a clone."""
-
-    @property
-    def folder(self) -> FolderPlan | None:
-        """What the new folder holds; None where one file is written."""
-        return self.file if isinstance(self.file, FolderPlan) else None
-
-    @property
-    def builds_model(self) -> bool:
-        """Whether torch builds a model and saves it."""
-        return self.form == "model" and self.weights is not None
 
 
 def make_plan(
@@ -85,7 +57,7 @@ def make_plan(
     casting = _casting(changes, trials)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
-        from ckptool.migration import dcp_plan  # most plans are of files
+        from ckptool.migration import dcp_plan
 
         names = _read_of_all(checkpoint, names)
         edited = torch_plan.edit_everything(
@@ -117,23 +89,43 @@ def make_plan(
     refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
+    if form == "model":  # it is built from tensors alone, on the CPU
+        weights, changes = weights.without(weights.others), changes._replace(to="cpu")
+    elif form == "state_dict" and not changes.keep_calls:
+        weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
+    file = _of_weights(checkpoint, weights, form, changes, root, kept, sketch=sketch)
+    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None)
+
+
+def _of_weights(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    form: TargetForm,
+    changes: Changes,
+    root: str,
+    kept: Kept | None,
+    *,
+    sketch: bool,
+) -> Planned:
+    """Return how weights are written in a form."""
     if form == "safetensors":
-        plain_file = _safetensors(checkpoint, weights, changes, kept)
-        edits = kept is not None
-        return Plan(form, target, plain_file, changes.to, names, weights, casting, keeps_layout=edits)
+        from ckptool.migration import safetensors_plan
+
+        return safetensors_plan.plan(
+            weights,
+            _most_nbytes(changes),
+            expand_tied=changes.expand_tied,
+            drop_unsupported=changes.drop_unsupported,
+            cancellation=checkpoint.source.cancellation,
+            start=kept.tensors_at if kept is not None else None,
+            has_order=bool(checkpoint.recorded.order),
+        )
     if form == "dcp":
-        from ckptool.migration import dcp_plan
+        from ckptool.migration import dcp_plan  # most plans are of files
 
         most = _most_nbytes(changes)
-        folder = dcp_plan.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
-        return Plan(form, target, folder, changes.to, names, weights, casting)
-    if form == "model":  # it is built from tensors alone
-        weights = weights.without(weights.others)
-    elif not changes.keep_calls:
-        weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
-    plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
-    return Plan(form, target, plain, location, names, weights, casting)
+        return dcp_plan.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
+    return torch_plan.plan_weights(checkpoint, weights, changes.to, root, sketch=sketch)
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
@@ -159,24 +151,6 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
     """Return changes with their globs read: as names of state dicts, or as full paths."""
     there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
     return names._replace(filter=names.filter.read(there))
-
-
-def _safetensors(
-    checkpoint: Checkpoint, weights: Weights, changes: Changes, kept: Kept | None
-) -> SafetensorsPlan | FolderPlan:
-    """Return the plan of a safetensors file, or of a folder of them."""
-    from ckptool.migration import safetensors_plan
-
-    options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-    cancellation = checkpoint.source.cancellation
-    most_nbytes = _most_nbytes(changes)
-    if most_nbytes is None:
-        start = kept.tensors_at if kept is not None else None
-        options["has_order"] = bool(checkpoint.recorded.order)
-        return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
-    from ckptool.migration import safetensors_plan
-
-    return safetensors_plan.plan_shards(weights, most_nbytes, **options, cancellation=cancellation)
 
 
 def _most_nbytes(changes: Changes) -> int | None:

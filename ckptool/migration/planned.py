@@ -1,48 +1,73 @@
-"""What every plan has; and what one of a folder has: its files in the order in which they are written."""
+"""
+What is ready to be written: files, each a name and what is written into it in order; and what is to be found in them.
+
+Nothing here writes: ``writing`` does, whatever the files are of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.checkpoints.weights import NameChanges, Weights
+from ckptool.errors import MigrationRefused
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
-from ckptool.migration.output.sink import Sink
-from ckptool.sources.files import open_source
-from ckptool.sources.source import Meter
+from ckptool.migration.changes import DeviceTags, TargetForm
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
+if TYPE_CHECKING:
+    from ckptool.migration.casting import Casting
+    from ckptool.sources.files import FileSource
+    from ckptool.sources.journal import Run
 
-class PlannedFile(Protocol):
+Part: TypeAlias = bytes | Payload
+Content: TypeAlias = Generator[Part, int, None]
+"""What is written, in order: bytes, and payloads, after each of which it is sent the CRC-32 of what was read."""
+
+
+class OutFile(NamedTuple):
     """A file that is ready to be written."""
 
-    @property
-    def nbytes(self) -> int: ...
+    name: str
+    """In its folder; of a single file, nothing."""
+    nbytes: int
+    content: Callable[[], Generator[Part, int, object]]
+    payloads: Sequence[Payload] = ()
+    """What is copied into it; an index has none."""
+    needs_checksums: bool = False
+    """Whether the content has to know those of its payloads."""
+    reader: Callable[[str], str | None] | None = None
+    """Reads a path with the reference library, and returns its version; None where it is not there, or is too old."""
+    base: FileSource | None = None
+    """Of a clone, the file whose bytes it shares, all but those in ``edits``; its content is not written."""
+    edits: Sequence[Run] = ()
 
-    @property
-    def copied(self) -> Sequence[Payload]:
-        """What is copied into it."""
-        ...
 
-    def write(self, output: Sink, *, checksums: bool = True) -> Any:
-        """Write it, and return what ``verify`` needs to know about what was written."""
-        ...
+def file_of_bytes(name: str, data: bytes) -> OutFile:
+    """Return a small file whose bytes are known."""
+    return OutFile(name, len(data), partial(_only, data))
 
-    def verify(self, path: str, written: Any, limits: Limits, meter: Meter) -> str | None:
-        """Read it back; return which library read it beside our own reader."""
-        ...
+
+def _only(data: bytes) -> Content:
+    yield data
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is ready to be written: a file, or a folder."""
+    """Files, and what is to be found in them."""
 
+    files: Sequence[OutFile]
+    """The last one makes the others a checkpoint."""
+    is_folder: bool = False
     expected: Sequence[tuple[str | None, TensorInfo]]
     """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
+    packed: Collection[str] | None = None
+    """The names of those that are written without their storages, strides and devices; None where none ever is."""
     tied: dict[str, str] = field(default_factory=dict)
     """Names that were left out, and the name under which each tensor is stored."""
     renamed: tuple[tuple[str, str], ...] = ()
@@ -51,69 +76,48 @@ class Planned:
     """The old device tags of what gets another, and how many tensors had each."""
     pickles: tuple[bytes, ...] = ()
     """What is unpickled when it is loaded."""
+    header: bytes = b""
+    """Of a safetensors file."""
+    cut: Sequence[LazyTensor] = ()
+    """Tensors whose storages are not copied from end to end, where everything is taken."""
+    notes: tuple[str, ...] = ()
 
     @property
     def tensor_count(self) -> int:
         """Tensors in it; tied ones that are not left out count under each name."""
         return len(self.expected)
 
-
-@dataclass(frozen=True, kw_only=True)
-class FolderPlan(Planned):
-    """A folder that is ready to be written."""
-
-    files: Sequence[tuple[str, PlannedFile]]
-    """Names and files; the last one makes the others a checkpoint."""
-    partly: Sequence[LazyTensor] = ()
-    """Tensors whose storages are not copied from end to end, where everything is taken."""
-
     @property
     def nbytes(self) -> int:
         """Size of all files in bytes."""
-        return sum(file.nbytes for _, file in self.files)
+        return sum(file.nbytes for file in self.files)
 
     @property
-    def copied(self) -> list[Payload]:
+    def payloads(self) -> Iterator[Payload]:
         """What is copied into the files."""
-        return [payload for _, file in self.files for payload in file.copied]
-
-    def verify(self, path: str, limits: Limits) -> None:
-        """Read the files back together, where the folder is written but has no name yet: each was, alone."""
+        return (payload for file in self.files for payload in file.payloads)
 
 
-class BytesFile(NamedTuple):
-    """A small file whose bytes are known."""
+class Plan(NamedTuple):
+    """One migration, ready to be carried out."""
 
-    data: bytes
+    form: TargetForm
+    target: str
+    file: Planned
+    """What the new file holds, or the new folder."""
+    location: DeviceTags | None
+    """The device tags that what is in it gets; None leaves them as they are."""
+    names: NameChanges
+    weights: Weights | None = None
+    """None where everything is taken."""
+    casting: Casting | None = None
+    keeps_layout: bool = False
+    """Whether the source's own layout is kept: an edit of it, or of a clone."""
 
     @property
-    def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return len(self.data)
-
-    @property
-    def copied(self) -> tuple[()]:
-        """Nothing: its bytes are known."""
-        return ()
-
-    def write(self, output: Sink, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
-        """Write the file."""
-        output.write(self.data)
-        output.flush()
-
-    def verify(self, path: str, written: None, limits: Limits, meter: Meter) -> None:  # noqa: ARG002 - as for other files
-        """
-        Read the file back.
-
-        Raises:
-            OutputFailed: It does not hold these bytes.
-        """
-        source, _ = open_source(path)
-        try:
-            if source.nbytes != len(self.data) or source.read(0, source.nbytes) != self.data:
-                raise OutputFailed("an index was not written as it was made", kind="verification-failed")
-        finally:
-            source.close()
+    def builds_model(self) -> bool:
+        """Whether torch builds a model and saves it."""
+        return self.form == "model" and self.weights is not None
 
 
 def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:

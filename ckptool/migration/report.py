@@ -16,13 +16,11 @@ from ckptool.messages import FORMS, counted, counts, grouped, show, show_nbytes,
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.plan import Plan
-from ckptool.migration.torch_plan import TorchPlan
+from ckptool.migration.planned import OutFile, Plan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
 from ckptool.pickles.weights_only import why_refused
 from ckptool.rendering import Fact, Section, Sides, html_of, text_of
 from ckptool.sources.naming import shown_path
-from ckptool.tensors.tensor import TensorInfo
 
 
 class FileFacts(NamedTuple):
@@ -100,8 +98,9 @@ class MigrationReport(NamedTuple):
         return html_of(f"{self.target}: {_result(self)}", sections_of(self))
 
 
-def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -> MigrationReport:
-    """Return the report of a migration to a file or folder of ``nbytes`` that is planned, and not carried out yet."""
+def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | None = None) -> MigrationReport:
+    """Return the report of a migration that is planned, and not carried out yet, to a file or folder of ``nbytes``."""
+    nbytes = plan.file.nbytes if nbytes is None else nbytes
     key = None if plan.weights is None else plan.weights.state_dict.key
     dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
@@ -115,7 +114,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -
         form=plan.form,
         tensors=plan.file.tensor_count,
         nbytes=nbytes,
-        written_nbytes=nbytes,
+        written_nbytes=sum(_written_nbytes(file) for file in plan.file.files),
         retagged=plan.file.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.file.renamed,
@@ -131,8 +130,12 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -
         before=before,
         after=_planned_facts(checkpoint, plan, nbytes, before),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
-        files=() if plan.folder is None else tuple(WrittenFile(name, one.nbytes) for name, one in plan.folder.files),
+        files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.file.files if plan.file.is_folder),
     )
+
+
+def _written_nbytes(file: OutFile) -> int:
+    return file.nbytes if file.base is None else sum(len(run.data) for run in file.edits)
 
 
 def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
@@ -159,21 +162,29 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int, before: FileFacts) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
     file, weights = plan.file, plan.weights
+    is_folder_of_items = plan.form == "dcp"
+    infos = [info for _, info in file.expected]
     if plan.form == "safetensors":
-        return _safetensors_facts({name: info for name, info in file.expected if name is not None}, nbytes)
-    if not isinstance(file, TorchPlan):
-        return _dcp_facts(checkpoint, plan)
-    form = "model" if plan.form == "model" else checkpoint.form
-    if weights is not None:
-        plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
-        return _torch_facts("model" if plan.builds_model else plain, file, nbytes, plan.location, weights.tensors)
-    names = _new_names(checkpoint, file.renamed)
-    layout = checkpoint.format if plan.keeps_layout else "torch_zip"
-    if plan.casting is None and len(file.expected) == before.tensors:  # what is not changed is not counted again
-        devices = dict(Counter(retagged(info, plan.location) for _, info in file.expected))
+        form, names = "state_dict" if infos else "data", [name for name, _ in file.expected if name is not None]
+    elif weights is not None:
+        names = list(weights.tensors)
+        form = "checkpoint" if (weights.others and is_folder_of_items) or len(infos) != len(names) else "state_dict"
+        form = "model" if plan.builds_model else form
+    else:
+        form = "model" if plan.form == "model" else checkpoint.form
+        names = _new_names(checkpoint, file.renamed)
+    layout = {"safetensors": "safetensors", "dcp": "dcp"}.get(plan.form, "torch_zip")
+    layout = checkpoint.format if plan.keeps_layout else layout
+    tags = ["cpu" if name in (file.packed or ()) else retagged(info, plan.location) for name, info in file.expected]
+    prefixes = prefixes_of(names)
+    if file.packed is None and plan.casting is None and len(infos) == before.tensors and weights is None:
+        # What is not changed is not counted again.
         same = before._replace(format=layout, form=form, file_nbytes=nbytes)
-        return same._replace(devices=devices, prefixes=prefixes_of(names))
-    return _torch_facts(form, file, nbytes, plan.location, names)._replace(format=layout)
+        return same._replace(devices=dict(Counter(tags)), prefixes=prefixes)
+    counts = count(infos, tags)
+    if file.packed is not None:  # what is tied is written under each name, or under one
+        counts = counts._replace(tied=0, numel=sum(info.numel for info in infos))
+    return FileFacts(layout, form, nbytes, *counts, prefixes)
 
 
 def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:
@@ -181,39 +192,6 @@ def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> 
     chosen, new = checkpoint.weights, dict(renamed)
     head = f"{chosen.key}." if chosen is not None and chosen.key else ""
     return [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
-
-
-def _dcp_facts(checkpoint: Checkpoint, plan: Plan) -> FileFacts:
-    """Return the facts of a folder that is not written yet: tensors are on the CPU, but for those inside values."""
-    from ckptool.migration.dcp_plan import DcpPlan  # most plans are of files
-
-    file = plan.file
-    assert isinstance(file, DcpPlan)  # there is no other folder of items
-    infos = [info for _, info in file.expected]
-    own = {entry.name for entry in file.entries if entry.tensor is not None}
-    tags = ["cpu" if name in own else retagged(info, plan.location) for name, info in file.expected]
-    numel = sum(info.numel for info in infos)
-    form, names = checkpoint.form, _new_names(checkpoint, file.renamed)
-    if plan.weights is not None:
-        form, names = "checkpoint" if plan.weights.others else "state_dict", list(plan.weights.tensors)
-    return FileFacts("dcp", form, file.nbytes, *count(infos, tags)._replace(tied=0, numel=numel), prefixes_of(names))
-
-
-def _torch_facts(
-    form: str, plan: TorchPlan, nbytes: int, location: DeviceTags | None, weights: Collection[str]
-) -> FileFacts:
-    """Return the facts of a torch zip that is not written yet; ``weights`` are the names of the weights in it."""
-    infos = [info for _, info in plan.expected]
-    counts = count(infos, [retagged(info, location) for info in infos])
-    return FileFacts("torch_zip", form, nbytes, *counts, prefixes_of(weights))
-
-
-def _safetensors_facts(infos: dict[str, TensorInfo], nbytes: int) -> FileFacts:
-    """Return the facts of a safetensors file that is not written yet: it keeps no devices and no ties."""
-    counts = count(list(infos.values()), [retagged(info, "cpu") for info in infos.values()])
-    numel = sum(info.numel for info in infos.values())
-    form = "state_dict" if infos else "data"
-    return FileFacts("safetensors", form, nbytes, *counts._replace(tied=0, numel=numel), prefixes_of(infos))
 
 
 def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_training: bool) -> Iterator[str]:
@@ -233,7 +211,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.class_sources and not plan.keeps_layout:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    yield from _of_folder(plan, changes)
+    yield from plan.file.notes
+    yield from _too_large(plan, changes)
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
@@ -258,7 +237,7 @@ def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Itera
     kept = sum(info.location == "meta" for _, info in plan.file.expected)
     if kept and (changes.to or changes.dtype):
         yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
-    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in getattr(plan.file, "header", b""):
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.file.header:
         yield "no room is left to record the order of names: it is that of the header alone"
 
 
@@ -283,22 +262,15 @@ def _prefixes(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"
 
 
-def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield what is notable about a folder that is written."""
-    if plan.folder is None:
-        return
-    from ckptool.migration.dcp_plan import DcpPlan
-    from ckptool.migration.safetensors_plan import size_in_bytes
+def _too_large(plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield which tensors of a folder of shards are larger than a shard was to be."""
+    if plan.form == "safetensors" and changes.max_shard_size is not None:
+        from ckptool.migration.safetensors_plan import size_in_bytes  # most plans are of files
 
-    if isinstance(plan.file, DcpPlan):
-        yield from plan.file.notes
-    elif changes.max_shard_size is not None:
         most = size_in_bytes(changes.max_shard_size)
         larger = [name for name, info in plan.file.expected if name is not None and info.nbytes > most]
+        many = f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"
         if larger:
-            many = (
-                f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"
-            )
             yield f"{many}, and alone in a file: {some(larger)}"
 
 

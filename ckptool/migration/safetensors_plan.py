@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
@@ -29,13 +29,7 @@ from ckptool.checkpoints.parsed import Recorded
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
-from ckptool.limits import Limits
-from ckptool.migration.output.sink import Sink
-from ckptool.migration.planned import BytesFile, FolderPlan, Planned, split
-from ckptool.migration.transfer import Transfer
-from ckptool.sources.checksums import checksums_of_file
-from ckptool.sources.naming import is_far
-from ckptool.sources.source import Meter, prefetch
+from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -48,67 +42,10 @@ _DTYPE_ORDER: Final = (
 # fmt: on
 _NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
 """Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SafetensorsPlan(Planned):
-    """A file that is ready to be written: its header, and the tensors in their order."""
-
-    header: bytes
-    tensors: tuple[tuple[str, Payload], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
-
-    @property
-    def copied(self) -> list[Payload]:
-        """What is copied into the file."""
-        return [payload for _, payload in self.tensors]
-
-    def write(self, output: Sink, *, checksums: bool = True) -> list[int]:
-        """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
-        output.write(self._head())
-        with Transfer(output, checksums=checksums) as transfer:
-            found = [transfer.send(payload) for _, payload in self.tensors]
-        output.flush()
-        return found
-
-    def verify(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> str | None:
-        """
-        Read the file back, with our reader and with the reference library's, and compare every tensor.
-
-        Return the reference library and its version; None where it cannot be asked: it or what it needs (numpy or
-        torch) is not there, an old one does not know a type in the file, or the file is far away.
-
-        Raises:
-            OutputFailed: The file does not hold what was to be written.
-        """
-        self._compare(path, checksums, limits, meter)
-        dtypes = {info.dtype.safetensors for _, info in self.expected}
-        return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors], dtypes)
-
-    def _compare(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> None:
-        from ckptool.formats import open_checkpoint
-
-        with open_checkpoint(path, limits=limits) as written:
-            head = self._head()
-            if written.source.read(0, len(head)) != head:
-                raise OutputFailed("its header is not the one that was written", kind="verification-failed")
-            start = len(head)
-            prefetch(written.source, [(0, written.source.nbytes)])
-            ranges = []
-            for _, payload in self.tensors:
-                ranges.append((start, start + payload.nbytes))
-                start += payload.nbytes
-            found, _ = checksums_of_file(written.source, ranges, meter)
-            for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
-                if name not in written.tensors or checksum != expected:
-                    raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
-
-    def _head(self) -> bytes:
-        return len(self.header).to_bytes(8, "little") + self.header
+_LENGTH_NBYTES: Final = 8
+_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B?)\s*", re.IGNORECASE)
+_STEPS: Final = "KMGT"
+_INDEX: Final = "model.safetensors.index.json"
 
 
 class Selected(NamedTuple):
@@ -136,29 +73,71 @@ class Selected(NamedTuple):
 
 def plan(
     weights: Weights,
+    most_nbytes: int | None = None,
     *,
     expand_tied: bool = False,
     drop_unsupported: bool = False,
     cancellation: Cancellation | None = None,
     start: int | None = None,
     has_order: bool = False,
-) -> SafetensorsPlan:
+) -> Planned:
     """
-    Return how the weights become a safetensors file; those of one where tensors stay that begin at ``start``, if given.
-    Where that one ``has_order``, its record of it stays, too, if there is room.
+    Return how the weights become a safetensors file, or with ``most_nbytes`` a folder of shards.
+
+    Tensors of a file stay where they are if they begin at ``start``; where it ``has_order``, its record of that stays,
+    too, if there is room.
 
     Raises:
-        MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
+        MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped; or there would be too
+            many shards to be read.
     """
     chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
     kept = chosen.kept
-    order = packing_order(kept) if start is None else list(kept)
+    sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
+    parts = [] if most_nbytes is None else split(sizes, most_nbytes)
+    facts: dict[str, Any] = {"tied": chosen.tied, "renamed": weights.renamed, "dropped": chosen.dropped}
+    if len(parts) > 1:
+        return _shards(chosen, parts, weights, cancellation, facts)
+    is_folder = most_nbytes is not None
+    order = _packing_order(kept) if start is None else list(kept)
     recorded = chosen.recorded(weights, order)
-    packed = pack(kept, encode(recorded), cancellation, start)
+    name = "model.safetensors" if is_folder else ""
+    file, header = _pack(name, kept, encode(recorded), cancellation, start)
     if has_order and start is not None and not recorded.order:
-        longer = pack(kept, encode(recorded._replace(order=tuple(chosen.tensors))), cancellation, start)
-        packed = longer if len(longer.header.rstrip(b" ")) <= start - 8 else packed
-    return replace(packed, tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
+        text = encode(recorded._replace(order=tuple(chosen.tensors)))
+        longer, longer_header = _pack(name, kept, text, cancellation, start)
+        if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES:
+            file, header = longer, longer_header
+    expected = [(name, kept[name].info) for name in order]
+    return Planned(files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header, **facts)
+
+
+def _shards(
+    chosen: Selected,
+    parts: list[list[str]],
+    weights: Weights,
+    cancellation: Cancellation | None,
+    facts: dict[str, Any],
+) -> Planned:
+    kept = chosen.kept
+    first = encode(chosen.recorded(weights, (name for part in parts for name in part))._replace(ties={}))
+    metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
+    names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    shards = [
+        _pack(file, {name: kept[name] for name in part}, text, cancellation)[0]
+        for file, part, text in zip(names, parts, metadata, strict=True)
+    ]
+    weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+    total = sum(tensor.info.nbytes for tensor in kept.values())
+    index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
+    order = [name for part in parts for name in _packing_order({name: kept[name] for name in part})]
+    return Planned(
+        files=[*shards, file_of_bytes(_INDEX, index.encode())],
+        is_folder=True,
+        expected=[(name, kept[name].info) for name in order],
+        packed=kept,
+        **facts,
+    )
 
 
 def select(
@@ -185,22 +164,32 @@ def select(
     return Selected(tensors, tied, (*weights.dropped, *unsupported, *weights.others))
 
 
-def packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
+def _packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
     """Return names in the order in which the reference library packs their tensors."""
     return sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
 
 
-def pack(
+def _pack(
+    name: str,
     tensors: dict[str, LazyTensor],
     metadata: dict[str, str],
-    cancellation: Cancellation | None = None,
+    cancellation: Cancellation | None,
     start: int | None = None,
-) -> SafetensorsPlan:
-    """Return a file of these tensors and this text."""
-    names = packing_order(tensors) if start is None else list(tensors)
-    payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
-    header = _header(metadata, each(payloads, cancellation), tensors, start)
-    return SafetensorsPlan(header=header, tensors=payloads, expected=[(name, tensors[name].info) for name in names])
+) -> tuple[OutFile, bytes]:
+    """Return a file of these tensors and this text, and its header."""
+    names = _packing_order(tensors) if start is None else list(tensors)
+    payloads = [payload_of(tensors[name]) for name in each(names, cancellation)]
+    header = _header(metadata, each(zip(names, payloads, strict=True), cancellation), tensors, start)
+    nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)
+    codes = {tensor.info.dtype.safetensors for tensor in tensors.values()}
+    reader = partial(_open_with_reference, names=names, dtypes=codes)
+    return OutFile(name, nbytes, partial(_content, header, payloads), payloads, reader=reader), header
+
+
+def _content(header: bytes, tensors: Sequence[Payload]) -> Content:
+    yield len(header).to_bytes(_LENGTH_NBYTES, "little") + header
+    for one in tensors:  # noqa: UP028 - a list is sent nothing
+        yield one
 
 
 def _header(
@@ -221,8 +210,6 @@ def _header(
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
         position += payload.nbytes
     try:
-        import json  # few plans are written
-
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise MigrationRefused(
@@ -248,6 +235,26 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
         same.setdefault(identity(tensor.info), []).append(name)
     groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}
+
+
+def size_in_bytes(size: int | str) -> int:
+    """
+    Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
+
+    Raises:
+        MigrationRefused: It is not a size, or not one byte.
+    """
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    nbytes = size if isinstance(size, int) else 0
+    if match:
+        number, step, binary = match.groups()
+        factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)
+        nbytes = int(float(number) * factor) if "." in number else int(number) * factor
+    if nbytes < 1:
+        raise MigrationRefused(
+            f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
+        )
+    return nbytes
 
 
 def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -> str | None:
@@ -282,74 +289,3 @@ def _reference(path: str) -> Any:
         except ImportError:
             continue
     return None
-
-
-_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B?)\s*", re.IGNORECASE)
-_STEPS: Final = "KMGT"
-_INDEX: Final = "model.safetensors.index.json"
-
-
-def size_in_bytes(size: int | str) -> int:
-    """
-    Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
-
-    Raises:
-        MigrationRefused: It is not a size, or not one byte.
-    """
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    nbytes = size if isinstance(size, int) else 0
-    if match:
-        number, step, binary = match.groups()
-        factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)
-        nbytes = int(float(number) * factor) if "." in number else int(number) * factor
-    if nbytes < 1:
-        raise MigrationRefused(
-            f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
-        )
-    return nbytes
-
-
-def plan_shards(
-    weights: Weights,
-    most_nbytes: int,
-    *,
-    expand_tied: bool = False,
-    drop_unsupported: bool = False,
-    cancellation: Cancellation | None = None,
-) -> FolderPlan:
-    """
-    Return how the weights become shards.
-
-    Raises:
-        MigrationRefused: An entry is one that the format cannot hold, or there would be too many shards to be read.
-    """
-    chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
-    kept = chosen.kept
-    parts = split(((name, tensor.info.nbytes) for name, tensor in kept.items()), most_nbytes)
-    if len(parts) < 2:
-        file = plan(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
-        return FolderPlan(
-            files=[("model.safetensors", file)],
-            expected=file.expected,
-            tied=file.tied,
-            renamed=file.renamed,
-            dropped=file.dropped,
-        )
-    recorded = chosen.recorded(weights, (name for part in parts for name in part))
-    first = encode(recorded._replace(ties={}))
-    metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
-    names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
-    shards = [
-        (file, pack({name: kept[name] for name in part}, text, cancellation))
-        for file, part, text in zip(names, parts, metadata, strict=True)
-    ]
-    weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
-    total = sum(tensor.info.nbytes for tensor in kept.values())
-    index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
-    return FolderPlan(
-        files=[*shards, (_INDEX, BytesFile(index.encode()))],
-        expected=[one for _, shard in shards for one in shard.expected],
-        tied=chosen.tied,
-        renamed=weights.renamed,
-        dropped=chosen.dropped,
-    )

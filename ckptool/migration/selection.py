@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -22,6 +22,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.formats.directories.beside import quantization_of, quantization_under
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, not_there
+from ckptool.migration.planned import Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.renaming import Trials, matched
@@ -32,51 +33,9 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
-if TYPE_CHECKING:
-    from ckptool.migration.casting import Casting
-
-
 _NEAREST = 3
 Unmatched: TypeAlias = tuple[str, str]
 """An option, and what was given to it and is about no name."""
-
-
-class Kept(Protocol):
-    """What a plan says about the tensors that are in the result."""
-
-    @property
-    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]: ...
-
-    @property
-    def dropped(self) -> tuple[str, ...]: ...
-
-    @property
-    def renamed(self) -> tuple[tuple[str, str], ...]: ...
-
-    @property
-    def tied(self) -> Mapping[str, str]: ...
-
-    @property
-    def retagged(self) -> Mapping[str, int]: ...
-
-
-class Planned(Protocol):
-    """What a plan says about names."""
-
-    @property
-    def file(self) -> Kept: ...
-
-    @property
-    def names(self) -> NameChanges: ...
-
-    @property
-    def weights(self) -> Weights | None: ...
-
-    @property
-    def casting(self) -> Casting | None: ...
-
-    @property
-    def keeps_layout(self) -> bool: ...
 
 
 class _Noted:
@@ -99,7 +58,7 @@ def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule
     return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
-def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> None:
+def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None:
     """
     Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name.
 
@@ -146,11 +105,11 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> N
             refuse_stubs(checkpoint, taken, plan.names.filter)
 
 
-def _state_dicts(checkpoint: Checkpoint, plan: Planned) -> Sequence[StateDict]:
+def _state_dicts(checkpoint: Checkpoint, plan: Plan) -> Sequence[StateDict]:
     return by_name(checkpoint) if plan.weights is None else [plan.weights.state_dict]
 
 
-def unmatched(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> list[Unmatched]:
+def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unmatched]:
     """Return what was asked for by name, and is about no name that there is."""
     found: list[Unmatched] = []
     if changes.include or changes.exclude:
@@ -181,7 +140,7 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
     )
 
 
-def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
+def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     """Return which quantised weights a plan casts, or leaves without their scales; None if it does not."""
     weights, file = plan.weights, plan.file
     old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
@@ -210,7 +169,7 @@ def broken(checkpoint: Checkpoint, plan: Planned) -> str | None:
     return found.damage(left)
 
 
-def notes(checkpoint: Checkpoint, plan: Planned, changes: Changes) -> Iterator[str]:
+def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what was asked for by name and has changed nothing, and whether weights that are taken hold nothing."""
     taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
     if checkpoint.part_of is not None:
@@ -230,9 +189,7 @@ def _none_has_elements(count: int) -> str:
     return f"all {count:,} tensors of the weights have no elements" if count > 1 else "the weights have no elements"
 
 
-def _sides(
-    checkpoint: Checkpoint, plan: Planned, changes: Changes
-) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
+def _sides(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
     """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
     left = [info for _, info in plan.file.expected]
     if plan.weights is not None:
@@ -253,7 +210,7 @@ def names_of(checkpoint: Checkpoint, state_dicts: Sequence[StateDict]) -> dict[s
     return {one.key: prepare(checkpoint, one, NameChanges()).names for one in state_dicts}
 
 
-def _compared(checkpoint: Checkpoint, plan: Planned) -> dict[str, list[str]]:
+def _compared(checkpoint: Checkpoint, plan: Plan) -> dict[str, list[str]]:
     return names_of(checkpoint, _state_dicts(checkpoint, plan))
 
 

@@ -7,20 +7,19 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
-from ckptool.limits import Limits
 from ckptool.migration.changes import DeviceTags
-from ckptool.migration.planned import Planned
+from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
-from ckptool.migration.zip_writer import torch_zip_nbytes, write_torch_zip
+from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.sharing import shared_nodes
 from ckptool.pickles.writer import write_pickle
@@ -31,9 +30,6 @@ from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
-    from ckptool.migration.output.sink import Sink
-    from ckptool.migration.zip_writer import WrittenZip
-    from ckptool.sources.source import Meter
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _MANY = 1000
@@ -54,44 +50,15 @@ class Kept(NamedTuple):
 _NOTHING: Final = Kept()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchPlan(Planned):
-    """A file that is ready to be written: its pickle, and the storages that the pickle refers to."""
-
-    root: str
-    storages: tuple[StoragePayload, ...]
-
-    @property
-    def pickled(self) -> bytes:
-        """The one pickle in it."""
-        return self.pickles[0]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return torch_zip_nbytes(self.root, len(self.pickled), [payload.nbytes for payload in self.storages])
-
-    @property
-    def copied(self) -> tuple[StoragePayload, ...]:
-        """What is copied into the file."""
-        return self.storages
-
-    def write(self, output: Sink, *, checksums: bool = True) -> WrittenZip:
-        """Write the file, and return its members with the CRC-32 of what was read for each."""
-        written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
-        output.flush()
-        return written
-
-    def verify(self, path: str, written: WrittenZip, limits: Limits, meter: Meter) -> None:
-        """Read the file back; see ``verify.verify``."""
-        from ckptool.migration import verify  # most plans are only asked what they would write
-
-        verify.verify(path, written, self.storages, self.expected, limits, meter)
+def _file(root: str, pickled: bytes, storages: Sequence[StoragePayload]) -> OutFile:
+    """Return the file of a pickle and the storages that it refers to."""
+    nbytes = torch_zip_nbytes(root, len(pickled), [payload.nbytes for payload in storages])
+    return OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
 
 
 def plan_weights(
     checkpoint: Checkpoint, weights: Weights, location: DeviceTags | None, root: str, *, sketch: bool = False
-) -> TorchPlan:
+) -> Planned:
     """
     Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
 
@@ -116,10 +83,9 @@ def plan_weights(
     if weights.modules:
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter, cancellation)
-    return TorchPlan(
-        root=root,
+    return Planned(
+        files=[_file(root, pickled, rewriter.storages)],
         pickles=(pickled,),
-        storages=tuple(rewriter.storages),
         expected=tuple(_expected(checkpoint, weights)),
         retagged=rewriter.retagged,
         renamed=weights.renamed,
@@ -215,7 +181,7 @@ def plan_same(
     casting: Casting | None = None,
     sketch: bool = False,
     kept: Kept = _NOTHING,
-) -> TorchPlan:
+) -> Planned:
     """
     Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
 
@@ -239,10 +205,9 @@ def plan_same(
     pickled = b"" if is_sketched else _written(checkpoint, edited, kept.pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    return TorchPlan(
-        root=root,
+    return Planned(
+        files=[_file(root, pickled, rewriter.storages)],
         pickles=(pickled,),
-        storages=tuple(rewriter.storages),
         expected=edited.expected,
         retagged=rewriter.retagged,
         renamed=edited.renamed,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from ckptool.closing import Closing
-from ckptool.migration.output.sink import Sink
+from ckptool.migration.output.sink import SinkFile
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import ReadAhead
@@ -37,7 +37,7 @@ class Transfer(Closing):
     Without ``checksums``, none is computed for large payloads: ``send`` returns the checksum that the source has, or 0.
     """
 
-    def __init__(self, output: Sink, *, checksums: bool = True) -> None:
+    def __init__(self, output: SinkFile, *, checksums: bool = True) -> None:
         self._output = output
         self._checksums = checksums
         self._pool: ThreadPoolExecutor | None = None

@@ -1,72 +1,160 @@
 """
-Read back a torch file that was just written, every byte of it, and compare it with the plan.
+Compare what was written with what was planned.
 
-1. Checksums: each payload, and everything between payloads together, has the bytes that were written.
-2. Readers that share no code with the writers then find the directory and parse the pickle: the file holds the tensors
-   that were planned.
-
-Local headers and entries of the directory are not parsed again: they have the same few fields for every member,
-whatever the checkpoint.
+1. Every byte: each payload, and everything between payloads together, has the checksum of what was written.
+2. Every tensor: the result is opened as any checkpoint is, by readers that share no code with the writers, and has the
+   tensors that were planned, each with its name, type, shape, device and place in the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple, TypeAlias
 
-from ckptool.archives.zip_directory import find_directory
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
-from ckptool.migration.zip_writer import WrittenZip
-from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.nodes import Inert
-from ckptool.pickles.reader import read_pickle
+from ckptool.migration.changes import retagged
+from ckptool.migration.planned import Plan
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, Meter, SliceSource, prefetch
-from ckptool.tensors.payloads import CHUNK_NBYTES, StoragePayload
+from ckptool.sources.source import BytesSource, Meter, prefetch
+from ckptool.tensors.payloads import CHUNK_NBYTES, Payload, StoragePayload
+from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import TensorInfo, TypedStorage, storage_id
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
-def verify(
-    path: str,
-    written: WrittenZip,
-    storages: Sequence[StoragePayload],
-    expected: Sequence[tuple[str | None, TensorInfo]],
-    limits: Limits,
-    meter: Meter,
-) -> None:
+class Written(NamedTuple):
+    """What was written into a file: each of its bytes is counted in one of these checksums."""
+
+    starts: array[int]
+    """Where each payload begins."""
+    ends: array[int]
+    checksums: array[int]
+    rest: int
+    """The checksum of everything that is no payload."""
+
+
+def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> None:
     """
-    Read a zip back: every byte, and every tensor with its name, type, shape and position in its storage.
+    Read a file back, every byte of it.
 
     Raises:
-        OutputFailed: The file does not hold what was to be written.
+        OutputFailed: It does not hold what was written.
     """
     source, _ = open_source(path, limits.cancellation)
-    with closing(source), gc_paused():
+    with closing(source):
         prefetch(source, [(0, source.nbytes)])
-        members = written.members
-        ranges = [(member.offset, member.offset + member.nbytes) for member in members]
-        checksums, frame = checksums_of_file(source, ranges, meter)
-        for member, checksum in zip(members, checksums, strict=True):
-            if checksum != member.crc32:
-                raise _failed(f"{member.name!r} was not written as it was read")
-        directory, _ = find_directory(source)
-        if frame != written.frame_crc32 or directory[::2] != (written.directory, len(members)):
-            raise _failed("its headers are not those that were written")
-        tree = read_pickle(SliceSource(source, members[0].offset, members[0].nbytes)).root
-        rebuilder = Rebuilder(_WrittenStorages(storages).resolve)
-        rebuilder.take_arrays(take=any(info.is_array for _, info in expected))
-        found = collect(tree, rebuilder, limits).tensors
-        if len(found) != len(expected) or any(map(_differ, found.items(), expected)):
-            raise _failed("the tensors in it are not those that were to be written")
+        ranges = list(zip(written.starts, written.ends, strict=True))
+        found, rest = checksums_of_file(source, ranges, meter)
+    for (start, end), one, other in zip(ranges, found, written.checksums, strict=True):
+        if one != other:
+            raise _failed(f"its bytes {start:,} to {end:,} were not written as they were read")
+    if rest != written.rest:
+        raise _failed("what is between its tensors is not what was written")
 
 
-def verify_model(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
+Place: TypeAlias = Callable[[StorageRef], int | None]
+"""Where in a file a storage begins; None for what is not there as it is."""
+
+
+class Expected(NamedTuple):
+    """A tensor that is to be found. There may be many, so that they are to take little."""
+
+    name: str | None
+    """None for one that lies deeper in an entry."""
+    tag: str | None
+    """Its device tag; None where the format has none."""
+    like: TensorInfo
+    """One that differs from it in nothing but where it begins; the same for many."""
+    begin: int | None
+    """Where the first element is in its file; None for what is not only elements in the file."""
+
+
+def in_its_file(storage: StorageRef) -> int | None:
+    """Return where a storage begins in the file that it was read from."""
+    return storage.file_offset
+
+
+def among(payloads: Sequence[Payload], starts: Sequence[int]) -> Place:
+    """Return where storages begin in a new file, in which these payloads begin at these places."""
+    found = {
+        (id(one.storage.source), one.storage.offset, one.nbytes): start
+        for one, start in zip(payloads, starts, strict=True)
+        if isinstance(one, StoragePayload)
+    }
+
+    def place(storage: StorageRef) -> int | None:
+        whole = storage.whole or storage
+        start = found.get((id(whole.source), whole.offset, whole.nbytes))
+        return None if start is None else start + storage.offset - whole.offset
+
+    return place
+
+
+def expected_tensors(plan: Plan, place: Place | None, begins: Sequence[int] = ()) -> Iterator[Expected]:
+    """
+    Yield the tensors that are to be found, in order.
+
+    ``place`` says where storages are that are written as such; ``begins``, where tensors begin that are one by one.
+    """
+    known: dict[object, TensorInfo] = {}
+    packed = plan.file.packed or ()
+    for number, (name, info) in enumerate(plan.file.expected):
+        is_packed = name in packed
+        if is_packed:
+            info = info._replace(stride=row_major(info.shape), conj=False, neg=False)
+        begin = begins[number] if begins else _begin_of(info, place) if info.layout == "strided" else None
+        like = info if begin is None else known.setdefault(_kind_of(info), info)
+        yield Expected(name, None if is_packed else retagged(info, plan.location), like, begin)
+
+
+def compare_tensors(
+    found: Checkpoint, expected: Iterable[Expected], place: Place | None, packed: Collection[str] | None = None
+) -> None:
+    """
+    Compare the tensors of a result, which was opened, with those that are to be in it.
+
+    With ``packed``, these alone are compared, in whichever order files are read: others are inside values.
+
+    Raises:
+        OutputFailed: They are others.
+    """
+    odd = found.damage or next(iter(found.notes), None)
+    if odd:
+        raise _failed(f"it is not as usual: {odd}")
+    ties = found.recorded.ties  # names that its text alone ties to others: they are no tensors of their own
+    stored = {name: tensor.info for name, tensor in found.tensors.items() if name not in ties}
+    wanted = [one for one in expected if packed is None or one.name in packed]
+    if packed is not None:
+        stored = {name: stored[name] for name in (one.name for one in wanted) if name in stored}
+    elif not any(one.like.is_array for one in wanted):
+        stored = {name: info for name, info in stored.items() if not info.is_array}
+    if len(stored) != len(wanted):
+        raise _failed("the tensors in it are not those that were to be written")
+    opened: set[object] = set()
+    for (name, info), one in zip(stored.items(), wanted, strict=True):
+        tag = one.tag if found.traits.keeps_devices else None
+        if one.name not in (None, name) or tag not in (None, info.location) or _is_unlike(info, one, place):
+            raise _failed(f"tensor {name!r} is not as it was to be written")
+        if info.storage is not None and isinstance(info.storage.source, PiecesSource):
+            _open_pieces(info, info.storage.source, opened)
+
+
+def _open_pieces(info: TensorInfo, source: PiecesSource, opened: set[object]) -> None:
+    """Open all pieces of a tensor, unless those of one that is cut alike were: type and boxes say all about them."""
+    kind = info.dtype.name, info.shape
+    if kind not in opened:
+        opened.add(kind)
+        for number in range(len(source.pieces)):
+            source.info(number)
+
+
+def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
     """
     Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
 
@@ -78,61 +166,40 @@ def verify_model(path: str, weights: Weights, limits: Limits, meter: Meter) -> N
     with open_checkpoint(path, limits=limits) as found:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():
-                raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+                raise _failed(f"tensor {name!r} was not written as it was read")
             meter.read(tensor.info.nbytes)
 
 
-class _WrittenStorages:
-    """The storages that the pickle of the written file refers to: those of the source, by their new keys."""
-
-    def __init__(self, payloads: Sequence[StoragePayload]) -> None:
-        self._payloads = {str(number): payload for number, payload in enumerate(payloads)}
-
-    def resolve(self, pid: Inert) -> TypedStorage | None:
-        named = storage_id(pid)
-        if named is None:
-            return None
-        payload = self._payloads.get(named.key)
-        if payload is None or payload.nbytes != named.nbytes:
-            raise _failed(f"its storage {named.key!r} is not the one that was to be written")
-        return TypedStorage(payload.storage, named.dtype)
-
-
-def _failed(what: str) -> OutputFailed:
-    return OutputFailed(what, kind="verification-failed")
-
-
-def _differ(found: tuple[str, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
-    return (expected[0] is not None and found[0] != expected[0]) or are_unlike(found[1], expected[1])
-
-
-def are_unlike(one: TensorInfo, other: TensorInfo, *, of_files: bool = False) -> bool:
-    """Say whether two tensors are not the same elements; with ``of_files``, of two files in which they stand alike."""
-    if kind_of(one) != kind_of(other):
+def _is_unlike(found: TensorInfo, expected: Expected, place: Place | None) -> bool:
+    if expected.begin is not None and _begin_of(found, in_its_file) != expected.begin:
         return True
-    if begin_of(one, of_files) != begin_of(other, of_files) and not _are_equal_in_pickles(one, other):
+    if expected.begin is not None or place is None:
+        return _kind_of(found) != _kind_of(expected.like)
+    return _differ(found, expected.like, place)
+
+
+def _differ(found: TensorInfo, like: TensorInfo, place: Place) -> bool:
+    """Say whether two tensors are not the same elements; ``place`` says where those of the second are to be."""
+    if _kind_of(found) != _kind_of(like):
         return True
-    if one.layout == "strided":
+    begin, wanted = _begin_of(found, in_its_file), _begin_of(like, place)
+    if (begin != wanted or (begin is None and found.storage)) and not _are_equal_in_pickles(found, like):
+        return True
+    if found.layout == "strided":
         return False  # the parts of a plain tensor (a gradient, attributes) are not its value
-    parts, others = ([part for _, part in info.parts] for info in (one, other))
-    if len(parts) != len(others):
-        return True
-    return any(are_unlike(*pair, of_files=of_files) for pair in zip(parts, others, strict=True))
+    parts, others = ([part for _, part in info.parts] for info in (found, like))
+    return len(parts) != len(others) or any(_differ(*pair, place) for pair in zip(parts, others, strict=True))
 
 
-def kind_of(info: TensorInfo) -> tuple[object, ...]:
+def _kind_of(info: TensorInfo) -> tuple[object, ...]:
     """Return what tensors have in common that differ in nothing but their elements."""
     return info.dtype.name, info.shape, info.stride, info.layout, info.conj, info.neg
 
 
-def begin_of(info: TensorInfo, of_files: bool) -> tuple[int, int] | None:
-    """Return where the first element is in the source, whether the tensor views a storage or a part of one."""
-    storage = info.storage
-    if storage is None:
-        return None
-    of_file = of_files and storage.source.file_offset(0) is not None
-    begin = storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
-    return 0 if of_file else id(storage.source), begin
+def _begin_of(info: TensorInfo, place: Place | None) -> int | None:
+    """Return where the first element is; None where the file does not have them as they are."""
+    start = None if info.storage is None or place is None else place(info.storage)
+    return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
 
 def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
@@ -143,3 +210,7 @@ def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
         return False
     pieces = (LazyTensor("", info).chunks(CHUNK_NBYTES) for info in (one, other))
     return one.nbytes == other.nbytes and all(a == b for a, b in zip(*pieces, strict=True))
+
+
+def _failed(what: str) -> OutputFailed:
+    return OutputFailed(what, kind="verification-failed")

@@ -1,175 +1,209 @@
-"""Write what was planned, read it back, and give it its name: a file, or a folder with all its files."""
+"""
+Write what was planned, whatever it is: files → jobs → sink.
+
+Each file is filled, put on the disk, and read back, byte for byte; other processes may do that. When all are there, the
+result is opened as any checkpoint is, and its tensors are compared with the plan. Only then does it get its name. A
+single file is a folder of one; a clone is a file that has the source's bytes, but for some.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
+from zlib import crc32
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, OutputFailed
+from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
-from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.output.sink import Sink, SinkFolder
-from ckptool.migration.plan import Plan
-from ckptool.migration.planned import BytesFile, FolderPlan, PlannedFile
-from ckptool.migration.verify import verify_model
+from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink, SinkFile
+from ckptool.migration.planned import OutFile, Plan
+from ckptool.migration.transfer import Transfer
+from ckptool.migration.verify import (
+    Place,
+    Written,
+    among,
+    compare_bytes,
+    compare_tensors,
+    compare_values,
+    expected_tensors,
+    in_its_file,
+)
+from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
-from ckptool.tensors.payloads import Payload, check_storages
+from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 
 
-class Work(NamedTuple):
-    """What is to be written, and from where."""
+class Writing:
+    """One plan that is being written, or some of its files."""
 
-    checkpoint: Checkpoint
-    plan: Plan
-    changes: Changes
-    limits: Limits | None
-    """Those for reading it back; None where it is not to be verified."""
-    meter: Meter
-    """Counts what is read back."""
+    def __init__(
+        self, checkpoint: Checkpoint, plan: Plan, changes: Changes, limits: Limits | None, meter: Meter
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.plan = plan
+        self.limits = limits
+        """Those for reading it back; None where it is not to be verified."""
+        self.meter = meter
+        """Counts what is read back."""
+        self.readers: dict[str, None] = {} if limits is None else {"ckptool": None}
+        """What read it back, in order."""
+        self.changes = changes
+
+    def run(self, sink: Sink, elsewhere: Elsewhere | None = None) -> int:
+        """
+        Write all files, give the result its name, and return its size. What has payloads may be written ``elsewhere``,
+        before the index.
+
+        Raises:
+            OutputFailed: It could not be written, or is not what was to be written.
+            SourceChanged, DamagedFile: The source changed meanwhile, or has other checksums.
+        """
+        plan = self.plan.file
+        sink.reserve(plan.nbytes)
+        files = plan.files
+        if elsewhere is not None:
+            elsewhere(self, sink)
+            files = [file for file in files if not file.payloads]
+        starts = array("Q")
+        with ExitStack() as opened:
+            before: SinkFile | None = None
+            for file in files:
+                output = opened.enter_context(sink.file(file.name))
+                starts.extend(self.file(file, output, syncs=self.syncs(sink), about=sink.path))
+                if before is not None:  # the disk had the time of this file for it
+                    sink.keep(before)
+                before = output
+            if before is not None:
+                sink.keep(before)
+            if self.limits is not None:
+                check_storages([*self._not_copied(), *plan.cut], plan.payloads)
+                self.checkpoint.check_unchanged()
+                with self._reading_back(sink.path):
+                    self._compare(sink, starts)
+            nbytes = output.nbytes if self.plan.builds_model else plan.nbytes
+            sink.publish()
+        return nbytes
+
+    def syncs(self, sink: Sink) -> bool:
+        """Say whether files must be on the disk: what is replaced goes, and was there."""
+        return self.limits is not None or bool(sink.replaced)
+
+    def file(self, file: OutFile, output: SinkFile, *, syncs: bool, about: str) -> array[int]:
+        """
+        Write a file, and read it back if it is to be verified; return where its payloads begin. It has no name yet.
+
+        ``about`` is what an error of reading back is about.
+
+        Raises:
+            OutputFailed: It could not be written, is not of the size that was planned, or not what was to be written.
+            SourceChanged: The source changed meanwhile.
+        """
+        output.reserve(file.nbytes)
+        written = self._fill(file, output)
+        self.checkpoint.check_unchanged()
+        if output.nbytes != file.nbytes and not self.plan.builds_model:
+            what = f"{output.nbytes:,} bytes were written, and {file.nbytes:,} were planned"
+            raise OutputFailed(what, kind="verification-failed", path=about)
+        if syncs:
+            output.sync()
+        if self.limits is not None:
+            path = output.reading_path()
+            with self._reading_back(about):
+                if written is not None:
+                    compare_bytes(path, written, self.limits, self.meter)
+                if file.reader is not None and not is_far(path) and (other := file.reader(path)):
+                    self.readers[other] = None
+        return written.starts if written is not None else array("Q")
+
+    def _fill(self, file: OutFile, output: SinkFile) -> Written | None:
+        """Write a file, and return what was written; None where that is not known byte by byte."""
+        if file.base is not None:
+            assert isinstance(output, Output)  # nothing else is planned so
+            output.clone(file.base.fileno())
+            for run in file.edits:
+                output.fill(run.offset, memoryview(run.data))
+            return None
+        if self.plan.builds_model:
+            from ckptool.torch_ops.models import save_model
+
+            assert self.plan.weights is not None  # the model is built for them
+            path = output.reading_path()
+            save_model(str(self.changes.model), self.changes.model_arguments, self.plan.weights.tensors, path)
+            return None
+        return fill(file, output, checksums=self.limits is not None)
+
+    def _compare(self, sink: Sink, starts: array[int]) -> None:
+        """Open what was written, and compare it with the plan."""
+        plan, limits = self.plan, self.limits
+        assert limits is not None  # else nothing is read back
+        if plan.builds_model and plan.weights is not None:
+            compare_values(sink.reading_path(), plan.weights, limits, self.meter)
+            return
+        one_by_one = plan.form == "safetensors" and len(starts) == plan.file.tensor_count
+        place: Place | None = in_its_file if plan.keeps_layout else None
+        if not plan.keeps_layout and plan.file.packed is None:
+            place = among(plan.file.files[0].payloads, starts)
+        expected = expected_tensors(plan, place, starts if one_by_one else ())
+        with open_checkpoint(sink.reading_path(), limits=limits) as found:
+            compare_tensors(found, expected, place, plan.file.packed)
+
+    def _not_copied(self) -> list[LazyTensor]:
+        """Return the tensors of the source that may have been read in pieces: without the checksum of their storage."""
+        weights, casting = self.plan.weights, self.plan.casting
+        if weights is None:
+            return casting.tensors if casting else []
+        return [weights.state_dict[name] for name in weights.old_names.values() if name in weights.state_dict]
+
+    @contextmanager
+    def _reading_back(self, path: str) -> Iterator[None]:
+        """Raise OutputFailed for whatever is wrong with a file that was written, unless the source has changed."""
+        try:
+            yield
+        except Failure as error:
+            self.checkpoint.check_unchanged()  # a model is compared with the source itself
+            what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
+            raise OutputFailed(
+                what,
+                kind="verification-failed",
+                path=path,
+                hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
+            ) from error
+        self.checkpoint.check_unchanged()
 
 
-Elsewhere: TypeAlias = Callable[[Work, FolderPlan, SinkFolder], Iterable[str]]
-"""Has those files of a folder written that have payloads, and returns which libraries read them back."""
+Elsewhere: TypeAlias = Callable[[Writing, Any], object]
+"""Has those files of a folder written that have payloads."""
 
 
-class Done(NamedTuple):
-    """What was written."""
-
-    nbytes: int
-    readers: tuple[str, ...]
-    """What read it back."""
-    notes: tuple[str, ...]
-
-
-def write_file(work: Work, output: Sink) -> Done:
-    """Write the file, read it back if it is to be verified, and publish it."""
-    plan, limits = work.plan, work.limits
-    verifies = limits is not None
-    output.reserve(plan.file.nbytes)
-    path = output.reading_path()
-    check: Callable[[Limits, Meter], str | None]
-    copied: Sequence[Payload] = ()
-    readers: tuple[str, ...] = ()
-    if plan.builds_model and plan.weights is not None and work.changes.model is not None:
-        from ckptool.torch_ops.models import save_model
-
-        save_model(work.changes.model, work.changes.model_arguments, plan.weights.tensors, path)
-        check = partial(verify_model, path, plan.weights)
-    else:
-        assert not isinstance(plan.file, FolderPlan)  # that is written below
-        file: PlannedFile = plan.file
-        check = partial(file.verify, path, file.write(output, checksums=verifies))
-        copied = file.copied
-    if verifies:
-        check_storages(_not_copied(plan), copied)
-    work.checkpoint.check_unchanged()
-    if limits is not None:
-        output.sync()
-        other = _verify(work.checkpoint, output.path, partial(check, limits, work.meter))
-        readers = ("ckptool", other) if other else ("ckptool",)
-    nbytes = output.nbytes
-    output.publish()
-    return Done(nbytes, readers, tuple(_parted(output)))
-
-
-def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder, elsewhere: Elsewhere | None = None) -> Done:
+def fill(file: OutFile, output: SinkFile, *, checksums: bool = True) -> Written:
     """
-    Write the files one after the other, read each back if it is to be verified, and publish the folder.
+    Write the content of a file, and return where its payloads are, with the CRC-32 of what was read for each.
 
-    What has payloads may be written ``elsewhere``; the index comes after all that it is of.
+    Without ``checksums``, a source's own are taken over unread, or 0 where no content needs to know them.
     """
-    checkpoint, limits = work.checkpoint, work.limits
-    readers = {"ckptool": None} if limits is not None else {}
-    folder.reserve(plan.nbytes)
-    files = plan.files
-    if elsewhere is not None:
-        readers |= dict.fromkeys(elsewhere(work, plan, folder))
-        files = [one for one in files if isinstance(one[1], BytesFile)]
-    with ExitStack() as opened:
-        before: Sink | None = None
-        for name, file in files:
-            output = opened.enter_context(folder.file(name))
-            other = write_planned(work, file, output, syncs=syncs(work, folder), about=folder.path)
-            readers |= {other: None} if other else {}
-            if before is not None:  # the disk had the time of this file for it
-                before.publish()
-                before.close()
-            before = output
-        if before is not None:
-            before.publish()
-    if limits is not None:
-        check_storages([*_not_copied(work.plan), *plan.partly], plan.copied)
-        _verify(checkpoint, folder.path, partial(plan.verify, folder.path_of(""), limits))
-    folder.publish()
-    return Done(plan.nbytes, tuple(readers), tuple(_replaced(folder, [name for name, _ in plan.files])))
-
-
-def syncs(work: Work, folder: SinkFolder) -> bool:
-    """Say whether files must be on the disk: what is replaced goes, and was there."""
-    return work.limits is not None or bool(folder.replaced)
-
-
-def write_planned(work: Work, file: PlannedFile, output: Sink, *, syncs: bool, about: str) -> str | None:
-    """
-    Write a file of a folder, and read it back if it is to be verified; return which library did beside our own reader.
-
-    It has no name yet. ``about`` is what an error of reading back is about.
-
-    Raises:
-        OutputFailed: It could not be written, is not of the size that was planned, or not what was to be written.
-        SourceChanged: The source changed meanwhile.
-    """
-    limits = work.limits
-    output.reserve(file.nbytes)
-    written = file.write(output, checksums=limits is not None)
-    work.checkpoint.check_unchanged()
-    if output.nbytes != file.nbytes:
-        what = f"{output.nbytes:,} bytes were written, and {file.nbytes:,} were planned"
-        raise OutputFailed(what, kind="verification-failed", path=about)
-    if syncs:
-        output.sync()
-    if limits is None:
-        return None
-    return _verify(work.checkpoint, about, partial(file.verify, output.reading_path(), written, limits, work.meter))
-
-
-def _not_copied(plan: Plan) -> list[LazyTensor]:
-    """Return the tensors of the source that may have been read in pieces, and so without their storage's checksum."""
-    if plan.weights is None:
-        return plan.casting.tensors if plan.casting else []
-    taken = plan.weights.state_dict
-    return [taken[name] for name in plan.weights.old_names.values() if name in taken]
-
-
-def _verify(checkpoint: Checkpoint, path: str, check: Callable[[], str | None]) -> str | None:
-    """Read the file back, and return which library read it beside our own reader."""
-    try:
-        other = check()
-    except Failure as error:
-        checkpoint.check_unchanged()  # a model is compared with the source itself
-        what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
-        raise OutputFailed(
-            what,
-            kind="verification-failed",
-            path=path,
-            hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
-        ) from error
-    checkpoint.check_unchanged()
-    return other
-
-
-def _parted(output: Sink) -> Iterator[str]:
-    if output.other_names:
-        many = counted(output.other_names, "other name")
-        yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
-
-
-def _replaced(folder: SinkFolder, names: Sequence[str]) -> Iterator[str]:
-    gone = [name for name in folder.replaced if name not in names]
-    if gone:
-        yield f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"
+    starts, ends, found = array("Q"), array("Q"), array("Q")
+    rest = answer = 0
+    content = file.content()
+    with Transfer(output, checksums=checksums) as transfer:
+        try:
+            part = next(content)
+            while True:
+                if isinstance(part, bytes):
+                    rest = crc32(part, rest)
+                    output.write(part)
+                else:
+                    starts.append(output.position)
+                    answer = transfer.send(part, checksum=file.needs_checksums)
+                    found.append(answer)
+                    ends.append(output.position)
+                part = content.send(answer)
+        except StopIteration:
+            pass
+    output.flush()
+    return Written(starts, ends, found, rest)

@@ -1,5 +1,5 @@
 """
-A zip as ``torch.save`` writes it, on an output that only grows.
+A zip as ``torch.save`` writes it, as parts in their order.
 
     <root>/data.pkl, .format_version, .storage_alignment, byteorder, data/0 …, version
 
@@ -10,10 +10,10 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
 from struct import pack
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from ckptool.archives.zip_directory import (
@@ -35,73 +35,50 @@ from ckptool.archives.zip_directory import (
     LOCATOR,
     LOCATOR_MAGIC,
 )
-from ckptool.tensors.payloads import BytesPayload, Payload
-
-if TYPE_CHECKING:
-    from ckptool.migration.output.sink import Sink
-    from ckptool.migration.transfer import Transfer
+from ckptool.tensors.payloads import Payload
 
 _ALIGNMENT: Final = 64
+_SMALL: Final = 5
+"""Members beside the storages."""
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
 
 
-class Written(NamedTuple):
-    """A member as it was written."""
-
-    name: str
-    nbytes: int
-    crc32: int
-    header: int
-    """Offset of its local header, in the zip."""
-    offset: int
-    """Offset of its payload, in the file."""
-
-
-class WrittenZip(NamedTuple):
-    """A zip as it was written: each of its bytes is counted in one of these checksums."""
-
-    members: list[Written]
-    directory: int
-    """Offset of the central directory, in the zip."""
-    frame_crc32: int
-    """The checksum of everything that is not a payload: headers, padding, descriptors, the directory."""
-
-
-def write_torch_zip(
-    output: Sink, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
-) -> WrittenZip:
+def torch_zip(root: str, pickled: bytes, storages: Sequence[Payload]) -> Generator[bytes | Payload, int, list[int]]:
     """
-    Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return what was written.
+    Yield a checkpoint whose storages ``0``, ``1``… are the payloads in order; offsets in it count from its begin.
 
-    Without ``checksums``, a source's own are taken over unread.
+    Is sent the CRC-32 of each payload, and returns them.
     """
-    from ckptool.migration.transfer import Transfer  # sizes alone need none
+    position, directory, checksums = 0, bytearray(), list[int]()
+    for name, part in _members(pickled, storages):
+        nbytes = len(part) if isinstance(part, bytes) else part.nbytes
+        frame = Frame(f"{root}/{name}".encode(), nbytes, position)
+        local = frame.local()
+        yield local
+        checksum = yield part
+        if isinstance(part, bytes):
+            checksum = crc32(part)
+        else:
+            checksums.append(checksum)
+        descriptor = frame.descriptor(checksum)
+        yield descriptor
+        directory += frame.entry(checksum)
+        position += len(local) + nbytes + len(descriptor)
+    yield bytes(directory) + end_records(position, len(directory), len(storages) + _SMALL)
+    return checksums
 
-    with Transfer(output, checksums=checksums) as transfer:
-        return append_torch_zip(output, transfer, root, pickled, storages)
 
-
-def append_torch_zip(
-    output: Sink, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
-) -> WrittenZip:
-    """
-    Write a checkpoint behind what an output holds already: its own offsets count from its first byte.
-
-    ``frame_crc32`` is the checksum of the frames before, which that of this one goes on with.
-    """
-    archive = _Archive(output, transfer, frame_crc32)
-    archive.add(f"{root}/data.pkl", BytesPayload(pickled))
-    archive.add(f"{root}/.format_version", BytesPayload(b"1"))
-    archive.add(f"{root}/.storage_alignment", BytesPayload(str(_ALIGNMENT).encode()))
-    archive.add(f"{root}/byteorder", BytesPayload(b"little"))
-    for index, payload in enumerate(storages):
-        archive.add(f"{root}/data/{index}", payload)
-    archive.add(f"{root}/version", BytesPayload(b"3\n"))
-    return archive.end()
+def _members(pickled: bytes, storages: Sequence[Payload]) -> Iterator[tuple[str, bytes | Payload]]:
+    yield "data.pkl", pickled
+    yield ".format_version", b"1"
+    yield ".storage_alignment", str(_ALIGNMENT).encode()
+    yield "byteorder", b"little"
+    yield from ((f"data/{index}", payload) for index, payload in enumerate(storages))
+    yield "version", b"3\n"
 
 
 def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
-    """Return the size in bytes of what ``write_torch_zip`` would write."""
+    """Return the size in bytes of what ``torch_zip`` yields."""
     begin = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
     storages = ((f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes))
     members = chain(begin, storages, [("version", 2)])
@@ -116,37 +93,6 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
         start = position + LOCAL.size + length + wide + 4
         position = start + -start % _ALIGNMENT + nbytes + descriptor
     return position + directory + END64.size + LOCATOR.size + END.size
-
-
-class _Archive:
-    """Writes members one after the other, and the directory after them."""
-
-    def __init__(self, output: Sink, transfer: Transfer, frame_crc32: int = 0) -> None:
-        self._output = output
-        self._begin = output.position
-        self._transfer = transfer
-        self._members: list[Written] = []
-        self._directory = bytearray()
-        self._frame_crc32 = frame_crc32
-
-    def add(self, name: str, payload: Payload) -> None:
-        frame = Frame(name.encode(), payload.nbytes, self._output.position - self._begin)
-        self._write(frame.local())
-        offset = self._output.position
-        checksum = self._transfer.send(payload, checksum=True)
-        self._write(frame.descriptor(checksum))
-        self._members.append(Written(name, payload.nbytes, checksum, frame.header, offset))
-        self._directory += frame.entry(checksum)
-
-    def end(self) -> WrittenZip:
-        start = self._output.position - self._begin
-        self._write(self._directory)
-        self._write(end_records(start, len(self._directory), len(self._members)))
-        return WrittenZip(self._members, start, self._frame_crc32)
-
-    def _write(self, frame: bytes | bytearray) -> None:
-        self._frame_crc32 = crc32(frame, self._frame_crc32)
-        self._output.write(frame)
 
 
 class Frame(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from ckptool.errors import OutputFailed
 from ckptool.migration import zip_writer
 from ckptool.migration.output import _WAITING_NBYTES, Output
 from ckptool.migration.transfer import Transfer
-from ckptool.migration.zip_writer import _Archive, torch_zip_nbytes
+from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.sources.checksums import WORTH_A_THREAD, checksums_of_file, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import ReadAhead
@@ -29,7 +30,7 @@ from tests.each import each
 
 
 class Frame:
-    """An output, a transfer and a source: payloads are holes of zeros in it."""
+    """A source, of which the parts of a file were written: payloads are holes of zeros in it."""
 
     cancellation = None
     is_compressed = False
@@ -37,14 +38,14 @@ class Frame:
     def __init__(self) -> None:
         self.position = 0
         self.parts: list[tuple[int, bytes]] = []
+        self.payloads: list[tuple[int, int]] = []
 
-    def write(self, data: bytes | bytearray) -> None:
-        self.parts.append((self.position, bytes(data)))
-        self.position += len(data)
-
-    def send(self, payload: Any, *, checksum: bool) -> int:
-        self.position += payload.nbytes
-        return 0
+    def take(self, part: Any) -> None:
+        if isinstance(part, bytes):
+            self.parts.append((self.position, part))
+        else:
+            self.payloads.append((self.position, part.nbytes))
+        self.position += len(part) if isinstance(part, bytes) else part.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -65,16 +66,16 @@ class Frame:
         pass
 
 
-def written(root: str, *sizes: int) -> tuple[Frame, Any]:
+def written(root: str, *sizes: int) -> Frame:
     """Return what is written for a checkpoint with storages of these sizes."""
     frame = Frame()
-    archive = _Archive(frame, frame)  # type: ignore[arg-type]
-    for name, nbytes in (("data.pkl", 5), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)):
-        archive.add(f"{root}/{name}", SimpleNamespace(nbytes=nbytes))  # type: ignore[arg-type]
-    for index, nbytes in enumerate(sizes):
-        archive.add(f"{root}/data/{index}", SimpleNamespace(nbytes=nbytes))  # type: ignore[arg-type]
-    archive.add(f"{root}/version", SimpleNamespace(nbytes=2))  # type: ignore[arg-type]
-    return frame, archive.end()
+    content = torch_zip(root, b"\x80\x02K\x01.", [SimpleNamespace(nbytes=nbytes) for nbytes in sizes])  # type: ignore[misc]
+    part: Any = next(content)
+    with suppress(StopIteration):
+        while True:
+            frame.take(part)
+            part = content.send(0)
+    return frame
 
 
 HEAD = 448
@@ -96,25 +97,23 @@ HEAD = 448
     ],
 )
 def test_members_and_offsets_round_4_gib_are_read_as_they_were_written(sizes: tuple[int, ...]) -> None:
-    frame, done = written("x", *sizes)
+    frame = written("x", *sizes)
     archive = read_zip(frame)
 
-    assert [(name, record.offset, record.nbytes) for name, record in archive.items()] == [
-        (one.name, one.offset, one.nbytes) for one in done.members
-    ]
+    stored = [archive[f"x/data/{number}"] for number in range(len(sizes))]
+    assert [(one.offset, one.nbytes) for one in stored] == frame.payloads
     assert archive.notes == ()
-    assert done.members[4].offset == HEAD + (64 if sizes[0] >= FULL32 else 0)
+    assert frame.payloads[0][0] == HEAD + (64 if sizes[0] >= FULL32 else 0)
     assert torch_zip_nbytes("x", 5, sizes) == frame.nbytes
 
 
 @pytest.mark.parametrize("start", [FULL32 - 1, FULL32, FULL32 + 1])
 def test_a_directory_may_begin_round_4_gib(start: int) -> None:
-    frame = Frame()
-    archive = _Archive(frame, frame)  # type: ignore[arg-type]
-    archive.add("x", SimpleNamespace(nbytes=start - 64 - 16))  # type: ignore[arg-type]
-    done = archive.end()
+    frame, around = Frame(), zip_writer.Frame(b"x", start - 64 - 16, 0)
+    for part in (around.local(), SimpleNamespace(nbytes=around.nbytes), around.descriptor(0), around.entry(0)):
+        frame.take(part)
+    frame.take(zip_writer.end_records(start, len(around.entry(0)), 1))
 
-    assert done.directory == start
     assert list(read_zip(frame)) == ["x"]
     assert end_record(frame)[3] == min(start, FULL32)
 
@@ -125,14 +124,14 @@ def end_record(frame: Frame) -> tuple[int, ...]:
 
 
 def test_the_end_record_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame, done = written("x", 5, 6)
-    directory = done.directory
+    frame = written("x", 5, 6)
+    directory = frame.parts[-1][0]
     nbytes = frame.nbytes - 98 - directory
     assert end_record(frame) == (7, 7, nbytes, directory)
 
     monkeypatch.setattr(zip_writer, "FULL16", 6)
     monkeypatch.setattr(zip_writer, "FULL32", nbytes - 1)
-    frame, _ = written("x", 5, 6)
+    frame = written("x", 5, 6)
     assert end_record(frame)[:2] == (6, 6)
     assert end_record(frame)[2:] == (nbytes - 1, nbytes - 1)
 

@@ -353,7 +353,7 @@ def test_nothing_is_left_where_a_process_that_is_being_ended_still_writes(
     folder: Path, happens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with OutputFolder(str(folder / "out")) as output:
-        temporary = Path(output.path_of("one")).parent
+        temporary = Path(output.reading_path("one")).parent
         for name in ("one", "two"):
             (temporary / name).write_bytes(b"")
         remove, left = getattr(os, "rmdir" if happens == "comes" else "unlink"), [3]
@@ -374,7 +374,7 @@ def test_nothing_is_left_where_a_process_that_is_being_ended_still_writes(
 
 def test_what_nobody_wrote_is_not_published(folder: Path) -> None:
     with OutputFolder(str(folder / "out")) as output:
-        (Path(output.path_of("one")).parent / "inside").mkdir()
+        (Path(output.reading_path("one")).parent / "inside").mkdir()
         with pytest.raises(OutputFailed, match="directory"):
             output.publish()
 

@@ -42,7 +42,7 @@ def test_a_folder_is_written_whatever_its_descriptor(descriptor: int, tmp_path: 
     folder = OutputFolder(str(path), force=True)
     assert len(os.listdir("/proc/self/fd")) == before + (descriptor >= 0)  # noqa: PTH208
     if descriptor == 0:
-        assert os.path.samestat(os.fstat(0), os.stat(folder.path_of("")))  # noqa: PTH116
+        assert os.path.samestat(os.fstat(0), os.stat(folder.reading_path()))  # noqa: PTH116
     with folder:
         folder.reserve(10)
         if descriptor >= 0:

@@ -13,7 +13,7 @@ from ckptool.errors import DamagedFile, MigrationRefused, OutputFailed
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.migrate import migrate
 from ckptool.migration.safetensors_plan import _open_with_reference
-from ckptool.migration.verify import verify_model
+from ckptool.migration.verify import compare_values
 from ckptool.names.renaming import substitute
 from ckptool.sources.source import Meter
 from tests import build
@@ -99,10 +99,10 @@ def test_a_model_that_was_saved_with_other_weights_is_not_published(folder: Path
 
     with open_checkpoint(file("a", w=build.floats(), v=build.floats())) as wanted:
         weights: Any = SimpleNamespace(tensors=wanted.tensors)
-        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights, DEFAULT_LIMITS, Meter())
+        compare_values(str(file("same", w=build.floats(), v=build.floats())), weights, DEFAULT_LIMITS, Meter())
         for other in (file("values", w=build.floats(), v=bytes(16)), file("names", w=build.floats())):
             with pytest.raises(OutputFailed) as caught:
-                verify_model(str(other), weights, DEFAULT_LIMITS, Meter())
+                compare_values(str(other), weights, DEFAULT_LIMITS, Meter())
             assert "'v'" in str(caught.value)
 
 

@@ -15,7 +15,9 @@ import torch
 from ckptool import open_checkpoint
 from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
-from ckptool.migration.zip_writer import torch_zip_nbytes, write_torch_zip
+from ckptool.migration.planned import OutFile
+from ckptool.migration.writing import fill
+from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.sources.files import FileSource
 from ckptool.tensors.payloads import BytesPayload
 from tests import build
@@ -171,7 +173,7 @@ class Zeros(BytesPayload):
 
 
 class Skipping:
-    """An output that seeks over zeros in place of writing them: just what ``write_torch_zip`` needs of one."""
+    """An output that seeks over zeros in place of writing them: just what ``fill`` needs of one."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("wb")
@@ -184,6 +186,13 @@ class Skipping:
             self.file.write(data)
         self.position += len(data)
 
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write(output: Any, root: str, pickled: bytes, payloads: list[BytesPayload]) -> None:
+    fill(OutFile("", 0, lambda: torch_zip(root, pickled, payloads), needs_checksums=True), output)
+
 
 @exhaustive
 def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
@@ -192,7 +201,7 @@ def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
     tree = {name: build.tensor(build.storage(key, count, "ByteStorage"), (count,)) for name, key, count in keys}
     payloads = [BytesPayload(b"abcd"), Zeros(large), BytesPayload(b"efgh")]
     output = Skipping(path)
-    write_torch_zip(output, "x", build.pickled(tree), payloads)  # type: ignore[arg-type]
+    write(output, "x", build.pickled(tree), payloads)
     output.file.close()
 
     assert path.stat().st_size == torch_zip_nbytes("x", len(build.pickled(tree)), [4, large, 4])
@@ -212,7 +221,7 @@ def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
 
 def test_a_member_with_a_name_that_is_not_ascii_opens(tmp_path: Path) -> None:
     with Output(str(tmp_path / "x.zip")) as output:
-        write_torch_zip(output, "wörld", b"\x80\x02}.", [BytesPayload(b"1234")])
+        write(output, "wörld", b"\x80\x02}.", [BytesPayload(b"1234")])
         output.publish()
 
     with zipfile.ZipFile(tmp_path / "x.zip") as archive:

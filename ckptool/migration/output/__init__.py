@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Final
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
+from ckptool.messages import counted
 from ckptool.migration.output import parts
 from ckptool.sources.journal import refuse_edited
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from ckptool.migration.output.sink import SinkFile
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,6 +47,7 @@ class Output(Closing):
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     takes_any_order = True
+    replaced = ()
 
     def __init__(
         self,
@@ -76,6 +80,20 @@ class Output(Closing):
         self._refuse_what_is_there()
         parts.remove_orphans(self._folder, os.path.basename(self.path))
         self._open()
+
+    def file(self, name: str) -> Output:  # noqa: ARG002 - it has one file
+        """Return itself: it has one file."""
+        return self
+
+    def keep(self, file: SinkFile) -> None:
+        """It has no name until it is published."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say which names of the file that was replaced lead to what it was."""
+        many = counted(self.other_names, "other name")
+        text = f"the file that was replaced has {many} (a hard link), which still leads to what it was"
+        return (text,) if self.other_names else ()
 
     def narrow(self, mode: int) -> None:
         """Take from a new file all that ``mode`` does not allow: for who learns of its source once it is open."""
@@ -186,7 +204,7 @@ class Output(Closing):
         """Return the descriptor of what was written and flushed, for reading back."""
         return self._fd
 
-    def reading_path(self) -> str:
+    def reading_path(self, name: str = "") -> str:  # noqa: ARG002 - it has one file
         """Return a path to what was written and flushed, while it has no name yet."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.output.sink import Place
+from ckptool.migration.output.sink import Place, SinkFile
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
 
@@ -26,7 +26,8 @@ class _Object(Closing):
     """An object being written under one name, which may be a temporary one."""
 
     takes_any_order = False
-    other_names = 0
+    notes = ()
+    replaced = ()
 
     def __init__(self, stored: Stored, shown: str, key: str, progress: Progress | None) -> None:
         self.path = shown
@@ -82,7 +83,7 @@ class _Object(Closing):
         """Size so far."""
         return self.position
 
-    def reading_path(self) -> Remote:
+    def reading_path(self, name: str = "") -> Remote:  # noqa: ARG002 - it has one file
         """Return the address of what was written, for reading back after ``sync``."""
         return self._stored.address_of(self._key)
 
@@ -117,6 +118,13 @@ class FarOutput(_Object):
         self._force = force
         super().__init__(stored, address.shown, temporary(stored.key), progress)
         self._refuse_what_is_there()
+
+    def file(self, name: str) -> FarOutput:  # noqa: ARG002 - it has one file
+        """Return itself: it has one file."""
+        return self
+
+    def keep(self, file: SinkFile) -> None:
+        """It has no name until it is published."""
 
     def reserve(self, nbytes: int) -> None:
         """Say how large it will be: whether the store can copy it then."""
@@ -166,9 +174,11 @@ def written_at(place: Place, progress: Progress | None) -> _Object:
 class FarFolder(Closing):
     """One prefix being written to. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
+    notes = ()
+    replaced = ()
+
     def __init__(self, address: Remote, *, progress: Progress | None = None) -> None:
         self.path = f"{address.shown.rstrip('/')}/"
-        self.replaced: list[str] = []
         self._stored = Stored(address.elsewhere(f"{address.rstrip('/')}/"))
         self._own = self._stored.key
         self._temporary = f"{temporary(self._own.rstrip('/'))}/"
@@ -196,11 +206,16 @@ class FarFolder(Closing):
         """Return where another process writes a file of so many bytes; they count as written from now on."""
         made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, None)
         made.position = nbytes
-        address = self.path_of(name)
+        address = self.reading_path(name)
         return Place(str(address), self.path + name, address.reached)
 
-    def path_of(self, name: str) -> Remote:
-        """Return the address of a file while the folder is written, for reading back; of the folder without a name."""
+    def keep(self, file: SinkFile) -> None:
+        """Let a file be there under its temporary name."""
+        file.publish()
+        file.close()
+
+    def reading_path(self, name: str = "") -> Remote:
+        """Return the address of the folder, or of a file in it, while it is written, for reading back."""
         return self._stored.address_of(self._temporary + name)
 
     def publish(self) -> None:

@@ -24,46 +24,36 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
-from ckptool.migration.output.sink import Place, Sink, SinkFolder
+from ckptool.migration.output.sink import Place, Sink, SinkFile
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Source, versions_of
 
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-def open_output(target: str, *, force: bool, progress: Callable[[int, int], None] | None, mode: int) -> Sink:
+def open_sink(
+    target: str, *, is_folder: bool, force: bool, progress: Callable[[int, int], None] | None, mode: int
+) -> Sink:
     """
-    Return what a file is written to.
+    Return what a file or a folder is written to.
 
     Raises:
-        OutputExists: Something is there, and is not to be replaced.
+        OutputExists: Something is there, and is not to be replaced; no folder far away is, whatever is asked for.
         OutputFailed: It cannot be written to.
     """
     if not is_far(target):
+        if is_folder:
+            return OutputFolder(target, force=force, progress=progress, mode=mode)
         return Output(target, force=force, progress=progress, mode=mode)
-    from ckptool.migration.output.far import FarOutput  # few targets are far away
+    from ckptool.migration.output.far import FarFolder, FarOutput  # few targets are far away
     from ckptool.sources.remote.address import as_remote
 
+    if is_folder:
+        return FarFolder(as_remote(target), progress=progress)
     return FarOutput(as_remote(target), force=force, progress=progress)
 
 
-def open_folder(target: str, *, force: bool, progress: Callable[[int, int], None] | None, mode: int) -> SinkFolder:
-    """
-    Return what the files of a folder are written to.
-
-    Raises:
-        OutputExists: Something is there, and is not to be replaced; nothing far away is, whatever is asked for.
-        OutputFailed: It cannot be written to.
-    """
-    if not is_far(target):
-        return OutputFolder(target, force=force, progress=progress, mode=mode)
-    from ckptool.migration.output.far import FarFolder
-    from ckptool.sources.remote.address import as_remote
-
-    return FarFolder(as_remote(target), progress=progress)
-
-
-def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: int) -> Sink:
+def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
     """
     Return what a file is written to that belongs to a folder of another process. Others may write the same file.
 
@@ -134,17 +124,29 @@ class OutputFolder(Closing):
 
         self._names.add(name)
         return Output(
-            self.path_of(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
+            self.reading_path(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
         )
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of so many bytes; they count as written from now on."""
         self._names.add(name)
         self._written += nbytes
-        return Place(self.path_of(name), os.path.join(self.path, name))
+        return Place(self.reading_path(name), os.path.join(self.path, name))
 
-    def path_of(self, name: str) -> str:
-        """Return the path of a file while the folder is written, for reading back."""
+    def keep(self, file: SinkFile) -> None:
+        """Give a file its name in the folder, which has none yet."""
+        file.publish()
+        file.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say which files of the folder that was replaced are gone."""
+        gone = [name for name in self.replaced if name not in self._names]
+        text = f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"
+        return (text,) if gone else ()
+
+    def reading_path(self, name: str = "") -> str:
+        """Return the path of the folder, or of a file in it, while it is written, for reading back."""
         return os.path.join(self._temporary or self.path, name)
 
     def publish(self) -> None:

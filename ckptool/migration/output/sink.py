@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,14 +20,13 @@ class _Block(Protocol):
     ) -> None: ...
 
 
-class Sink(_Block, Protocol):
+class SinkFile(_Block, Protocol):
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     path: str
     """What to call it."""
     position: int
     """Bytes appended so far."""
-    other_names: int
     takes_any_order: bool
     """Whether ``fill`` may be called in any order, and by several threads at once."""
 
@@ -86,29 +86,45 @@ class Place(NamedTuple):
     """How a store is reached; None for a path."""
 
 
-class SinkFolder(_Block, Protocol):
-    """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+class Sink(_Block, Protocol):
+    """A file or folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     path: str
-    replaced: list[str]
-    """Names of the files in the folder that is to be replaced."""
+
+    @property
+    def replaced(self) -> Sequence[str]:
+        """Names of the files in the folder that is to be replaced."""
+        ...
 
     def reserve(self, nbytes: int) -> None:
         """Make sure that so many bytes will fit."""
         ...
 
-    def file(self, name: str) -> Sink:
-        """Return a file to be written; it is in the folder once it is published."""
+    def file(self, name: str) -> SinkFile:
+        """Return a file to be written."""
         ...
 
-    def elsewhere(self, name: str, nbytes: int) -> Place:
-        """Return where another process writes a file of so many bytes, with ``open_place``."""
+    def keep(self, file: SinkFile) -> None:
+        """Let a file of it that is complete have its name as soon as the whole has its own."""
         ...
 
-    def path_of(self, name: str) -> str:
-        """Return the path of a file while the folder is written, for reading back."""
+    def reading_path(self, name: str = "") -> str:
+        """Return the path of the whole, or of a file, while it is written, for reading back."""
         ...
 
     def publish(self) -> None:
-        """Give the folder its name."""
+        """Give the whole its name, in one step."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is to be said of what was replaced."""
+        ...
+
+
+class SinkFolder(Sink, Protocol):
+    """A folder, whose files other processes may write as well."""
+
+    def elsewhere(self, name: str, nbytes: int) -> Place:
+        """Return where another process writes a file of so many bytes, with ``open_place``."""
         ...
