@@ -10,10 +10,10 @@ import gc
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from ckptool.loading.model_plan import entries_of, is_lazy, model_tensors, partl
 from ckptool.names.matching import is_benign
 
 T = TypeVar("T")
-_HOLDERS: Final = (MethodType, partial, CellType, list, tuple, set, frozenset, dict)
+_HOLDERS: Final = (MethodType, partial, list, tuple, set, frozenset, dict)
 _PART: Final = "; it loads through its own code, and a part of it may be new"
 
 
@@ -37,12 +37,10 @@ class OwnLoading(NamedTuple):
     unexpected: tuple[str, ...]
     tied: tuple[tuple[str, str], ...] = ()
     """Names that were not there, and the name of the same tensor that was."""
-    is_told: bool = True
-    """False where an override does not return the names."""
     is_tried: bool = True
     """False where the model has loaded without a copy of it having done so before."""
     forgiven: tuple[str, ...] = ()
-    """Names that are not there, but that hooks for after loading may have taken out of ``missing``."""
+    """Names that are not there, but that hooks for after loading have taken out of ``missing``."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
@@ -53,20 +51,23 @@ def own_loader(model: torch.nn.Module) -> str | None:
         for method in ("_load_from_state_dict", "_save_to_state_dict", "state_dict"):
             if _overrides(module, method):
                 return f"{type(module).__name__}.{method}"
-        if module._load_state_dict_pre_hooks or module._state_dict_hooks:
+        if module._load_state_dict_pre_hooks or module._state_dict_hooks or module._load_state_dict_post_hooks:
             return f"a hook of {type(module).__name__}"
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor)}
     for name, value in entries_of(model).items():
         if not isinstance(value, torch.Tensor) or id(value) not in own:
             return f"the state_dict() that makes {name!r}"
-    after = (f"a hook of {type(module).__name__}" for module in model.modules() if module._load_state_dict_post_hooks)
-    return next(after, None)
+    return None
 
 
 def _overrides(module: torch.nn.Module, method: str) -> bool:
     """Say whether a module has a method of its own where torch has one."""
     is_torch_s = getattr(type(module), method).__module__.startswith("torch.nn.modules.")
     return not is_torch_s or method in vars(module)
+
+
+def _has_post_hooks(model: torch.nn.Module) -> bool:
+    return any(module._load_state_dict_post_hooks for module in model.modules())
 
 
 def rehearse(
@@ -84,15 +85,28 @@ def rehearse(
         UnsupportedFeature: The model's code does not take it.
     """
 
+    def tried(*, with_hooks: bool) -> OwnLoading | None:
+        try:
+            fresh, given = _copies(model, state, device)
+        except Exception:  # noqa: BLE001 - a lock, a file, a handle of a library; no memory
+            return None
+        for module in () if with_hooks else fresh.modules():
+            module._load_state_dict_post_hooks = OrderedDict()
+        if uses_original(fresh, model) is not None:
+            return None
+        try:
+            left = _take(fresh, given, strict=strict)
+        except Exception as error:  # whatever the model's own code raises
+            raise _as_ckptool_error(model, error) from error
+        return _left_out(model, left, state, strict=strict)
+
     def rehearsed() -> OwnLoading | None:
         try:
-            return _tried(model, state, strict=strict, device=device, with_hooks=False)
+            return tried(with_hooks=False)
         except KeyMismatch as mismatch:
-            if strict and _has_post_hooks(model):
-                with suppress(UnsupportedFeature):
-                    found = _tried(model, state, strict=True, device=device, with_hooks=True)
-                    if found is not None:
-                        return found._replace(forgiven=mismatch.missing)
+            with suppress(UnsupportedFeature):
+                if _has_post_hooks(model) and (found := tried(with_hooks=True)) is not None:
+                    return found._replace(forgiven=mismatch.missing)
             raise
 
     return _in_mode(model, rehearsed)
@@ -113,15 +127,13 @@ def fill(
         WeightsMismatch, UnsupportedFeature: The model's code does not take it. Some of the model may be new.
         Exception: Whatever its hooks for after loading raise. The weights are loaded.
     """
-    is_meta = any(tensor.is_meta for tensor in model_tensors(model).values())
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-    for module in model.modules() if is_meta else ():
+    for module in model.modules() if _is_on_meta(model) else ():
         for name, tensor in (module._parameters | module._buffers).items():
             places.setdefault(id(tensor), []).append((module, name))
     part = "" if is_fresh else _PART
-    tells = rehearsed.is_told if rehearsed is not None else not _overrides(model, "load_state_dict")
     try:
-        left = _in_mode(model, partial(_take, model, state, strict=strict and not tells, assign=is_meta))
+        left = _in_mode(model, partial(_take, model, state, strict=strict))
     except Exception as error:
         if _has_post_hooks(model) and not str(error).startswith("Error(s) in loading"):
             raise
@@ -130,17 +142,10 @@ def fill(
         made = [one for module, name in tied if (one := getattr(module, name)) is not None and not one.is_meta]
         for module, name in tied if made and len(tied) > 1 else ():
             setattr(module, name, made[-1])  # of several the last counts, as where they are copied
-    if rehearsed is None:
-        return _left_out(model, left, state, part, strict=strict)._replace(is_tried=is_fresh)
-    if not _has_post_hooks(model):
-        return rehearsed
-    forgiven = rehearsed.forgiven or rehearsed.missing
-    return _left_out(model, left, state, part, strict=strict)._replace(forgiven=forgiven)
-
-
-def model_on(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Return a copy of a model on a device; what has no memory has none there either. Raises what copying raises."""
-    return copy.deepcopy(model, copies_of_tensors(model, device))
+    found = _left_out(model, left, state, part, strict=strict)
+    gone = () if rehearsed is None else (*rehearsed.missing, *rehearsed.forgiven)
+    forgiven = tuple(name for name in gone if name not in found.missing)
+    return found._replace(is_tried=is_fresh or rehearsed is not None, forgiven=forgiven)
 
 
 def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None) -> dict[int, Any]:
@@ -164,17 +169,16 @@ def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None
     return found
 
 
-def uses_original(copied: torch.nn.Module, model: torch.nn.Module) -> str | None:
+def uses_original(fresh: torch.nn.Module, model: torch.nn.Module) -> str | None:
     """
     Return the class of a module in a copy that is the original's, or whose load hooks use parts of the original.
 
     A copy of a method belongs to the copied module, but a function is not copied, nor is what it refers to.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    for module in copied.modules():
+    for module in fresh.modules():
         before, after = module._load_state_dict_pre_hooks.values(), module._load_state_dict_post_hooks.values()
-        hooks = [*after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around those before
-        waiting: list[Any] = [module, *hooks]
+        waiting = [module, *after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around those
         seen: dict[int, Any] = {}  # what is kept keeps its id
         while waiting:
             one = waiting.pop()
@@ -182,57 +186,23 @@ def uses_original(copied: torch.nn.Module, model: torch.nn.Module) -> str | None
                 return type(module).__name__
             if id(one) not in seen:
                 seen[id(one)] = one
-                waiting += _held(one)
+                waiting += _known_to(one)
     return None
 
 
-def _held(one: Any) -> list[Any]:
+def _known_to(one: Any) -> list[Any]:
+    """Return what a function, a method, a partial or a reference knows; of a container, what is in it."""
     kind = type(one)  # isinstance() would ask proxies what they are
     if issubclass(kind, FunctionType):
-        named = (one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__)
-        return [one.__closure__, one.__defaults__, one.__kwdefaults__, *named]
+        outside = inspect.getclosurevars(one)
+        return [outside.nonlocals, outside.globals, one.__defaults__, one.__kwdefaults__]
     if issubclass(kind, weakref.ref):
         return [one()]
     return gc.get_referents(one) if issubclass(kind, _HOLDERS) else []
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
-def _has_post_hooks(model: torch.nn.Module) -> bool:
-    return any(module._load_state_dict_post_hooks for module in model.modules())
-
-
-def _tried(
-    model: torch.nn.Module,
-    state: Mapping[str, Any],
-    *,
-    strict: bool,
-    device: torch.device,
-    with_hooks: bool,
-    tells: bool = True,
-) -> OwnLoading | None:
-    """Return what ``load_state_dict`` of a copy of the model leaves, if it ``tells``; None if there can be no copy."""
-    try:
-        fresh, given = _copies(model, state, device)
-    except Exception:  # noqa: BLE001 - a lock, a file, a handle of a library; no memory
-        return None
-    for module in () if with_hooks else fresh.modules():
-        module._load_state_dict_post_hooks = OrderedDict()
-    if uses_original(fresh, model) is not None:
-        return None
-    is_meta = any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers()))
-    try:
-        left = _take(fresh, given, strict=strict and not tells, assign=is_meta)
-    except Exception as error:  # whatever the model's own code raises
-        raise _as_ckptool_error(model, error) from error
-    if strict and tells and not left.is_told:
-        return _tried(model, state, strict=True, device=device, with_hooks=with_hooks, tells=False)
-    return _left_out(model, left, state, strict=strict)
+def _is_on_meta(model: torch.nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _copies(
@@ -251,18 +221,21 @@ def _copies(
     given = OrderedDict((name, copy.deepcopy(value, known)) for name, value in state.items())
     # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
     given._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
-    return model_on(model, device), given
+    return copy.deepcopy(model, copies_of_tensors(model, device)), given
 
 
-def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, assign: bool) -> OwnLoading:
-    """Let a model load a state dict. An override may lack arguments that torch's method has, or its result."""
+def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
+    """
+    Let a model load a state dict. What torch's method leaves out is judged afterwards; an override has to do that
+    itself, and may lack arguments that torch's method has, or its result.
+    """
     loader: Any = model.load_state_dict
     taken = inspect.signature(loader).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    options = {"strict": strict, "assign": assign}
+    options = {"strict": strict and _overrides(model, "load_state_dict"), "assign": _is_on_meta(model)}
     found = loader(state, **{name: value for name, value in options.items() if takes_any or name in taken})
     missing, unexpected = (getattr(found, name, ()) for name in ("missing_keys", "unexpected_keys"))
-    return OwnLoading(tuple(missing), tuple(unexpected), is_told=hasattr(found, "missing_keys"))
+    return OwnLoading(tuple(missing), tuple(unexpected))
 
 
 def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:

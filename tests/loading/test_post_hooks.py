@@ -301,7 +301,7 @@ held: Any = None
 def through_a_global(model: Any) -> Hook:
     global held
     held = model
-    return lambda _, keys: (lambda: through_a_closure(held)(_, keys))()
+    return lambda _, keys: through_a_closure(held)(_, keys)
 
 
 def knowing_itself(through: Callable[[Any], Hook], own: bool = False) -> Any:

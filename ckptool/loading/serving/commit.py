@@ -67,7 +67,7 @@ def with_weights(
     Return a copy of the model around other weights; what is not replaced, it shares.
 
     Raises:
-        UnsupportedFeature: As ``copied``.
+        UnsupportedFeature: As ``copy_of``.
     """
     fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for one in targets:
@@ -75,7 +75,7 @@ def with_weights(
         new = staged[one.name] if old.is_meta else moved(staged[one.name], old.device, old.dtype)
         is_parameter = isinstance(old, torch.nn.Parameter)
         fresh[id(old)] = parameter_like(old, new) if is_parameter else new
-    return copied(model, fresh)
+    return copy_of(model, fresh)
 
 
 def ready(model: torch.nn.Module) -> torch.nn.Module:
@@ -102,7 +102,7 @@ def _let_go(tensors: list[torch.Tensor], devices: set[torch.device]) -> None:
     tensors.clear()
 
 
-def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:
+def copy_of(model: torch.nn.Module, kept: Mapping[int, Any] | None = None) -> torch.nn.Module:
     """
     Return a copy of a model; ``kept`` maps the ``id`` of an object to what replaces it in the copy, uncopied.
 
@@ -113,24 +113,22 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
             model and not on its copy.
     """
     try:
-        known = copies_of_tensors(model) | (kept or {})
+        known = copies_of_tensors(model) | dict(kept or {})
         for view, weight in _views_of_weights(model):
             new = copy.deepcopy(weight, known)  # itself, if it is known
             if new.stride() == weight.stride():
                 start = view.storage_offset() - weight.storage_offset() + new.storage_offset()
                 known[id(view)] = new.detach().as_strided(view.size(), view.stride(), start)
         fresh = copy.deepcopy(model, known)
-    except Exception as error:
+        name = uses_original(fresh, model)
+        reason = f"{name} is its own copy, or a load hook of {name} uses the model itself" if name else ""
+    except Exception as error:  # noqa: BLE001 - whatever copying raises
+        reason = str(error) or type(error).__name__
+    if reason:
         raise UnsupportedFeature(
-            f"the model cannot be copied: {error}",
+            f"the model cannot be copied: {reason}",
             kind="not-copyable",
-            hint="Use commit='in_place', which needs no copy.",
-        ) from error
-    if (name := uses_original(fresh, model)) is not None:
-        raise UnsupportedFeature(
-            f"the model cannot be copied: {name} is its own copy, or a load hook of {name} uses the model itself",
-            kind="not-copyable",
-            hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
+            hint="Let hooks use the module that they are given, or use commit='in_place', which needs no copy.",
         )
     return fresh
 

@@ -52,7 +52,7 @@ from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
     Gate,
-    copied,
+    copy_of,
     fill_in_place,
     moved,
     overwrite,
@@ -313,7 +313,7 @@ class LiveModel(Closing):
                 refuse_overflows((name, [one], kinds[name]) for name, one in of_type.items())
                 state.update((name, moved(one, self._device, kinds[name])) for name, one in of_type.items())
             if self._commit == "swap":
-                fresh = copied(model)
+                fresh = copy_of(model)
                 taken = fill(fresh, state, strict=True, is_fresh=True)
                 self._serving = Serving(ready(fresh), digest)
                 retire(model)
