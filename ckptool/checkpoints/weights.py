@@ -7,7 +7,7 @@ the entries that are not tensors (packed parameters, extra state) and the metada
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from ckptool.checkpoints.entries import averaged, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
-from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, cut, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.missing import by_likeness
@@ -121,36 +121,62 @@ def under(checkpoint: Checkpoint, key: str) -> list[StateDict]:
     return [one for one in checkpoint.state_dicts if (one.key or ROOT) == (key or ROOT)]
 
 
-def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> StateDict:
+def choose(
+    checkpoint: Checkpoint,
+    key: str | None,
+    which: WeightsChoice,
+    fits: Callable[[StateDict], bool] | None = None,
+    *,
+    option: str = "key",
+    any_role: bool = False,
+) -> StateDict:
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
-    ``module`` means what the engine of DeepSpeed has under that name.
+    ``module`` means what the engine of DeepSpeed has under that name. Where nothing was said and several could be
+    meant, or none, it is the only one that ``fits``. With ``any_role``, it may also be the state of an optimizer, or
+    the only state dict. ``option`` is what a caller gives ``key`` as.
 
     Raises:
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
+        KeyMismatch: There are candidates, but none that ``fits``.
     """
+    try:
+        return _meant(checkpoint, key, which, option, any_role=any_role)
+    except WeightsNotFound as error:
+        if fits is None or key is not None or which != "auto" or checkpoint.unmerged is not None:
+            raise
+        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
+        there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+        fitting = next(filter(None, ([one for one in there if one.role in some and fits(one)] for some in roles)), [])
+        if len(fitting) == 1:
+            return fitting[0]
+        if not fitting:
+            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
+        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
+
+
+def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option: str, *, any_role: bool) -> StateDict:
+    """Return the state dict that is meant, whatever it is for."""
     if key is not None and which != "auto":
         fact = f"key {key!r} and weights {which!r} both say which weights are meant"
         raise AmbiguousWeights(fact, kind="two-choices", hint="Give one of them.")
-    found = candidates(checkpoint)
-    option = "key" if key is not None else "weights"
-    if key is None and which == "module":
-        key = _MODULE
-    if key is not None:
-        named = under(checkpoint, key)
-        if len(named) != 1:
-            raise _no_state_dict(key, found, option)
-        if named[0].role in NO_WEIGHTS:
-            raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named[0].role]}, no weights"), found)
-        return named[0]
+    there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+    found = there if any_role else candidates(checkpoint)
+    if key is not None or which == "module":
+        named = _under(checkpoint, _MODULE if key is None else key, found, option if key is not None else "weights")
+        if named.role in NO_WEIGHTS and not any_role:
+            raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named.role]}, no weights"), found)
+        return named
     if checkpoint.form == "archive" and checkpoint.unmerged is not None:
         raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
     if checkpoint.form == "archive":
         raise _several_members(checkpoint)
     meant = [one for one in found if one.role in _ROLES.get(which, ())]
     best = next((one for one in meant if one is checkpoint.weights), None)
+    if best is None and any_role and len(found) == 1:
+        best = found[0]
     if best is None and len(meant) == 1 and which != "auto":
         best = meant[0]
     if best is None and not meant and which == "ema" and checkpoint.weights is not None:
@@ -162,7 +188,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         error.hint = f"{SAVE_WHOLE} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
         raise error
     if meant:
-        raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
+        raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant, option)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
     from ckptool.checkpoints.embedded import find_embedded
 
@@ -170,20 +196,23 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if inside and not found:
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
-    raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
+    raise with_candidates(error, found, "weights" if _are_at_root(found) else option)
 
 
-def _no_state_dict(key: str, found: Sequence[StateDict], option: str) -> WeightsNotFound:
-    """Return the error for a key under which there is no state dict; the hint lists the nearest first."""
+def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> StateDict:
+    """Return the state dict under a key; the hint of the error lists the nearest first."""
+    named = under(checkpoint, key)
+    if len(named) == 1:
+        return named[0]
     if option == "weights":
-        return with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
+        raise with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
     error = with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
     for one in found:
         part = key.removeprefix(f"{one.key}.")
         if one.key and any(name.startswith(f"{part}.") for name in one):
             error.hint = f"{error.hint}; or migrate a part of {for_shell(one.key)} with `include='{part}.*'`"
             break
-    return error
+    raise error
 
 
 def _instead(checkpoint: Checkpoint) -> str:

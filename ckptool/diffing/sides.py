@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import ModuleFacts
-from ckptool.checkpoints.weights import NameChanges, prepare, under, with_candidates
-from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
+from ckptool.checkpoints.weights import NameChanges, choose, prepare
+from ckptool.errors import UnsupportedFeature
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
@@ -92,7 +92,7 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)
-    return _weights(checkpoint, _chosen(checkpoint, key, label), aligned=aligned)
+    return _weights(checkpoint, choose(checkpoint, key, "auto", option=f"key_{label}", any_role=True), aligned=aligned)
 
 
 def _align(names: Iterable[str]) -> dict[str, str]:
@@ -102,20 +102,6 @@ def _align(names: Iterable[str]) -> dict[str, str]:
     for short in stripped.values():
         count[short] = count.get(short, 0) + 1
     return {name: short if count[short] == 1 else name for name, short in stripped.items()}
-
-
-def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
-    there = checkpoint.state_dicts
-    found = [one for one in there if one.key not in checkpoint.copies] if key is None else under(checkpoint, key)
-    chosen = checkpoint.weights if key is None else None
-    if chosen is None and len(found) == 1:
-        chosen = found[0]
-    if chosen is None:
-        error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}")
-        if key is None and there:
-            error = AmbiguousWeights("several state dicts could be the weights")
-        raise with_candidates(error, there, f"key_{label}", key or "") if there else error
-    return chosen
 
 
 def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Side:

@@ -9,13 +9,10 @@ from typing import TypeVar
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.roles import Role
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare
 from ckptool.errors import (
-    AmbiguousWeights,
     Failure,
     IncompleteWeights,
-    KeyMismatch,
     MigrationRefused,
     UnsupportedFeature,
     WeightsMismatch,
@@ -77,7 +74,7 @@ def _planned(
             return bool(plan(model, found))
         return False
 
-    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
+    chosen = _chosen(checkpoint, key, weights, fits, allow_missing=allow_missing)
     filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others))
     return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
 
@@ -86,7 +83,7 @@ def _torch_takes(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool
 ) -> bool:
     with suppress(Failure):
-        chosen = chosen_weights(checkpoint, key, weights, None)
+        chosen = chosen_weights(checkpoint, key, weights)
         state = torch_state_dict(checkpoint, chosen, Assembly(placement(META)))
         return rehearse(model, state, strict=strict, device=META) is not None
     return False
@@ -116,7 +113,7 @@ def through_own_code(
     def fits(found: Mapping[str, LazyTensor]) -> bool:
         return name_changes(model, found)[1]
 
-    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
+    chosen = _chosen(checkpoint, key, weights, fits, allow_missing=allow_missing)
     changes, _ = name_changes(model, chosen.tensors)
     ways: list[tuple[Weights, Renames]] = [(chosen, ())]
     if changes:
@@ -146,34 +143,23 @@ def _with_versions_of(model: torch.nn.Module, weights: Weights) -> Weights:
     return weights._replace(modules={**weights.modules, **own})
 
 
-def _choose(
+def _chosen(
     checkpoint: Checkpoint,
     key: str | None,
     weights: WeightsChoice,
-    fits: Callable[[Mapping[str, LazyTensor]], bool],
+    fits: Callable[[StateDict], bool],
     *,
     allow_missing: bool,
 ) -> Weights:
-    """Return the weights that were chosen; without a choice, the only ones that fit."""
+    """Return the weights that were chosen, or that alone fit; else those of a model without tensors, if it is one."""
     try:
-        return chosen_weights(checkpoint, key, weights, None, allow_missing=allow_missing)
-    except IncompleteWeights:
-        raise
-    except WeightsNotFound as error:
-        bare = _without_tensors(checkpoint, key) if weights == "auto" else None
-        if bare is not None:
-            return prepare(checkpoint, bare, NameChanges())
-        if key is not None or weights != "auto" or checkpoint.unmerged is not None:
+        return chosen_weights(checkpoint, key, weights, fits=fits, allow_missing=allow_missing)
+    except (IncompleteWeights, WeightsMismatch, WeightsNotFound) as error:
+        is_chosen = isinstance(error, IncompleteWeights) or weights != "auto"
+        bare = None if is_chosen else _without_tensors(checkpoint, key)
+        if bare is None:
             raise
-        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
-        found = ([one for one in there if one.role in some and fits(one)] for some in roles)
-        fitting = next(filter(None, found), [])
-        if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)
-        if not fitting:
-            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
+        return prepare(checkpoint, bare, NameChanges())
 
 
 def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ import torch
 
 from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
 from ckptool.checkpoints.quantized import CASTABLE, TYPES, keep
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
@@ -150,7 +150,7 @@ def predict_memory(
     place = placement(device)
     dtype = castable(dtype)
     with opened(source, limits) as checkpoint:
-        chosen = chosen_weights(checkpoint, key, weights, None)
+        chosen = chosen_weights(checkpoint, key, weights)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
 
 
@@ -226,11 +226,17 @@ def check_placing(
 
 
 def chosen_weights(
-    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, strip: Strip, *, allow_missing: bool = False
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    strip: Strip = None,
+    fits: Callable[[StateDict], bool] | None = None,
+    *,
+    allow_missing: bool = False,
 ) -> Weights:
-    """Return the chosen weights, under their final names."""
+    """Return the chosen weights, under their final names; where several could be meant, those that alone ``fits``."""
     try:
-        state_dict = choose(checkpoint, key, weights)
+        state_dict = choose(checkpoint, key, weights, fits)
     except WeightsNotFound as error:
         if "`form=" in (error.hint or ""):
             error.hint = None  # it is about migrating
