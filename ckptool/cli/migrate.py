@@ -17,6 +17,7 @@ from ckptool.cli.options import RayCommand, brief_option, ray_option, refuse_idl
 from ckptool.cli.outputs import Failed, Result, output_for
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
+from ckptool.cli.verbs import ORDER
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -28,27 +29,20 @@ from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.rendering import Section
 from ckptool.sources.naming import below, is_far, shown_path
-from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:
+    from ckptool.cli.migrate_pool import Outcome
     from ckptool.migration.file_jobs import Writers
 
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
 
-_NAME_OPTIONS = {
-    "--strip-prefix": "strip_prefix",
-    "--add-prefix": "add_prefix",
-    "--rename": "rename",
-    "--rename-file": "rename_file",
-}
+_NAME_OPTIONS = ("strip_prefix", "add_prefix", "rename", "rename_file")
 """Options that change names, one after the other, as they stand on the command line."""
 _DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
 """Tags that are asked for most."""
-_APART = (*_NAME_OPTIONS.values(), "to")
-_ORDER = f"{__name__}.order"
 
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
 _SCHEMA: Final = "ckptool.migrate/2"
@@ -65,16 +59,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
         return super().convert(spelled(value), param, ctx)
 
 
-class _InOrder(RayCommand):
-    """A command that remembers the order of the options that change names."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        named = [_NAME_OPTIONS.get(arg.partition("=")[0]) for arg in args]
-        ctx.meta[_ORDER] = [name for name in named if name is not None]
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=_InOrder)
+@click.command(cls=RayCommand)
 @click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]", type=AnyPath())
 @click.option(
     "--form",
@@ -211,33 +196,23 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     output = output_for({**options, "names_alone": options["quiet"]}, sources, is_list=len(sources) > 1)
-    changes = _changes(options, click.get_current_context().meta[_ORDER])
+    changes = _changes(options, click.get_current_context().meta[ORDER])
     work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)
-    arguments = {
-        "changes": changes,
-        "force": options["force"],
-        "verify": not options["no_verify"],
-        "dry_run": options["dry_run"],
-        "in_place": options["in_place"],
-        "deep": options["deep"],
-        "compact": options["compact"],
-        "reflink": not options["no_reflink"],
-    }
-    code = 0
-    run = _on_ray if options["ray"] else _run
+    arguments = {name: options[name] for name in ("force", "dry_run", "in_place", "deep", "compact")}
+    arguments |= {"changes": changes, "verify": not options["no_verify"], "reflink": not options["no_reflink"]}
     refusal = None
     matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
     if len(work) > 1 and any(matched):
         refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
         arguments["changes"] = changes._replace(allow_unmatched=True)
-    outcomes = run(work, arguments, options, shows_progress=output.shows_progress)
-    for source, outcome in outcomes if refusal is None else [(source, refusal) for source, _ in work]:
+    line = ProgressLine(len(work), shown=output.shows_progress)
+    outcomes = _outcomes(work, arguments, options, line) if refusal is None else ((one, refusal) for one, _ in work)
+    code = 0
+    for source, outcome in outcomes:
         result: Result
         if isinstance(outcome, CkptoolError):
-            shown = shown_path(source)
-            result = _NotMigrated(shown, outcome, schema=_SCHEMA, source=shown)
-            result.exit_code = 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2
+            result = _NotMigrated(shown_path(source), outcome)
         else:
             result = _Migrated(outcome, quiet=options["quiet"])
         code = max(code, result.exit_code)
@@ -311,11 +286,10 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    same = {name: value for name, value in options.items() if name in Changes._fields and name not in _APART}
+    same = {name: options[name] for name in Changes._fields if name in options and name not in (*_NAME_OPTIONS, "to")}
     model_arguments = dict(model_argument(text) for text in options["model_args"])
-    return Changes(
-        **same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)), model_arguments=model_arguments
-    )
+    rules = tuple(_rules(options, order))
+    return Changes(**same, to=_device_tags(options["to"]), rename=rules, model_arguments=model_arguments)
 
 
 def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
@@ -333,11 +307,11 @@ def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
 
 def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.Rule]:
     """Yield the changes of names in the order in which they were given."""
-    given = {name: iter(options[name]) for name in _NAME_OPTIONS.values()}
+    given = {name: iter(options[name]) for name in _NAME_OPTIONS}
     for name in order:
-        value = next(given[name], None)
-        if value is None:  # not an option: the value of another
+        if name not in given:
             continue
+        value = next(given[name])
         if name == "strip_prefix":
             yield renaming.strip_prefix(value)
         elif name == "add_prefix":
@@ -378,34 +352,34 @@ def model_argument(text: str) -> tuple[str, object]:
         return name, value
 
 
-def _on_ray(
-    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], *, shows_progress: bool
-) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
-    from ckptool.cli.migrate_pool import FileWriters, outcomes
-    from ckptool.cli.on_ray import OnRay
-
-    is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
-    with OnRay(options["ray"], options["jobs"] if is_asked else None) as ray:
-        if options["out_dir"] is None:
-            yield from _one_by_one(work, arguments, FileWriters(ray, _TRIES_ON_RAY), shows_progress=shows_progress)
-        else:
-            yield from outcomes(ray, work, arguments)
-
-
-def _run(
-    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], *, shows_progress: bool
-) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
+def _outcomes(
+    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], line: ProgressLine
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield each source with its report, or its error."""
     jobs = options["jobs"]
-    if jobs == 1 or len(work) == 1:
-        if options["workers"] == 1:
-            yield from _one_by_one(work, arguments, None, shows_progress=shows_progress)
-            return
+    if options["ray"]:
+        from ckptool.cli.migrate_pool import FileWriters, outcomes
+        from ckptool.cli.on_ray import OnRay
+
+        is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
+        with OnRay(options["ray"], jobs if is_asked else None) as ray:
+            if options["out_dir"] is None:
+                yield from _one_by_one(work, arguments, line, FileWriters(ray, _TRIES_ON_RAY))
+            else:
+                yield from outcomes(ray, work, arguments)
+    elif jobs > 1 and len(work) > 1:
+        yield from _in_threads(jobs, work, arguments)
+    elif options["workers"] > 1:
         from ckptool.cli.migrate_pool import FileWriters  # most are written by this process
         from ckptool.cli.pool import Processes
 
         with Processes(options["workers"]) as pool:
-            yield from _one_by_one(work, arguments, FileWriters(pool, _TRIES), shows_progress=shows_progress)
-        return
+            yield from _one_by_one(work, arguments, line, FileWriters(pool, _TRIES))
+    else:
+        yield from _one_by_one(work, arguments, line)
+
+
+def _in_threads(jobs: int, work: Sequence[_Pair], arguments: dict[str, Any]) -> Iterator[tuple[str, Outcome]]:
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
 
@@ -417,37 +391,32 @@ def _run(
 
     with ThreadPoolExecutor(jobs) as threads:
         try:
-            outcomes = threads.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop, stop), work)
-            yield from zip((source for source, _ in work), outcomes, strict=True)
+            told = {**arguments, "progress": stop, "read_back": stop}
+            found = threads.map(lambda pair: _outcome(pair[0], pair[1], told), work)
+            yield from zip((source for source, _ in work), found, strict=True)
         except BaseException:
             stopped.set()  # only the main thread is interrupted
             raise
 
 
 def _one_by_one(
-    work: Sequence[_Pair], arguments: dict[str, Any], writers: Writers | None, *, shows_progress: bool
-) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
-    line = ProgressLine(len(work), shown=shows_progress)
+    work: Sequence[_Pair], arguments: dict[str, Any], line: ProgressLine, writers: Writers | None = None
+) -> Iterator[tuple[str, Outcome]]:
+    told = {**arguments, "progress": line, "read_back": line.read_back}
     for source, target in work:
         line.next(source)
-        outcome = _outcome(source, target, arguments, line, line.read_back, writers)
+        outcome = _outcome(source, target, told, writers)
         line.clear()
         yield source, outcome
 
 
-def _outcome(
-    source: str,
-    target: str | None,
-    arguments: dict[str, Any],
-    progress: Progress,
-    read_back: Progress,
-    writers: Writers | None = None,
-) -> MigrationReport | CkptoolError:
+def _outcome(source: str, target: str | None, arguments: dict[str, Any], writers: Writers | None = None) -> Outcome:
     try:
-        if writers is not None:
-            asked = {name: arguments[name] for name in ("changes", "force", "verify", "dry_run")}
-            return migrate_by(writers, source, target, progress=progress, read_back=read_back, **asked)
-        return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
+        if writers is None:
+            return migrate_file(source, target, **arguments)
+        unasked = ("in_place", "deep", "compact", "reflink")
+        asked = {name: value for name, value in arguments.items() if name not in unasked}
+        return migrate_by(writers, source, target, **asked)
     except CkptoolError as error:
         return error
 
@@ -487,7 +456,11 @@ class _Migrated(Result):
 
 
 class _NotMigrated(Failed):
-    """A source of which nothing was written."""
+    """A source of which nothing was written. Refused is what would lose something."""
+
+    def __init__(self, source: str, error: CkptoolError) -> None:
+        super().__init__(source, error, schema=_SCHEMA, source=source)
+        self.exit_code = 1 if isinstance(error, MigrationRefused | WeightsNotFound) else 2
 
     @property
     def counted_as(self) -> str:

@@ -119,12 +119,17 @@ _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
 
+ORDER: Final = "ckptool.order"
+"""Under which a context keeps the names of what was given, in the order in which it was."""
+
+
 class Command(click.Command):
     """A verb that refuses what the last of several values would win of unseen, and an empty value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments."""
         given, _, order = self.make_parser(ctx).parse_args(list(args)) if not ctx.resilient_parsing else ({}, [], [])
+        ctx.meta[ORDER] = [one.name for one in order]
         for one in order:
             if not isinstance(one, click.Option) or one.is_flag:
                 continue
