@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 import click
 
 from ckptool.cli.options import pager_option, refuse_idle
-from ckptool.cli.outputs import Failed, Json, Output, Result, Text
+from ckptool.cli.outputs import Failed, Json, Output, Result, Text, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport, sections_of
-from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
@@ -112,45 +111,5 @@ class _Compared(Result):
         return in_options([self._report.verdict] if self._quiet else sections_of(self._report))
 
     def object(self) -> dict[str, object]:
-        return _object(self._report)
-
-
-def _object(report: DiffReport) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "same": report.same,
-        **report._asdict(),
-        "a": report.a._asdict(),
-        "b": report.b._asdict(),
-        "order": report.order._asdict() if report.order is not None else None,
-        **{
-            name: _objects(changes)
-            for name, changes in (
-                ("shapes", report.shapes),
-                ("dtypes", report.dtypes),
-                ("devices", report.devices),
-                ("layouts", report.layouts),
-                ("metadata", report.metadata),
-                ("others", report.others),
-            )
-        },
-        "values": [_value_object(found) for found in report.values],
-        "close": [_value_object(found) for found in report.close],
-        "likeness": _objects(report.likeness),
-        "counts": report.counts,
-    }
-
-
-def _objects(changes: Iterable[tuple[object, ...]]) -> list[dict[str, object]]:
-    return [change._asdict() for change in changes]  # type: ignore[attr-defined]
-
-
-def _value_object(found: ValueDiff) -> dict[str, object]:
-    return {name: _plain(value) for name, value in found._asdict().items()}
-
-
-def _plain(value: object) -> object:
-    """Return what JSON can hold: it has no infinity, no NaN and no complex numbers, so these are text."""
-    if isinstance(value, complex) or (isinstance(value, float) and not abs(value) < float("inf")):
-        return str(value)
-    return value
+        report = self._report
+        return {"schema": SCHEMA, "same": report.same, **plain(report), "counts": report.counts}

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.options import RayCommand, brief_option, ray_option, refuse_idle
-from ckptool.cli.outputs import Failed, Result, output_for
+from ckptool.cli.outputs import Failed, Result, output_for, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
 from ckptool.cli.verbs import ORDER
@@ -442,17 +442,10 @@ class _Migrated(Result):
         return [f"{report.target}: {report.after.format}, {show_nbytes(report.nbytes)}{left}"]
 
     def object(self) -> dict[str, object]:
-        report = self._report
-        fields = report._asdict()
+        fields = plain(self._report)
         del fields["dropped_at_root"]  # they are among those that are dropped
         head = {name: fields.pop(name) for name in ("source", "target", "form")}
-        found = {"schema": _SCHEMA, **head, "source_format": report.before.format, **fields}
-        found["renamed"] = [list(pair) for pair in report.renamed]
-        for name in ("casts", "files"):
-            found[name] = [one._asdict() for one in fields[name]]
-        for name in ("before", "after"):
-            found[name] = fields[name]._asdict()
-        return found
+        return {"schema": _SCHEMA, **head, "source_format": self._report.before.format, **fields}
 
 
 class _NotMigrated(Failed):

@@ -499,6 +499,19 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
         yield json.dumps(found, ensure_ascii=True, allow_nan=False)
 
 
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: records as objects; infinity, NaN and complex numbers, which it has not, as text."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, complex) or (isinstance(value, float) and not abs(value) < float("inf")):
+        return str(value)
+    return value
+
+
 def error_object(error: CkptoolError | None) -> dict[str, object] | None:
     """Return an error as every verb's JSON has it."""
     if error is None:

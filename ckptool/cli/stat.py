@@ -12,7 +12,7 @@ import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, refuse_idle, rows
-from ckptool.cli.outputs import Failed, Result, say_each
+from ckptool.cli.outputs import Failed, Result, plain, say_each
 from ckptool.cli.tables import selection_of
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine
@@ -104,7 +104,10 @@ class _Computed(Result):
         return Table(_RAW_HEADERS if is_raw else _HEADERS, rows, _IS_NUMBER)
 
     def object(self) -> dict[str, object]:
-        return {"schema": SCHEMA, "path": self.path, "rows": list(map(_object, self._rows))}
+        rows = [plain(row) for row in self._rows]
+        for row in rows:
+            del row["is_lost"]  # ``why`` says it
+        return {"schema": SCHEMA, "path": self.path, "rows": rows}
 
 
 def _cells(row: ValueRow) -> list[str]:
@@ -140,11 +143,3 @@ def _bars(histogram: tuple[int, ...]) -> str:
     return "".join(
         " " if not number else _BLOCKS[max(0, math.ceil(len(_BLOCKS) * number / highest) - 1)] for number in histogram
     )
-
-
-def _object(row: ValueRow) -> dict[str, object]:
-    found = row._asdict() | {"dtypes": list(row.dtypes), "shape": None if row.shape is None else list(row.shape)}
-    if row.values is not None:
-        found["values"] = row.values._asdict() | {"histogram": list(row.values.histogram)}
-    del found["is_lost"]  # ``why`` says it
-    return found
