@@ -87,7 +87,7 @@ class OnRay(Pool):
 
     def _refuse_silence(self) -> None:
         """Refuse an address at which nothing answers: Ray would try for minutes."""
-        from ckptool.sources.remote.connections import is_answered
+        from ckptool.sources.remote.web import is_answered
 
         if not is_answered(self._address.removeprefix("ray://"), _PORT, _SECONDS):
             hint = "Give the address that 'ray start' printed."

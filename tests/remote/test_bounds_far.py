@@ -32,7 +32,7 @@ from ckptool import (
 )
 from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
-from ckptool.sources.remote import connections, web
+from ckptool.sources.remote import web
 from ckptool.sources.remote.address import check_peer, follow, place_of
 from tests.each import each
 from tests.remote.servers import serving
@@ -47,7 +47,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_FIRST_SECONDS", 0.0001)
+    monkeypatch.setattr(web, "_FIRST_SECONDS", 0.0001)
 
 
 @contextmanager
@@ -197,8 +197,8 @@ def test_a_store_that_waits_ends_at_a_deadline() -> None:
 
 
 def test_a_server_that_is_too_slow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_SECONDS", 0.1)
-    monkeypatch.setattr(connections, "_STEP_SECONDS", 0.02)
+    monkeypatch.setattr(web, "_SECONDS", 0.1)
+    monkeypatch.setattr(web, "_STEP_SECONDS", 0.02)
     for what in ("body", "header", "status"):
         with speaking(drip(DRIPS[what])) as address, pytest.raises(FileUnavailable, match="bytes came in") as caught:
             open_checkpoint(address)

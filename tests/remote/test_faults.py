@@ -20,10 +20,9 @@ from ckptool import (
     migrate,
     open_checkpoint,
 )
-from ckptool.sources.remote import connections
-from ckptool.sources.remote.connections import memory_of
+from ckptool.sources.remote import web
 from ckptool.sources.remote.opening import open_remote
-from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
+from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts, memory_of
 from tests import scale
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
@@ -33,7 +32,7 @@ NBYTES = 9 << 20
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_FIRST_SECONDS", 0.0001)
+    monkeypatch.setattr(web, "_FIRST_SECONDS", 0.0001)
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:

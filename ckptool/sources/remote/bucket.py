@@ -17,7 +17,7 @@ from typing import Any, Final
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.remote.address import Remote
-from ckptool.sources.remote.connections import Tail, changed_far, memory_of, missing_far
+from ckptool.sources.remote.parts import Tail, changed_far, memory_of, missing_far
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, reason_of
 from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
-from ckptool.sources.remote.connections import Tail, Transport, changed_far
-from ckptool.sources.remote.parts import Fetchers
+from ckptool.sources.remote.parts import Fetchers, Tail, Transport, changed_far
 from ckptool.sources.remote.source import TAIL_NBYTES, Beside, RemoteSource
-from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
+from ckptool.sources.source import BytesSource, Source, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.bucket import StoredFile
@@ -35,43 +34,33 @@ _END: Final = Struct("<4s8x2L2x")
 """The last record of a zip without a comment: how large its directory is, and where it begins."""
 
 
-class FetchedSource(Beside, BytesSource):
-    """A small file from far away, all of it in memory."""
+class CopiedSource(Beside):
+    """A copy of a file: of a small one in memory, on the disk of one that its server gives only as a whole."""
+
+    is_compressed = False
 
     def __init__(
         self,
-        data: bytes,
+        held: Source,
         path: str,
         open_named: Callable[[str], SourceInFolder],
         fetchers: Fetchers | None,
-        cancellation: Cancellation | None,
         version: tuple[object, ...] = (),
-    ):
-        super().__init__(data, cancellation, is_file=True)
-        self.version = version
-        self.lie_at(path, open_named, fetchers)
-
-    def close(self) -> None:
-        super().close()
-        self.close_siblings()
-
-
-class DownloadedSource(Beside, StreamSource):
-    """A copy of a file that its server gives only as a whole."""
-
-    def __init__(
-        self,
-        stream: BinaryIO,
-        path: str,
-        open_named: Callable[[str], SourceInFolder],
-        fetchers: Fetchers | None,
-        cancellation: Cancellation | None,
     ) -> None:
-        super().__init__(stream, cancellation, owned=True)
-        self.lie_at(path, open_named, fetchers)
+        super().__init__(path, open_named, fetchers)
+        self.version = version
+        self._held = held
+        self.nbytes = held.nbytes
+        self.cancellation = held.cancellation
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._held.read(offset, nbytes)
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
 
     def close(self) -> None:
-        super().close()
+        self._held.close()
         self.close_siblings()
 
 
@@ -145,39 +134,28 @@ def _opened(
 ) -> SourceInFolder:
     """Return the source for a file; ``shared`` fetches others, too, and does not end with it."""
     fetchers = Fetchers(remote.connections) if shared is None else shared
+    own = fetchers if shared is None else None
 
     def open_named(name: str) -> SourceInFolder:
         beside = f"{shown.rpartition('/')[0]}/{name}"
         return _opened(remote.beside(name), headers, beside, cancellation, fetchers)
 
     transport = _transport(remote, headers, shown, cancellation)
-    listed = remote.listed
-    if listed is not None and listed[1] <= _WHOLE_NBYTES and not remote.download:
-        own = None if shared is not None else fetchers
-        return _whole(transport, listed[1], open_named, own, cancellation)
     if remote.download and remote.scheme in WEB:
-        own = None if shared is not None else fetchers
-        return DownloadedSource(_downloaded(cast("WebFile", transport)), shown, open_named, own, cancellation)
+        stream = StreamSource(_downloaded(cast("WebFile", transport)), cancellation, owned=True)
+        return CopiedSource(stream, shown, open_named, own)
+    if remote.listed is not None and remote.listed[1] <= _WHOLE_NBYTES and not remote.download:
+        check_cancelled(cancellation)
+        nbytes = remote.listed[1]
+        try:
+            data = bytes(transport.fetch(0, nbytes)) if nbytes else b""
+            if nbytes and transport.version[0] != nbytes:
+                raise changed_far("the file was changed since it was listed")
+        finally:
+            transport.close()
+        return CopiedSource(BytesSource(data, cancellation), shown, open_named, own, transport.version)
     end = _WHOLE_NBYTES if remote.takes_end else TAIL_NBYTES
     return _fetched(transport, fetchers, open_named, cancellation, shares=shared is not None, end=end)
-
-
-def _whole(
-    transport: WebFile | StoredFile,
-    nbytes: int,
-    open_named: Callable[[str], SourceInFolder],
-    fetchers: Fetchers | None,
-    cancellation: Cancellation | None,
-) -> SourceInFolder:
-    """Return the source for a small file of which the size is known: all of it takes one request."""
-    check_cancelled(cancellation)
-    try:
-        data = bytes(transport.fetch(0, nbytes)) if nbytes else b""
-        if nbytes and transport.version[0] != nbytes:
-            raise changed_far("the file was changed since it was listed")
-    finally:
-        transport.close()
-    return FetchedSource(data, transport.shown, open_named, fetchers, cancellation, transport.version)
 
 
 def _fetched(
@@ -193,18 +171,16 @@ def _fetched(
     check_cancelled(cancellation)
     try:
         tail = transport.tail(end)
-        version = tuple(getattr(transport, "version", ()))
         if tail.nbytes > _WHOLE_NBYTES and not _is_mostly_index(tail):
-            found = RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
-            found.version = version
-            return found
+            return RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
         before = tail.nbytes - len(tail.data)
         data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
     except BaseException:
         transport.close()
         raise
     transport.close()
-    return FetchedSource(data, transport.shown, open_named, None if shares else fetchers, cancellation, version)
+    own, held = None if shares else fetchers, BytesSource(data, cancellation)
+    return CopiedSource(held, transport.shown, open_named, own, transport.version)
 
 
 def _is_mostly_index(tail: Tail) -> bool:
@@ -247,6 +223,8 @@ def is_ranged(origin: object) -> bool:
 
 class FileObject:
     """An open file of fsspec, which stays as it is: nothing is read through it, and it is not closed."""
+
+    version = ()
 
     def __init__(self, origin: Any, cancellation: Cancellation | None = None) -> None:
         self._cancellation = cancellation

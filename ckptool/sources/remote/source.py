@@ -17,26 +17,21 @@ from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.sources.descriptors import components
-from ckptool.sources.remote.connections import Tail, Transport
-from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range
+from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range, Tail, Transport
 from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder, versions_of
 
 
 class Beside:
     """The face of a source that can open what lies in its folder; what was opened ends with the source."""
 
-    path: str
-    _open_named: Callable[[str], SourceInFolder]
-    _siblings: list[SourceInFolder]
-    _fetchers: Fetchers | None
     version: tuple[object, ...] = ()
     """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
 
-    def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None = None) -> None:
-        """Say where it lies. ``open_named`` opens a name in its folder; ``fetchers`` end with this one."""
+    def __init__(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None) -> None:
+        """``open_named`` opens a name in the folder of ``path``; ``fetchers`` end with this one."""
         self.path = path
         self._open_named = open_named
-        self._siblings = []
+        self._siblings: list[SourceInFolder] = []
         self._fetchers = fetchers
 
     def open_sibling(self, name: str) -> SourceInFolder:
@@ -97,8 +92,9 @@ class RemoteSource(Beside):
         ``shares`` says that the threads are another's, and do not end with this one; ``first`` is how much of the
         beginning is fetched with the first read.
         """
+        super().__init__(transport.shown, open_named, None if shares else fetchers)
         self.cancellation = cancellation
-        self.lie_at(transport.shown, open_named, None if shares else fetchers)
+        self.version = transport.version if tail.data else ()  # a list says it of a file of a folder
         self._transport = transport
         self._left: list[_Left] = []
         self.nbytes = tail.nbytes
