@@ -17,8 +17,6 @@ Source: PKWARE APPNOTE 6.3.10, https://pkware.cachefly.net/webdocs/casestudies/A
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -101,11 +99,6 @@ class Entry(NamedTuple):
     """Offset of the local header."""
     fields: bytes
     """The fields that its local header repeats in the same order, from the version needed to the length of the name."""
-
-
-_make_entry: Callable[[tuple[bytes, int, int, int, int, int, int, bytes]], Entry] = partial(
-    tuple.__new__, Entry
-)  # as make_record
 
 
 def find_directory(source: Source) -> tuple[Directory, list[str]]:
@@ -208,25 +201,8 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         if position + ENTRY.size > len(data) or not data.startswith(ENTRY_MAGIC, position):
             raise ambiguous("the central directory is not where the end record says", at)
         fields = ENTRY.unpack_from(data, position)
-        (
-            _,
-            made_by,
-            _,
-            flags,
-            method,
-            _,
-            _,
-            crc,
-            stored,
-            nbytes,
-            name_n,
-            extra_n,
-            comment_n,
-            disk,
-            _,
-            attributes,
-            header,
-        ) = fields
+        _, made_by, _, flags, method, _, _, crc, stored, nbytes, name_n, extra_n, comment_n = fields[:13]
+        disk, _, attributes, header = fields[13:]
         name_at = position + ENTRY.size
         extra_at = name_at + name_n
         position = extra_at + extra_n + comment_n
@@ -238,7 +214,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
             nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
         # From the version needed to the length of the name: a usual local header has the same bytes.
         repeated = data[name_at - 40 : name_at - 16]
-        entry = _make_entry((name, flags, method, crc, stored, nbytes, header, repeated))
+        entry = Entry(name, flags, method, crc, stored, nbytes, header, repeated)
         if method or disk or attributes or stored != nbytes or flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
             _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)

@@ -35,7 +35,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ckptool.archives.archive import Archive, Record, make_record
+from ckptool.archives.archive import Archive, Record
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import (
     DESCRIPTOR,
@@ -162,7 +162,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
 
 def _read_placed(entry: Entry, name: str, place: Place) -> tuple[Record, int]:
     sizes = (entry.nbytes, entry.stored_nbytes)
-    return make_record((name, place.offset, *sizes, METHODS[entry.method], entry.crc32)), place.end
+    return Record(name, place.offset, *sizes, METHODS[entry.method], entry.crc32), place.end
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:
@@ -221,7 +221,7 @@ def _read_usual(
         end += 16
     if end > limit:
         return None
-    return make_record((decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32)), end
+    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), end
 
 
 def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:

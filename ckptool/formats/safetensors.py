@@ -34,10 +34,10 @@ from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import (
     MAX_RANK,
     MAX_SIZE,
+    StorageRef,
+    TensorInfo,
     is_countable,
     is_size,
-    make_storage_ref,
-    make_tensor_info,
     row_major,
 )
 
@@ -65,8 +65,6 @@ ABOUT_PIECES = (OF_PIECES, "DCP_VERSION")
 _SPACE = b" \t\n\r"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16
-_PLAIN = (None, None, "strided", (), None, (), False, False)
-"""The last fields of a ``TensorInfo`` that is plain memory."""
 _Layout: TypeAlias = tuple[dtypes.DType, tuple[int, ...], tuple[int, ...], int]
 """What all tensors of one type and one shape have in common: these, the stride, and the size in bytes."""
 _MAX_DEPTH = 125
@@ -132,8 +130,8 @@ def read(probe: Probe) -> Parsed:
             what = "overlaps the one before it" if begin < position else f"leaves {begin - position:,} bytes unused"
             raise AmbiguousFile(f"tensor {name!r} {what}", kind="ambiguous-safetensors", offset=start + begin)
         position = end
-        storage = make_storage_ref((name, "cpu", nbytes, source, start + begin, False, 0, None))
-        contents.tensors[name] = make_tensor_info((dtype, shape, stride, 0, storage, "cpu", *_PLAIN))
+        storage = StorageRef(name, "cpu", nbytes, source, start + begin)
+        contents.tensors[name] = TensorInfo(dtype, shape, stride, 0, storage, "cpu")
     if start + position > source.nbytes:
         raise _truncated("its tensors end", start + position, source.nbytes)
     if start + position < source.nbytes:

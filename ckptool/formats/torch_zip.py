@@ -23,7 +23,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import SliceSource, Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import StorageRef, TypedStorage, make_storage_ref, make_typed_storage, storage_id, unify
+from ckptool.tensors.tensor import StorageRef, TypedStorage, storage_id, unify
 
 NAME = "torch_zip"
 TRAITS = Traits(has_tree=True, edited_by="member")
@@ -158,7 +158,7 @@ class ZipStorages:
         dtype, key, location, nbytes, _ = named
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = make_typed_storage((self._ref(key, location, nbytes), dtype))
+            known = self._known[key] = TypedStorage(self._ref(key, location, nbytes), dtype)
         elif (dtype, location, nbytes) != (known.dtype, known.ref.location, known.ref.nbytes):
             return unify(known, TypedStorage(self._ref(key, location, nbytes), dtype))
         return known
@@ -190,8 +190,7 @@ class ZipStorages:
                 actual=actual,
             )
         if compression == "stored":
-            fields = (key, location, nbytes, self._archive.source, offset, self._big_endian, crc32 or 0, None)
-            return make_storage_ref(fields)
+            return StorageRef(key, location, nbytes, self._archive.source, offset, self._big_endian, crc32 or 0)
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, crc32 or 0)
 
 

@@ -33,7 +33,6 @@ from ckptool.tensors.tensor import (
     check_extent,
     is_countable,
     is_size,
-    make_tensor_info,
     row_major,
 )
 
@@ -223,10 +222,7 @@ class Rebuilder:
         shape = size if type(size) is tuple else as_sequence(size)
         steps = stride if type(stride) is tuple else as_sequence(stride)
         flag = requires_grad if type(requires_grad) is bool else None
-        kind, at = dtype or of_storage, ref.location
-        info = make_tensor_info(
-            (kind, shape, steps, offset, ref, at, flag, None, "strided", (), None, (), False, False)
-        )
+        info = TensorInfo(dtype or of_storage, shape, steps, offset, ref, ref.location, flag)
         if isinstance(metadata, Dict):
             flags = metadata.pairs[:_MOST_ARGS]
             conj, neg = (nodes.lookup(flags, name) is True for name in ("conj", "neg"))

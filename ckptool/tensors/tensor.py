@@ -11,8 +11,7 @@ The persistent ids of storages: ``("storage", class, key, location, numel[, view
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress, islice
 from math import prod
 from operator import attrgetter, eq, mul
@@ -62,12 +61,6 @@ class StorageRef(NamedTuple):
     def file_offset(self) -> int | None:
         """Offset of the first byte in the file; None where the file holds the bytes compressed or encoded."""
         return self.source.file_offset(self.offset)
-
-
-make_storage_ref: Callable[[tuple[str, str, int, Source, int, bool, int, StorageRef | None]], StorageRef] = partial(
-    tuple.__new__, StorageRef
-)
-"""Makes one of all its fields: thrice as fast as its constructor, which counts for thousands of tensors."""
 
 
 class TensorInfo(NamedTuple):
@@ -140,13 +133,6 @@ class TensorInfo(NamedTuple):
         """The checksum that the file has of the tensor's elements in their order; 0 where it has none."""
         storage = self.storage
         return storage.crc32 if storage is not None and self.nbytes == storage.nbytes and self.is_as_stored else 0
-
-
-_Fields: TypeAlias = (
-    "tuple[DType, tuple[int, ...], tuple[int, ...], int, StorageRef | None, str, bool | None, Kind | None, str,"
-    " tuple[tuple[str, TensorInfo], ...], str | None, tuple[tuple[str, int | float], ...], bool, bool]"
-)
-make_tensor_info: Callable[[_Fields], TensorInfo] = partial(tuple.__new__, TensorInfo)  # as make_storage_ref
 
 
 _STORAGE: Final = attrgetter("storage")
@@ -274,17 +260,11 @@ class StorageId(NamedTuple):
     view: View | None
 
 
-_make_storage_id: Callable[[tuple[DType, str, str, int, View | None]], StorageId] = partial(tuple.__new__, StorageId)
-
-
 class TypedStorage(NamedTuple):
     """A storage, and the element type that the file gives it."""
 
     ref: StorageRef
     dtype: DType
-
-
-make_typed_storage: Callable[[tuple[StorageRef, DType]], TypedStorage] = partial(tuple.__new__, TypedStorage)
 
 
 def storage_id(pid: Inert) -> StorageId | None:
@@ -310,7 +290,7 @@ def storage_id(pid: Inert) -> StorageId | None:
         dtype = _dtype(cls)
     itemsize = dtype.itemsize
     view = None if len(pid) == 5 else _view(pid[5], itemsize)
-    return _make_storage_id((dtype, key, location, numel * itemsize, view))
+    return StorageId(dtype, key, location, numel * itemsize, view)
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
