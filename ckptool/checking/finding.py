@@ -129,7 +129,9 @@ CODES: Final = {
     "CK109": Code(None, "Two tensors have the same dotted name."),
     "CK110": Code("warning", "Values are NaN."),
     "CK111": Code(None, "Values are infinite."),
-    "CK112": Code("info", "All values of a tensor are zero."),
+    "CK112": Code(
+        None, "All values of a tensor are zero; or of nearly all tensors, as of a file that was never filled."
+    ),
     "CK113": Code("info", "Values were not looked at."),
     "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
@@ -140,10 +142,10 @@ CODES: Final = {
     "CK122": Code(
         "warning", "An adapter has no tensors of the modules that its settings announce, or one half of each."
     ),
-    "CK123": Code("info", "An adapter has no tensors of some modules that its settings announce, or one half."),
+    "CK123": Code(None, "An adapter has no tensors of some modules that its settings announce, or one half."),
     "CK124": Code("info", "Some weights have no elements."),
     "CK125": Code(None, "There is no tensor in the file."),
-    "CK126": Code("warning", "Tensors are on the meta device: their values were not saved."),
+    "CK126": Code("warning", "Tensors are on the meta device: they have no values, or are loaded without them."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),

@@ -65,7 +65,8 @@ def halves(checkpoint: Checkpoint) -> Iterator[Finding]:
     found = halves_alone(checkpoint.tensors)
     if found is not None:
         code, what = found
-        yield Finding(code, "warning" if code == "CK122" else "info", what, GATHER)
+        all_of_them, some_of_them = Finding("CK122", "warning", what, GATHER), Finding("CK123", "warning", what, GATHER)
+        yield all_of_them if code == "CK122" else some_of_them
 
 
 def journals(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -298,15 +299,20 @@ def model_code(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def without_values(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK125: there is no tensor in the file. CK126: tensors that have none of their values."""
+    """CK125: there is no tensor in the file. CK126: tensors without values, or that are loaded without them."""
     is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
     if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
         fact = without_tensors(checkpoint)
         yield Finding("CK125", "warning" if fact.endswith(EMPTY) else "info", fact)
-    on_meta = [name for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"]
-    if on_meta:
-        fact = f"{counted(len(on_meta), 'tensor')} on the meta device, without values: {some(on_meta)}"
+    on_meta = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"}
+    empty = [name for name, tensor in on_meta.items() if tensor.info.storage is None]
+    tagged = [name for name in on_meta if name not in empty]
+    if empty:
+        fact = f"{counted(len(empty), 'tensor')} on the meta device, without values: {some(empty)}"
         yield Finding("CK126", "warning", fact, "Save them from the device that they are computed on.")
+    if tagged:
+        fact = f"torch.load() gives {counted(len(tagged), 'tensor')} no values, for their tag is meta: {some(tagged)}"
+        yield Finding("CK126", "warning", fact, *(migration(checkpoint, _TO_CPU, to="cpu") or Advice(_TO_CPU)))
 
 
 def bound_method(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -396,7 +402,8 @@ def outside_state_dict(checkpoint: Checkpoint) -> Iterator[Finding]:
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What the reader of the format saw; it knows the codes."""
     for code, what, hint in checkpoint.remarks:
-        yield Finding(code, CODES[code].severity or "warning", what, hint)
+        # Not every model has all the modules that an adapter may be of.
+        yield Finding(code, CODES[code].severity or ("info" if code == "CK123" else "warning"), what, hint)
 
 
 def absent_names(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -539,6 +546,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
 
 _STORAGE = attrgetter("info.storage")
 _MOST_EMBEDDED = 8
+_TO_CPU = "The file has them: load it with map_location='cpu'."
 _NO_CLASS = "For the weights without the class; in Python, ckptool.load_into(model, path)."
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 

@@ -41,6 +41,7 @@ from ckptool.torch_ops.statistics import Statistics, Tally
 from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
+_NEARLY_ALL: Final = 0.9
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 _PIECE_NBYTES: Final = 1 << 20
@@ -58,7 +59,7 @@ def survey(
 ) -> Iterator[Finding]:
     """
     Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero,
-    CK119 values that look damaged: far beyond all others, or a block of zeros.
+    or nearly all tensors of a file, CK119 values that look damaged: far beyond all others, or a block of zeros.
 
     Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are
     left out, and said to be (CK113).
@@ -71,6 +72,8 @@ def survey(
     zero: list[str] = []
     damaged: list[str] = []
     left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
+    files: dict[str, list[bool]] = {}
+    """Of the weights in each shard, whether they are zero."""
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     for tensor in _with_parts((*checkpoint.tensors.values(), *checkpoint.attributes.values())):
@@ -94,24 +97,29 @@ def survey(
             infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
         if facts.all_zero:
             zero.append(tensor.name)
+        if tensor.name in weights:
+            files.setdefault(checkpoint.shard_of.get(tensor.name, ""), []).append(facts.all_zero)
         damaged += _damage(tensor, facts, weights)
-    yield from _odd(nan, infinite, harmless, zero, damaged)
+    yield from _odd(nan, infinite, harmless, damaged)
+    blank = [name for name, are_zero in files.items() if 1 < len(are_zero) <= sum(are_zero) / _NEARLY_ALL]
+    if zero and blank:
+        where = f" in {some(blank)}" if any(blank) else ""
+        fact = f"nearly all weights{where} are zero: {some(zero)}"
+        yield Finding("CK112", "warning", fact, "Copy the file again: it may have got its size, and never its bytes.")
+    elif zero:
+        yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
     for why, names in left_out.items():
         if names:
             yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
 
 
-def _odd(
-    nan: list[str], infinite: list[str], harmless: list[str], zero: list[str], damaged: list[str]
-) -> Iterator[Finding]:
+def _odd(nan: list[str], infinite: list[str], harmless: list[str], damaged: list[str]) -> Iterator[Finding]:
     if nan:
         yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
     if infinite:
         yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
     if harmless:
         yield Finding("CK111", "info", f"{_HARMLESS}: {some(harmless)}")
-    if zero:
-        yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
     if damaged:
         fact = f"values unlike all others of their tensors, as after damage: {some(damaged)}"
         yield Finding("CK119", "info", fact, _COMPARE)

@@ -267,8 +267,7 @@ def with_candidates(
         return error
     keys = [f"{for_shell(one.key or ROOT)}{' (averaged)' * (one.role == 'ema')}" for one in found]
     pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
-    if keys or not error.message.endswith(EMPTY):
-        error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
+    error.hint = pick if keys else None
     return error
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
-from ckptool.checkpoints.weights import NameChanges, Weights, by_name, choose, prepare
-from ckptool.errors import MigrationRefused
+from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare
+from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.planned import Plan, Planned
@@ -81,7 +81,12 @@ def make_plan(
             kept=kept or Kept(),
         )
         return Plan(form, target, whole, changes.to, names, casting=casting, keeps_layout=kept is not None)
-    chosen = choose(checkpoint, changes.key, changes.weights)
+    try:
+        chosen = choose(checkpoint, changes.key, changes.weights)
+    except WeightsNotFound as error:
+        if error.hint is None and not error.message.endswith(EMPTY):
+            error.hint = "Keep everything with `form='same'`, in a .pth file."
+        raise
     names = _read(checkpoint, names, [chosen]).chosen(changes.weights)
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)

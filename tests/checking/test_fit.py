@@ -120,6 +120,15 @@ def test_two_networks_in_one_file_are_not_chosen_between(tmp_path: Path) -> None
     Net().load_state_dict(torch.load(migrated(commands(report)[0])), strict=True)
 
 
+def test_no_hint_is_about_an_option_of_another_verb(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "none.pth")
+    torch.save({"w": torch.ones(2)}, tmp_path / "like.pth")
+    (found,) = (one for one in check(tmp_path / "none.pth", like=tmp_path / "like.pth").findings if one.code == "CK600")
+
+    assert "there are no weights" in found.message
+    assert found.hint is None
+
+
 def test_another_checkpoint_stands_in_for_the_model_without_torch(tmp_path: Path) -> None:
     other = tmp_path / "other.pth"
     torch.save(Net().state_dict(), other)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import ckptool
 from ckptool import open_checkpoint
 from ckptool.checking.check import CheckReport, check
 from ckptool.pickles.describe import describe
@@ -159,6 +160,20 @@ def test_values_that_no_training_wants_are_found(dtype: torch.dtype) -> None:
     ) in found
     assert ("CK112", "info", "1 tensor all zero: zero") in found
     assert {code for code, _, _ in found} - {"CK504"} == {"CK110", "CK111", "CK112"}
+
+
+def test_a_shard_or_a_file_of_zeros_is_a_warning(tmp_path: Path) -> None:
+    weights = {f"{name}.weight": torch.ones(2, 2) for name in "abcd"}
+    torch.save(weights, tmp_path / "a.pth")
+    ckptool.migrate(tmp_path / "a.pth", tmp_path / "whole", max_shard_size=32)
+    shard = sorted(tmp_path.glob("whole/*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-32] + bytes(32))
+    blank, usual = {name: torch.zeros(2, 2) for name in weights}, {**weights, "e.bias": torch.zeros(2)}
+    reports = [check(one, values=True) for one in (tmp_path / "whole", saved(blank), saved(usual))]
+    found = [next(one for one in report.findings if one.code == "CK112") for report in reports]
+
+    assert [one.severity for one in found] == ["warning", "warning", "info"]
+    assert found[0].message == f"nearly all weights in {shard.name} are zero: c.weight, d.weight"
 
 
 def like_trained(*shape: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from ckptool import open_checkpoint
+from ckptool import check, open_checkpoint
 from ckptool.cli import cli
 from ckptool.errors import MigrationRefused
 from ckptool.migration.migrate import migrate
@@ -399,6 +399,9 @@ def test_a_note_says_that_torch_gives_tensors_on_meta_no_values(tmp_path: Path) 
     assert "map_location='cpu'" in notes[-1][0]
     assert torch.load(target)["w"].is_meta
     assert torch.load(target, map_location="cpu")["w"].tolist() == [1, 1]
+    (found,) = check(target).findings
+    assert (found.code, found.message) == ("CK126", "torch.load() gives 1 tensor no values, for their tag is meta: w")
+    assert (found.command or "").endswith("b.pth --to cpu")
 
 
 _EXTENSION = """
