@@ -17,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
-from ckptool.names.renaming import Filter
+from ckptool.names.renaming import Filter, strip_wrappers
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.tensors.pieces import fault_of
@@ -178,6 +178,23 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
     fact = f"{len(found):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(found)}"
     code, hint = "CK121" if is_most else "CK124", "If training was partitioned, the values are in other files."
     return Stubs(code, found, fact, hint)
+
+
+def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
+    """Return which tensors of the model averaged weights lack, if it is known what it has and some are lacking."""
+    model = checkpoint.weights
+    if averages.role != "ema" or model is None or model.role != "model":
+        return None
+    if model.key == averages.key:  # averages among the weights: those of the model stand for what has none
+        lacking = [name for name, tensor in model.items() if averages.get(name) is tensor]
+        then = "and are taken as they are"
+    else:
+        there = {strip_wrappers([name])[0] for name in averages}
+        lacking = [name for name in model if strip_wrappers([name])[0] not in {*there, None}]
+        then = "and are not taken"
+    many = len(averages) if model.key == averages.key else len(model)
+    whole = f"{len(lacking):,} of {counted(many, 'tensor')} of the model"
+    return f"{whole} have no average, {then}: {some(lacking)}" if lacking else None
 
 
 def halves_alone(tensors: Mapping[str, LazyTensor]) -> tuple[str, str] | None:

@@ -14,8 +14,9 @@ import torch
 from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete, refuse_slice
-from ckptool.checkpoints.quantized import CASTABLE, TYPES, keep
+from ckptool.checkpoints.completeness import holds_storage, not_averaged, refuse_broken, refuse_incomplete, refuse_slice
+from ckptool.checkpoints.quantized import CASTABLE, keep
+from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -186,7 +187,7 @@ def refuse_broken_quantized(
     for name in (name for name, _ in found.within(others) if name not in types):
         one = checkpoint.tensors.get(name)
         types[name] = str(cast_of(one, dtype) or one.dtype).removeprefix("torch.") if one is not None else ""
-    wrong = found.damage(types)
+    wrong = found.damage(types, is_cast=dtype is not None)
     if wrong is not None and warns:
         logger.warning("%s: %s", checkpoint.path, show(wrong))
     elif wrong is not None:
@@ -244,6 +245,8 @@ def chosen_weights(
     if not allow_missing:
         refuse_slice(checkpoint, weights)
         refuse_incomplete(checkpoint, state_dict)
+    if lacking := not_averaged(checkpoint, state_dict):
+        logger.warning("%s: %s", checkpoint.path, show(lacking))
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)

@@ -19,7 +19,8 @@ import torch
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken
-from ckptool.checkpoints.quantized import CASTABLE, TYPES
+from ckptool.checkpoints.quantized import CASTABLE
+from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_stubs, stubs_in
+from ckptool.checkpoints.completeness import not_averaged, refuse_stubs, stubs_in
 from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
@@ -166,7 +166,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     if any(head + new != name for name, new in names.items()):
         apart = found.apart(quantization_under(checkpoint, names), names)
         left = {name: dtype for name, dtype in left.items() if name not in apart}
-    return found.damage(left)
+    return found.damage(left, is_cast=plan.casting is not None)
 
 
 def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
@@ -176,6 +176,8 @@ def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]
         yield f"{checkpoint.part_of.what}: what is in the others is not here"
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
+    if taken and (lacking := not_averaged(checkpoint, taken)):
+        yield lacking
     for one in _state_dicts(checkpoint, plan):
         stubs = stubs_in(checkpoint, one) if any(tensor.info.numel for tensor in one.values()) else None
         if stubs is not None and any(plan.names.filter.takes(name, one.key) for name in stubs.names):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ckptool
 from ckptool import Checkpoint, open_checkpoint
@@ -215,3 +217,24 @@ def test_of_two_models_that_were_trained_together_none_is_guessed(sizes: tuple[i
     with open_checkpoint(path) as found:
         assert found.weights is None
     assert list(ckptool.load(path, key="generator")) == list(models[0])
+
+
+@pytest.mark.parametrize("has_buffers", [True, False])
+def test_tensors_without_an_average_are_named(
+    has_buffers: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"fc.weight": torch.ones(2, 2), "bn.running_mean": torch.ones(2), "bn.running_var": torch.ones(2)}
+    averages = {name: one * 2 for name, one in model.items() if has_buffers or "running" not in name}
+    inside = {f"model.{name}": one for name, one in model.items()} | {
+        f"model_ema.{name}": one for name, one in averages.items()
+    }
+    wanted = "2 of 3 tensors of the model have no average, and are"
+    for content in ({"model": model, "ema": {f"module.{name}": one for name, one in averages.items()}}, inside):
+        torch.save(content, tmp_path / "m.pth")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "ckptool"):
+            ckptool.load(tmp_path / "m.pth", weights="ema")
+        report = ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", weights="ema", force=True)
+
+        assert (wanted not in caplog.text) == has_buffers
+        assert any(wanted in note for note in report.notes) != has_buffers

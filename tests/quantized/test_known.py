@@ -118,16 +118,16 @@ def test_a_layout_that_is_not_known_goes_by_the_settings_beside_it(
     table = {"e.position_ids": whole(1, 8, dtype=torch.int64), "e.norm": torch.ones(8)}
     for values in (whole(8, 8, dtype=torch.int8), whole(64, dtype=torch.int16), whole(3, 8, 8, dtype=torch.int64)):
         torch.save(
-            {"m.x": values, "m.y": torch.ones(4), "n.store.x": values, "n.aux.y": torch.ones(4)} | table,
+            {"m.x": values, "m.y": torch.ones(4), "n.store.x": values, "n.store.y": torch.ones(4)} | table,
             tmp_path / "m.pth",
         )
 
         without = f"{method}, 2 weights without a scale that is known"
         assert said(tmp_path / "m.pth") == [f"quantised: {without}; {name.rpartition('/')[2]} says {method}"]
-        with pytest.raises(ckptool.MigrationRefused, match=r"4 tensors that they consist of: m\.y, n\.aux\.y"):
+        with pytest.raises(ckptool.MigrationRefused, match=r"4 tensors that they consist of: m\.y, n\.store\.y"):
             ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", dtype="float16")
-        with pytest.raises(ckptool.MigrationRefused, match=r"n\.store\.x without n\.aux\.y"):
-            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", exclude=["n.aux.y"])
+        with pytest.raises(ckptool.MigrationRefused, match=r"n\.store\.x without n\.store\.y"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", exclude=["n.store.y"])
 
 
 def test_a_shard_whose_scales_are_in_another_is_not_cast(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ckptool import MigrationRefused, UnsupportedFeature
 from ckptool.cli import cli
 from tests.quantized.layouts import State, fp8, plain, whole
 from tests.quantized.test_known import said
+from tests.quantized.test_numbers import codes
 
 SCALES = (
     "m.weights_scaling_factor",
@@ -252,7 +253,7 @@ def test_parameters_that_are_called_scales_scale_no_8_bits(name: str, tmp_path: 
 
 @pytest.mark.parametrize("keys", [("model", "scales"), ("weights", "alpha"), ("state_dict", "meta")])
 def test_integers_whose_scales_are_in_another_dict(keys: tuple[str, str], tmp_path: Path) -> None:
-    values = {f"{one}.weight": whole(8, 16, dtype=torch.int8) for one in "ab"}
+    values = {f"{one}.weight": codes(8, 16) for one in "ab"}
     torch.save({keys[0]: values, keys[1]: {name: torch.ones(8) for name in values}}, tmp_path / "m.pth")
 
     with pytest.raises(MigrationRefused, match=rf"a\.weight without {keys[1]}\.a\.weight"):

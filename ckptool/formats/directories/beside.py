@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from typing import Final, cast
 
 from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.companions import Beside
-from ckptool.checkpoints.quantized import TYPES, Quantization, Settings, find, numbers_in
+from ckptool.checkpoints.quantized import Quantization, find, numbers_in
+from ckptool.checkpoints.quantized_layouts import TYPES, Settings
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Failure
@@ -126,7 +128,32 @@ def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) 
         numbers = {names[name]: info for name, info in numbers.items() if name in names}
         homes = {names[name]: key for name, key in homes.items() if name in names}
         classes = {names[name]: cls for name, cls in classes.items() if name in names}
-    return find(infos, numbers, homes, lambda: _settings(checkpoint.path, checkpoint.source), classes, is_part=is_part)
+    settings = partial(_settings, checkpoint.path, checkpoint.source)
+    beside = partial(_numbers_beside, checkpoint)
+    return find(infos, numbers, homes, settings, beside, classes, is_part=is_part)
+
+
+def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
+    """Return the numbers in JSON, and the tensors in small checkpoints, that lie beside one, by the names of files."""
+    from ckptool.formats import open_checkpoint
+
+    if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
+        return {}
+    place = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path) or os.curdir
+    own = {os.path.basename(checkpoint.path), *(one.name for one in checkpoint.shards)}
+    found: dict[str, dict[str, TensorInfo]] = {}
+    try:
+        with closing(FolderSource(place)) as folder:
+            names = [one for one in folder.files if one not in own and (folder.nbytes_of(one) or 0) <= _JSON_NBYTES]
+            for name in [one for one in names if one.endswith(".json")][:_LISTED]:
+                found[name] = numbers_in(json_object(folder, name).items())
+            names = [one for one in names if is_likely(one)][:_LISTED]
+    except Failure:
+        return {}
+    for name in names:
+        with suppress(Failure), open_checkpoint(os.path.join(place, name)) as other:
+            found[name] = {one: tensor.info for one, tensor in other.tensors.items()}
+    return found
 
 
 def _in_text(text: str) -> object:
