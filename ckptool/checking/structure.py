@@ -19,8 +19,8 @@ from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, st
 from ckptool.checkpoints.summary import summarise, wrappers_in_front
 from ckptool.checkpoints.weights import EMPTY, ROOT, without_tensors
 from ckptool.checkpoints.writers import lightning_attribute
-from ckptool.formats.directories.bare import ENGINE
-from ckptool.formats.directories.beside import quantization_of
+from ckptool.formats.filenames import ENGINE
+from ckptool.formats.settings import quantization_of
 from ckptool.messages import counted, some
 from ckptool.names.matching import Rename, wrappers_off
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair

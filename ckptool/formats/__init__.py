@@ -7,7 +7,6 @@ Content decides, never the suffix: each format is shown the same look at the fil
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +16,7 @@ from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
+from ckptool.formats import filenames
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
@@ -45,12 +45,7 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_OF_A_SET = re.compile(
-    r"(?<!\d)0{0,3}\d\d?(?!\d)|-of-|rank|_states\.pt|\.distcp$|^consolidated\.|part|shard|slice|gpu|device|parallel|(?:tp|mp|pp)[._-]?\d|^(?:common|meta|model_\w+|\w+_\d+)\.pt$|^metadata\.pkl$|^adapter_model\.|\.index\.",
-    re.IGNORECASE,
-)
-"""What files of several, or that are kept beside others, have in their names, or in those of their folders."""
-_POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
+_POINTERS = (".metadata", *filenames.POINTERS)
 """Names of files that stand for the directory that they are in."""
 _LONGEST_POINTER = 512
 """A line of text is no longer, and no checkpoint shorter."""
@@ -145,7 +140,7 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
-    if parsed.part_of is None and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-2:])):
+    if parsed.part_of is None and filenames.may_be_part(os.path.abspath(path), folders=1):
         from ckptool.formats.directories import slices
 
         part = slices.rank_of_megatron(path)
@@ -168,7 +163,7 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    says = isinstance(path, str) and any(map(_OF_A_SET.search, os.path.abspath(path).split(os.sep)[-3:]))
+    says = isinstance(path, str) and filenames.may_be_part(os.path.abspath(path), folders=2)
     if not says:
         parsed = _read(probe)
         is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata

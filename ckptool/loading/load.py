@@ -29,7 +29,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import open_checkpoint
-from ckptool.formats.directories.beside import quantization_of
+from ckptool.formats.settings import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap

@@ -19,7 +19,7 @@ from ckptool.checkpoints.completeness import not_averaged, refuse_stubs, stubs_i
 from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.formats.directories.beside import quantization_of, quantization_under
+from ckptool.formats.settings import quantization_of, quantization_under
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.planned import Plan

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import ckptool
 from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
 from ckptool.cli import cli
-from ckptool.formats.directories import choosing
+from ckptool.formats import filenames
 from tests.each import each
 from tests.loading.same import assert_same_tensor
 
@@ -601,7 +601,7 @@ def test_a_deep_or_wide_tree_of_folders_is_not_walked_to_its_end(tmp_path: Path)
     ],
 )
 def test_which_shards_are_those_of_an_index(index: str, shard: str, belongs: bool) -> None:
-    assert choosing.belongs_to(index, shard) == belongs
+    assert filenames.belongs_to(index, shard) == belongs
 
 
 # Real folders

@@ -2,7 +2,7 @@
 The layouts of checkpoints that are directories, and ``open_folder``, which finds the checkpoint that a folder leads to.
 
 What is there decides: names of files are hints where to look, and what is in the files is proof. A layout is a module
-of its own where several files are one checkpoint. All other folders hold whole files, or folders that do: ``choosing``
+of its own where several files are one checkpoint. All other folders hold whole files, or folders that do: ``filenames``
 says which of them may be meant. One is opened; of several, none is chosen, but all are listed.
 """
 
@@ -22,11 +22,11 @@ from ckptool.errors import (
     UnknownFormat,
     about,
 )
-from ckptool.formats import sharded
-from ckptool.formats.directories import bare, choosing, pointers, several, slices
-from ckptool.formats.directories.beside import beside, json_object
-from ckptool.formats.directories.choosing import Candidate, Choice
+from ckptool.formats import filenames, sharded
+from ckptool.formats.directories import beside, pointers, several, slices
+from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate, Choice
 from ckptool.formats.probe import Probe
+from ckptool.formats.settings import json_object
 from ckptool.limits import Limits
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
@@ -78,6 +78,11 @@ def layouts_in_order() -> Iterator[Layout]:
     yield nanotron
     yield rank_files
     yield torch_checkpointing
+
+
+def is_one(folder: FolderSource) -> bool:
+    """Say whether the files of a folder are one checkpoint together, as a layout or a pipeline has them."""
+    return PIPELINE in folder.files or any(one.sniff(folder) for one in layouts_in_order())
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
@@ -140,7 +145,7 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
 def _are_strangers(folder: FolderSource, choice: Choice, error: CkptoolError) -> bool:
     """Say whether the files of a folder that could not be opened are none of its checkpoint's, by name and content."""
     is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
-    return is_none and all(one.kind == "file" for one in choice.candidates) and not choosing.has_weights(folder.files)
+    return is_none and all(one.kind == "file" for one in choice.candidates) and not filenames.has_weights(folder.files)
 
 
 def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], probe: Probe) -> Opened:
@@ -151,17 +156,17 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         source, parsed = open_candidate(folder, chosen, probe)
         if chosen.kind != "folder":
             parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
-        if bare.OF_ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
-            found = bare.hollow_adapter(json_object(folder, bare.OF_ADAPTER), parsed)
+        if ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
+            found = beside.hollow_adapter(json_object(folder, ADAPTER), parsed)
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
     missing = several.missing_components(folder, folders)
     remarks = [*parsed.remarks, *several.remarks(missing)]
-    remarks += bare.without_weights(folder, choice, parsed)
-    remarks += bare.missing_parts(folder)
-    remarks += bare.missing_of_trainer(folder)
+    remarks += beside.without_weights(folder, choice, parsed)
+    remarks += beside.missing_parts(folder)
+    remarks += beside.missing_of_trainer(folder)
     absent = (*parsed.absent, *missing, *_unread_components(folder, parsed))
     parsed = parsed._replace(remarks=tuple(remarks), absent=absent)
     return source, _with_beside(folder, parsed, used, choice, folders)
@@ -169,14 +174,12 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
 
 def _unread_components(folder: FolderSource, parsed: Parsed) -> list[str]:
     """Return the components of a pipeline that have weights, which cannot be read."""
-    return [name for name, _ in parsed.unopened] if several.INDEX in folder.files else []
+    return [name for name, _ in parsed.unopened] if PIPELINE in folder.files else []
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
     """Return what could be the checkpoint of a folder, and which folders in it could be some."""
-    from ckptool.formats.directories import pointers
-
-    choice = choosing.choose(folder.files)
+    choice = filenames.choose(folder.files)
     snapshot = pointers.snapshot(folder)
     if snapshot is not None:
         return Choice((Candidate(snapshot, "folder"),)), [snapshot]
@@ -184,7 +187,7 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
     if not choice.candidates:
         choice = _of_folders(folder, folders)
     if not choice.candidates:
-        choice = choosing.helpers(folder.files)
+        choice = filenames.helpers(folder.files)
     if not choice.candidates:
         choice = Choice(tuple(Candidate(name, "folder") for name in folders))
     archives = [name for name in folder.files if name.lower().endswith(".zip")]
@@ -195,7 +198,7 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
 
 def _of_folders(folder: FolderSource, folders: Sequence[str]) -> Choice:
     """Return which folders in a folder may be meant: those that hold weights, or the one that a pointer names."""
-    weights = [name for name in folders if choosing.role_of(name) is None]
+    weights = [name for name in folders if filenames.role_of(name) is None]
     named = pointers.followed(folder, weights)
     return Choice(tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights)))
 
@@ -231,7 +234,7 @@ def _of_index(folder: FolderSource, name: str, source: FileSource, probe: Probe)
     try:
         parsed = probe.beside(source).read()
     except FileUnavailable as error:
-        there = choosing.other_set(name, folder.files) if sharded.lacks_all(error) else None
+        there = filenames.other_set(name, folder.files) if sharded.lacks_all(error) else None
         if there is None:
             raise
         source.close()
@@ -248,7 +251,7 @@ def _of_index(folder: FolderSource, name: str, source: FileSource, probe: Probe)
 def _with_beside(
     folder: FolderSource, parsed: Parsed, used: Iterable[str], choice: Choice, folders: Sequence[str]
 ) -> Parsed:
-    return parsed._replace(beside=(*parsed.beside, *beside(folder, frozenset(used), choice, folders)))
+    return parsed._replace(beside=(*parsed.beside, *beside.beside(folder, frozenset(used), choice, folders)))
 
 
 def checkpoint_folders(folder: FolderSource) -> list[str]:
@@ -276,6 +279,6 @@ def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> 
 
 def _is_checkpoint(folder: FolderSource, budget: list[int], depth: int) -> bool:
     """Say whether a folder could be, or lead to, a checkpoint."""
-    if any(one.sniff(folder) for one in layouts_in_order()) or choosing.choose(folder.files).candidates:
+    if any(one.sniff(folder) for one in layouts_in_order()) or filenames.choose(folder.files).candidates:
         return True
-    return bool(choosing.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))
+    return bool(filenames.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))

@@ -1,5 +1,5 @@
 """
-What lies in a folder beside its checkpoint, and what it is for: by names and sizes, and by small JSON of known names.
+What lies in a folder beside its checkpoint: what it is for, and what is missing there, going by names and small JSON.
 
 Nothing that is odd there makes the checkpoint unreadable: text that cannot be read says nothing.
 """
@@ -9,48 +9,44 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
-from functools import partial
-from typing import Final, cast
+from typing import Final
 
-from ckptool.checkpoints.checkpoint import Checkpoint, once
-from ckptool.checkpoints.companions import Beside
-from ckptool.checkpoints.quantized import Quantization, find, numbers_in
-from ckptool.checkpoints.quantized_layouts import TYPES, Settings
-from ckptool.checkpoints.roles import NO_WEIGHTS
-from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.companions import Beside, Remark
+from ckptool.checkpoints.completeness import GATHER
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Failure
-from ckptool.formats.directories import choosing
-from ckptool.messages import some
+from ckptool.formats import filenames
+from ckptool.formats.filenames import ADAPTER, ENGINE, TRAINER, Choice
+from ckptool.formats.settings import json_object
+from ckptool.messages import counted, quoted, some
+from ckptool.pickles import nodes
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
-from ckptool.sources.source import Source, SourceInFolder
-from ckptool.tensors.tensor import TensorInfo
 
-_JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
 """Characters of one fact that a file says."""
 _LISTED: Final = 8
-_ADAPTER: Final = "adapter_config.json"
-_QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
-    "config.json": ("quantization_config", "compression_config", "quantization"),
-    "hf_quant_config.json": ("quantization",),
-    "quantize_config.json": (),
-    "quantization_config.json": (),
-    "quant_config.json": (),
-}
-"""Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
 _UNFINISHED: Final = (".incomplete", ".aria2", ".part", ".crdownload", ".tmp")
 """What downloads are called until they are finished; aria2 has its own notes beside what it fills."""
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
 _BLOBS: Final = "blobs"
+_OF_MODEL: Final = "config.json"
+_ARCHITECTURES: Final = "architectures"
+"""What transformers writes into the configuration of each model that has weights."""
+_ARGUMENTS: Final = "training_args.bin"
+_TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "state of random numbers"}
 
 
-def beside(
-    folder: FolderSource, used: Collection[str], choice: choosing.Choice, folders: Collection[str]
-) -> Iterator[Beside]:
+_PLAIN: Final = re.compile(r"[\w.]{1,80}")
+"""The name of a module, and no pattern."""
+_PARAMETERS: Final = "hyperparams.yaml"
+_FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
+"""A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""
+_TEXT_NBYTES: Final = 1 << 20
+
+
+def beside(folder: FolderSource, used: Collection[str], choice: Choice, folders: Collection[str]) -> Iterator[Beside]:
     """Yield what is notable in a folder, without what is ``used``; ``folders`` are those that may be checkpoints."""
     indexes = [name for name in used if name.endswith(".json")]
     twins = {one.name: one for one in choice.twins}
@@ -61,16 +57,16 @@ def beside(
         if twin is not None:
             role = "variant" if twin.is_variant else "duplicate"
             yield _file(folder, name, role, f"of {twin.of}")
-        elif any(choosing.belongs_to(index, name) for index in indexes):
+        elif any(filenames.belongs_to(index, name) for index in indexes):
             yield _file(folder, name, "leftover")
-        elif name in _TEXTS:
-            yield _file(folder, name, *_text(folder, name))
+        elif name.endswith(".json") and (row := filenames.named(name)).role:
+            yield _file(folder, name, row.role, _said(json_object(folder, name), row.facts))
         elif is_likely(name):
             is_other = name in choice.strangers
-            yield _file(folder, name, choosing.role_of(name) or ("other" if is_other else "checkpoint"))
+            yield _file(folder, name, filenames.role_of(name) or ("other" if is_other else "checkpoint"))
     for name in folder.folders:
         if name in folders and name not in used:
-            yield Beside(name, choosing.role_of(name) or "folder", folder.place_of(name))
+            yield Beside(name, filenames.role_of(name) or "folder", folder.place_of(name))
     yield from unfinished(folder)
 
 
@@ -84,148 +80,17 @@ def unfinished(folder: FolderSource) -> Iterator[Beside]:
                 yield _file(folder, f"{place}/{name}".lstrip("/"), "incomplete")
 
 
-def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
-    """Return the JSON object in a small file; an empty one if it is none, or cannot be read."""
-    from ckptool.formats.strict_json import parse_object
-
-    try:
-        return parse_object(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
-    except Failure:
-        return {}
-
-
-def base_model(path: str, source: Source) -> str | None:
-    """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
-    found = settings_beside(path, source).get("base_model_name_or_path")
-    return found[:_WORDS] if isinstance(found, str) and found else None
-
-
-@once
-def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
-    """Return what is quantised, beside optimizers; None if nothing is."""
-    summary = summarise(checkpoint)
-    if summary.is_plain and checkpoint.part_of is None and TYPES.isdisjoint(summary.dtypes):
-        return None
-    return quantization_under(checkpoint, None)
-
-
-def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> Quantization | None:
-    """Return what is quantised under other ``names``, by the old ones; None stands for those that it has."""
-    is_part = checkpoint.part_of is not None
-    states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
-    infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
-    infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
-    numbers, homes = dict[str, TensorInfo](), dict[str, str]()
-    if any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values()):
-        texts = ((f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items())
-        numbers = numbers_in([*checkpoint.extras, *texts])
-        numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
-        homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
-    modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
-    classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
-    if names is not None:
-        infos = {names[name]: info for name, info in infos.items() if name in names}
-        numbers = {names[name]: info for name, info in numbers.items() if name in names}
-        homes = {names[name]: key for name, key in homes.items() if name in names}
-        classes = {names[name]: cls for name, cls in classes.items() if name in names}
-    settings = partial(_settings, checkpoint.path, checkpoint.source)
-    beside = partial(_numbers_beside, checkpoint)
-    return find(infos, numbers, homes, settings, beside, classes, is_part=is_part)
-
-
-def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
-    """Return the numbers in JSON, and the tensors in small checkpoints, that lie beside one, by the names of files."""
-    from ckptool.formats import open_checkpoint
-
-    if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
-        return {}
-    place = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path) or os.curdir
-    own = {os.path.basename(checkpoint.path), *(one.name for one in checkpoint.shards)}
-    found: dict[str, dict[str, TensorInfo]] = {}
-    try:
-        with closing(FolderSource(place)) as folder:
-            names = [one for one in folder.files if one not in own and (folder.nbytes_of(one) or 0) <= _JSON_NBYTES]
-            for name in [one for one in names if one.endswith(".json")][:_LISTED]:
-                found[name] = numbers_in(json_object(folder, name).items())
-            names = [one for one in names if is_likely(one)][:_LISTED]
-    except Failure:
-        return {}
-    for name in names:
-        with suppress(Failure), open_checkpoint(os.path.join(place, name)) as other:
-            found[name] = {one: tensor.info for one, tensor in other.tensors.items()}
-    return found
-
-
-def _in_text(text: str) -> object:
-    """Return the JSON object that the text of a safetensors file is, or the text."""
-    from ckptool.formats.strict_json import parse_object
-
-    try:
-        return parse_object(text.encode(), "a text", "json") if text.startswith("{") else text
-    except Failure:
-        return text
-
-
-def _settings(path: str, source: Source) -> Settings | None:
-    for name, keys in _QUANTIZED.items():
-        whole = _object_beside(path, source, name)
-        inner = whole.get("text_config")
-        whole = {**inner, **whole} if isinstance(inner, dict) else whole
-        found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
-        if isinstance(found, dict) and found:
-            usual = "mlx" if "quantization" in whole else "awq" if "w_bit" in found else "gptq"
-            method = found.get("quant_method", found.get("quant_algo", usual))
-            bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
-            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
-    return None
-
-
-def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
-    """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
-    if is_far(path):
-        return _far_object(source, name)
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
-    if not os.path.exists(os.path.join(place, name)) or not os.path.exists(path):
-        return {}
-    try:
-        folder = FolderSource(place)
-    except Failure:
-        return {}
-    with closing(folder):
-        return json_object(folder, name)
-
-
-def settings_beside(path: str, source: Source) -> Mapping[str, object]:
-    """Return the settings of the adapter in a folder, or in that of a file; nothing if there are none."""
-    return _object_beside(path, source, _ADAPTER)
-
-
-def _far_object(source: Source, name: str) -> Mapping[str, object]:
-    """Return the JSON object in a small file beside one that is far away; an empty one if there is none."""
-    from ckptool.formats.strict_json import parse_object
-
-    try:
-        beside = cast("SourceInFolder", source).open_sibling(name) if hasattr(source, "open_sibling") else None
-        if beside is None or beside.nbytes > _JSON_NBYTES:
-            return {}
-        return parse_object(beside.read(0, beside.nbytes), name, "json", source.cancellation)
-    except Failure:
-        return {}
-
-
 def _file(folder: FolderSource, name: str, role: str, about: str | None = None) -> Beside:
     return Beside(name, role, folder.place_of(name), folder.nbytes_of(name), about)
 
 
-def _text(folder: FolderSource, name: str) -> tuple[str, str | None]:
-    """Return what a file of JSON is for, and what it says, in short."""
-    role, facts = _TEXTS[name]
-    found = json_object(folder, name)
+def _said(found: Mapping[str, object], facts: Mapping[str, str]) -> str | None:
+    """Return what a file of JSON says, in short."""
     said = ""
     for key, label in facts.items():
         if found.get(key) not in (None, "", []):
             said += f"{' ' if label == 'of' else ', '}{label} {_fact(found[key])}"
-    return role, said.lstrip(", ").replace(",  ", ", ") or None
+    return said.lstrip(", ").replace(",  ", ", ") or None
 
 
 def _fact(value: object) -> str:
@@ -235,16 +100,76 @@ def _fact(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)[:_WORDS] if isinstance(value, str | int) else "…"
 
 
-_TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    _ADAPTER: (
-        "adapter",
-        {"peft_type": "", "base_model_name_or_path": "of", "r": "r", "lora_alpha": "alpha", "target_modules": "on"},
-    ),
-    "trainer_state.json": (
-        "trainer",
-        {"global_step": "step", "max_steps": "of", "epoch": "epoch", "best_model_checkpoint": "best"},
-    ),
-    "model_index.json": ("pipeline", {"_class_name": ""}),
-    "modules.json": ("modules", {}),
-}
-"""Files of JSON of known names: what they are for, and the entries that say most, each with the word before it."""
+def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Iterator[Remark]:
+    """Yield which of a folder's checkpoints have no weights, where ``choice`` was opened of it."""
+    candidates = choice.candidates
+    elsewhere = any(one.kind == "folder" for one in candidates)
+    found = []
+    if ADAPTER in folder.files and elsewhere and not filenames.has_weights(folder.files):
+        found.append(f"the adapter of {ADAPTER!r}")
+    elif _OF_MODEL in folder.files and elsewhere and _ARCHITECTURES in json_object(folder, _OF_MODEL):
+        found.append(f"the model of {_OF_MODEL!r}")
+    if TRAINER in folder.files and candidates and all(filenames.role_of(one.name) for one in candidates):
+        found.append(f"the one of {TRAINER!r}")
+    found += [repr(name) for name in folder.folders if not name.startswith(".") and _is_bare(folder, name)]
+    if found:
+        what = f"{counted(len(found), 'checkpoint')} of the folder without weights: {some(found)}"
+        yield Remark("CK165", what, "Get its files again, or delete it if saving was not finished.")
+    row = filenames.named(candidates[0].name if len(candidates) == 1 else "")
+    if row.key and nodes.lookup(nodes.mapping_pairs(opened.root) or [], row.key) is not None:
+        what = f"{candidates[0].name!r} is {row.of}, of which there are none here"
+        yield Remark("CK165", what, "Get the folder again.")
+
+
+def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
+    """Yield what an adapter lacks that the settings beside it announce."""
+    kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
+    listed = targets if isinstance(targets, list) else []
+    plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
+    lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
+    if not isinstance(kind, str) or (names and not lacking):
+        return
+    said = f"{ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
+    if not names or len(lacking) == len(plain):
+        what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
+        yield Remark("CK122", f"{what}, and {said}", GATHER)
+    else:
+        yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
+
+
+def missing_parts(folder: FolderSource) -> Iterator[Remark]:
+    """Yield which files the parameters of speechbrain name, that are not there."""
+    if _PARAMETERS not in folder.files:
+        return
+    try:
+        text = folder.content(_PARAMETERS, _TEXT_NBYTES).decode("utf-8", "replace")
+    except Failure:
+        return
+    named = dict.fromkeys(_FILE.findall(text))
+    missing = [repr(name) for name in named if name not in folder.files]
+    if missing and len(missing) < len(named):  # else they lie elsewhere
+        what = f"{counted(len(missing), 'file')} that {_PARAMETERS!r} names not there: {some(missing)}"
+        yield Remark("CK164", what, "Download what is missing, if all components are needed.")
+
+
+def missing_of_trainer(folder: FolderSource) -> Iterator[Remark]:
+    """Yield which of the files are not there that a Trainer needs to go on, where others of them are."""
+    named = [*folder.files, *folder.folders]
+    roles = {filenames.role_of(name) for name in named}
+    if any(ENGINE.fullmatch(name) for name in named):
+        roles |= {"optimizer", "scheduler"}
+    if "rng" not in roles and not roles >= {"optimizer", "scheduler"}:
+        return  # weights alone were asked for
+    is_trainers = TRAINER in folder.files or _ARGUMENTS in folder.files
+    missing = [what for role, what in _TO_GO_ON.items() if role not in roles] if is_trainers else []
+    missing += [repr(name) for name in (TRAINER, _ARGUMENTS) if is_trainers and name not in folder.files]
+    if missing:
+        what = f"a Trainer saved here, and there is no {some(missing)}: training cannot go on as it was"
+        yield Remark("CK166", what, "Copy the folder again, with all of its files, if it is to.")
+
+
+def _is_bare(folder: FolderSource, name: str) -> bool:
+    files, folders = folder.names(name)
+    if ADAPTER in files and not filenames.has_weights(files):
+        return not filenames.choose(files).candidates
+    return TRAINER in files and not folders and not filenames.choose(files).candidates

@@ -18,7 +18,8 @@ from typing import Final
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.pointers import MEGATRON, named_by
+from ckptool.formats.directories.pointers import named_by
+from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes

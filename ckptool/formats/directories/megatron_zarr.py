@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.formats.directories.beside import json_object
 from ckptool.formats.probe import Probe
+from ckptool.formats.settings import json_object
 from ckptool.messages import counted
 from ckptool.sources.folder import FolderSource
 

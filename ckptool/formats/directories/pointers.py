@@ -19,11 +19,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ckptool.errors import Failure, FileUnavailable, MalformedFile
+from ckptool.formats.filenames import MEGATRON, POINTERS
 from ckptool.messages import some
 from ckptool.sources.folder import FolderSource
 
-MEGATRON: Final = "latest_checkpointed_iteration.txt"
-POINTERS: Final = ("latest", "latest_universal", MEGATRON)
 _LONGEST: Final = 255
 _NUMBER: Final = re.compile(r"[0-9]+")
 _COMMIT: Final = re.compile(rb"[0-9a-f]{40}")

@@ -21,11 +21,11 @@ from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pointers, slices
-from ckptool.formats.directories.beside import json_object
-from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
+from ckptool.formats.filenames import PIPELINE, Candidate
 from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
+from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
@@ -41,7 +41,6 @@ PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeli
 _MOST: Final = 64
 """How many are opened to see which of them is meant."""
 _SHOWN: Final = 4
-INDEX: Final = "model_index.json"
 _CONFIG: Final = "config.json"
 """Models have one; what has no weights calls it otherwise."""
 _WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
@@ -92,7 +91,7 @@ def read(
         if source is not folder:
             folder.adopt(source)
     listed = holding or by_name
-    if INDEX in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
+    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
         return folder, _pipeline(folder, listed, probe), _names(candidates, listed)
     parsed = Parsed(
         folder,
@@ -229,9 +228,9 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
 
 def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> dict[str, str]:
     """Return the components of a pipeline without weights, and why; ``checkpoints`` are the folders that have some."""
-    if INDEX not in folder.files:
+    if PIPELINE not in folder.files:
         return {}
-    named = [name for name, said in json_object(folder, INDEX).items() if _has_weights(said)]
+    named = [name for name, said in json_object(folder, PIPELINE).items() if _has_weights(said)]
     links = [name for name in named if name in folder.folders and folder.is_link(name)]
     found = dict.fromkeys(links, "is a link, which is not followed")
     found |= {name: "has no weights in its folder" for name in folder.folders if _is_bare(folder, name, checkpoints)}

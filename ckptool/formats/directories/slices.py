@@ -30,15 +30,15 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.companions import PartOf, Remark
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
-from ckptool.formats import sharded
-from ckptool.formats.directories import choosing, torch_checkpointing
-from ckptool.formats.directories.bare import OF_ADAPTER, VALUES, hollow_adapter
-from ckptool.formats.directories.beside import settings_beside
-from ckptool.formats.directories.megatron import ranks_said
+from ckptool.formats import filenames, sharded
+from ckptool.formats.directories.beside import hollow_adapter
+from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
+from ckptool.formats.settings import settings_beside
 from ckptool.formats.sharded import begins_at_zero
 from ckptool.messages import counted, show, some
+from ckptool.pickles.nodes import Inert
 from ckptool.sources.files import FileSource
 from ckptool.sources.paths import directory_entries
 from ckptool.tensors.reading import LazyTensor
@@ -215,10 +215,10 @@ class _Says(NamedTuple):
 
 
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
-    shard = choosing.shard_of(name)
+    shard = filenames.shard_of(name)
     if shard is None or shard[2] <= 1:
         return None
-    index = next((one for one in names if choosing.belongs_to(one, name)), "")
+    index = next((one for one in names if filenames.belongs_to(one, name)), "")
     whole = os.path.join(place, index) if index and place else place
     remedy = f"Give {show(whole)}, with all of them." if whole else "Unpack the archive, and give the folder."
     return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
@@ -228,7 +228,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
     """Return what was read of a file with what its name says, or what it holds, where no other is there."""
     own, what, remedy = parsed.contents.tensors, "", ""
     if parsed.shards:
-        unnamed = choosing.unnamed([one.name for one in parsed.shards], names)
+        unnamed = filenames.unnamed([one.name for one in parsed.shards], names)
         what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
         remedy = "Get the index again, or remove what is left from another save."
     elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
@@ -237,7 +237,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         what = _OF_FSDP
     elif _set_of(name, names).nearest or not own:
         return parsed
-    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := ranks_said(parsed.root)) > 1:
+    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := _ranks_said(parsed.root)) > 1:
         what = f"one of {count:,} ranks of model parallelism, as it says itself"
     elif _KNOWN.fullmatch(name):
         (number,) = _numbers(name)[1]
@@ -250,6 +250,12 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
     elif (one := _ALONE.search(name)) and not _NO_RANK.search(name[: one.start()]):
         what = "one of several files, going by its name, the others of which are not there"
     return parsed._replace(part_of=PartOf(what, place, True, remedy)) if what else parsed
+
+
+def _ranks_said(root: Inert) -> int:
+    from ckptool.formats.directories.megatron import ranks_said  # few files need it
+
+    return ranks_said(root)
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
@@ -414,27 +420,16 @@ def _heads(one: LazyTensor, other: LazyTensor) -> list[bytes]:
 
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
-_SETS: Final = (
-    (re.compile(r".*\.distcp"), "of a torch.distributed.checkpoint"),
-    (
-        re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_)?mp_rank_[0-9_]+_(?:optim|model)_states\.pt"),
-        "of DeepSpeed",
-    ),
-    (re.compile(r"layer_[0-9]+[\w-]*[-_]model_states\.pt"), "of DeepSpeed"),
-    (re.compile(r"model-rank-[0-9]+-part-[0-9]+\.safetensors"), "of vLLM's sharded state"),
-    (re.compile(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)"), "that processes wrote, one each"),
-)
-"""Names of files of which there is one for each process, and what they are."""
 
 
 def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     """Return what was read of a file with the set that it is one of, unless it is whole, or there alone."""
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
-    if name.startswith("adapter_model.") and OF_ADAPTER in names:
+    if name.startswith("adapter_model.") and ADAPTER in names:
         return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path, probe.source), parsed)))
     found = _named(place or ".", name, names)
-    if choosing.role_of(name):
+    if filenames.role_of(name):
         return parsed._replace(part_of=found)
     slice_of = _slice_of(place or ".", name, names, parsed, probe)
     if found is not None and slice_of is not None:
@@ -501,18 +496,18 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     """Return the set that a file is one of, going by the names in its folder."""
     if (shard := _shard(place, name, names)) is not None:
         return shard
-    if name in VALUES and ".metadata" in names:
-        return PartOf(VALUES[name][1], place)
-    if torch_checkpointing.has_part(place, name, names):
-        return PartOf("one of the files of torch_checkpointing", place, is_slice=True)
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
         return found
-    for pattern, what in _SETS:
-        if pattern.fullmatch(name) and not choosing.role_of(name):
-            count = sum(pattern.fullmatch(one) is not None for one in names)
-            if count > 1 or name.endswith(_DISTCP):
-                return PartOf(f"one of {counted(count, 'file')} {what}", place, is_slice=name.startswith("layer_"))
+    if (what := filenames.set_of(name, names)) or _is_of_item(place, name, names):
+        is_slice = not what or name.startswith("layer_")
+        return PartOf(what or "one of the files of torch_checkpointing", place, is_slice=is_slice)
     return None
+
+
+def _is_of_item(place: str, name: str, names: Sequence[str]) -> bool:
+    from ckptool.formats.directories import torch_checkpointing
+
+    return torch_checkpointing.INDEX in names and torch_checkpointing.has_part(place, name, names)
 
 
 def rank_of_megatron(path: str) -> PartOf | None:
@@ -531,7 +526,7 @@ def explained(error: CkptoolError, path: str) -> CkptoolError:
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     command = join(("ckptool", "inspect", place or "."))
-    there = choosing.other_set(name, names) if sharded.lacks_all(error) else None
+    there = filenames.other_set(name, names) if sharded.lacks_all(error) else None
     if there is not None:
         error.message += f"; the complete set of {there.total:,} shards that is there is of another save"
         error.hint, error.command = "Give the folder, or remove the index.", command

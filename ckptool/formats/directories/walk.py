@@ -9,8 +9,7 @@ from typing import Final, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
-from ckptool.formats import directories
-from ckptool.formats.directories import choosing, pointers, several
+from ckptool.formats import directories, filenames
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import UNTOLD, is_below, is_likely, is_likely_packed
@@ -42,7 +41,9 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
             yield place, True
             continue
         with closing(folder):
-            is_one = several.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
+            is_one = filenames.PIPELINE in folder.files or any(
+                one.sniff(folder) for one in directories.layouts_in_order()
+            )
         if is_one and not opens:
             yield place, True
         elif is_one:
@@ -108,15 +109,15 @@ def inside_refused(place: str) -> list[str]:
 
 def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
     """Yield the checkpoints among the files of a folder: it stands itself for its only index, or set of shards."""
-    together = [one for one in choosing.candidates(files) if one.kind != "file"]
-    chosen = choosing.choose(files).candidates
+    together = [one for one in filenames.candidates(files) if one.kind != "file"]
+    chosen = filenames.choose(files).candidates
     whole = together[0] if len(chosen) == 1 and together[:1] == list(chosen) else None
     indexes = [one.name for one in together if one.kind == "index"]
     if whole is not None:
         yield place, True
     for name in files:
-        is_part = name in pointers.POINTERS or (whole is not None and name in whole.files)
-        if is_part or any(choosing.belongs_to(index, name) for index in indexes):
+        is_part = name in filenames.POINTERS or (whole is not None and name in whole.files)
+        if is_part or any(filenames.belongs_to(index, name) for index in indexes):
             continue
         if whole is None or name != whole.name:
             yield os.path.join(place, name), is_likely_packed(name) or name in indexes

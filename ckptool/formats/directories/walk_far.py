@@ -7,7 +7,8 @@ from contextlib import closing
 from typing import Final
 
 from ckptool.errors import FileUnavailable, LimitExceeded
-from ckptool.formats.directories import choosing, layouts_in_order, several, walk
+from ckptool.formats import filenames
+from ckptool.formats.directories import is_one, walk
 from ckptool.sources.far_folder import FarFolder, open_prefix
 from ckptool.sources.paths import UNTOLD, is_likely
 from ckptool.sources.remote import hub
@@ -66,7 +67,7 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
     while todo:
         folder, place = todo.pop()
         with closing(folder):
-            if several.INDEX in folder.files or any(one.sniff(folder) for one in layouts_in_order()):
+            if is_one(folder):
                 yield folder.as_listed()
                 continue
             for path, is_known in walk.files_of(place, folder.files):
@@ -82,8 +83,8 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
 def _of_repository(files: list[Remote]) -> Iterator[Remote]:
     """Yield the checkpoints among the files of a repository; an index stands for the shards beside it."""
     names = {str(one).rpartition("/")[2] for one in files}
-    indexes = [one.name for one in choosing.candidates(sorted(names)) if one.kind == "index"]
+    indexes = [one.name for one in filenames.candidates(sorted(names)) if one.kind == "index"]
     for one in files:
         name = one.rpartition("/")[2]
-        if name in indexes or (is_likely(name) and not any(choosing.belongs_to(index, name) for index in indexes)):
+        if name in indexes or (is_likely(name) and not any(filenames.belongs_to(index, name) for index in indexes)):
             yield one

@@ -28,7 +28,6 @@ from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
-from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.dcp.index import (
     ITEMS,
     Entry,
@@ -42,6 +41,7 @@ from ckptool.formats.directories.dcp.index import (
 from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
 from ckptool.formats.directories.tree import Path, TreeBuilder, nested
 from ckptool.formats.probe import Probe
+from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert

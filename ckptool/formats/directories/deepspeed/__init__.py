@@ -12,7 +12,8 @@ Nothing but the files of states is read; scripts that lie beside them are not lo
 from __future__ import annotations
 
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.formats.directories import choosing, pointers
+from ckptool.formats import filenames
+from ckptool.formats.directories import pointers
 from ckptool.formats.directories.deepspeed import states
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
@@ -26,7 +27,7 @@ def sniff(folder: FolderSource) -> bool:
     if _has_states(folder, ""):
         return True
     # A trainer has the model's weights there, and the engine's states beside.
-    return _LATEST in folder.files and bool(_tags(folder)) and not choosing.has_weights(folder.files)
+    return _LATEST in folder.files and bool(_tags(folder)) and not filenames.has_weights(folder.files)
 
 
 def _tags(folder: FolderSource) -> list[str]:

@@ -1,22 +1,109 @@
 """
-Which files and folders in a folder could be its checkpoint, going by names: what is in them is looked at later.
+What names of files and folders say, as one table, and which of them could be the checkpoint of a folder.
 
     model.safetensors.index.json, model-00001-of-00003.safetensors       an index, and its shards
     model.fp16-00001-of-00002.safetensors, …                             shards without an index, of a variant
     pytorch_model.bin                                                    the same weights once more
     optimizer.pt, rng_state_0.pth                                        what trainers put beside weights
+
+Names are hints: what is in the files is looked at later.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
 
 Kind: TypeAlias = Literal["file", "index", "set", "folder"]
 
+ADAPTER: Final = "adapter_config.json"
+TRAINER: Final = "trainer_state.json"
+"""What a Trainer writes into each folder that it saves into, after the weights."""
+PIPELINE: Final = "model_index.json"
+"""What diffusers writes beside the components of a pipeline."""
+MEGATRON: Final = "latest_checkpointed_iteration.txt"
+POINTERS: Final = ("latest", "latest_universal", MEGATRON)
+ENGINE: Final = re.compile(r"global_step\d+")
+"""A folder of states of DeepSpeed's engine."""
+
+
+class Named(NamedTuple):
+    """A row of the table: what a file or a folder is, whose whole name matches a pattern."""
+
+    pattern: str
+    role: str = ""
+    """What it is for; empty for what may be weights."""
+    of: str = ""
+    """What it is one file of, in words; empty if a file of this name is whole."""
+    least: int = 2
+    """How many have to be there to be a set."""
+    with_file: str = ""
+    """The file that has to be there, too."""
+    key: str = ""
+    """The key that is in each, of files of values."""
+    facts: Mapping[str, str] = MappingProxyType({})
+    """Entries of JSON that say most, each with the word before it."""
+
+
+TABLE: Final = (
+    Named("(?i:optim.*)", "optimizer"),
+    Named("(?i:(?:lr_)?scheduler.*)", "scheduler"),
+    Named("(?i:(?:grad_)?scaler.*)", "scaler"),
+    Named("(?i:(?:rng_state|random_states).*)", "rng"),
+    Named("(?i:training_args.*)", "arguments"),
+    Named("(?i:(?:train)?(?:sampler|dataloader|dl_state_dict).*)", "data"),
+    Named("(?i:(?:custom_checkpoint|preprocessor).*)", "other"),
+    Named(
+        re.escape(ADAPTER),
+        "adapter",
+        facts={
+            "peft_type": "",
+            "base_model_name_or_path": "of",
+            "r": "r",
+            "lora_alpha": "alpha",
+            "target_modules": "on",
+        },
+    ),
+    Named(
+        re.escape(TRAINER),
+        "trainer",
+        facts={"global_step": "step", "max_steps": "of", "epoch": "epoch", "best_model_checkpoint": "best"},
+    ),
+    Named(re.escape(PIPELINE), "pipeline", facts={"_class_name": ""}),
+    Named(r"modules\.json", "modules"),
+    Named(
+        r"common\.pt",
+        of="what Megatron-core keeps beside the pieces of tensors",
+        least=1,
+        with_file=".metadata",
+        key="checkpoint_version",
+    ),
+    Named(
+        r"meta\.pt",
+        of="what Lightning keeps beside the pieces of tensors",
+        least=1,
+        with_file=".metadata",
+        key="pytorch-lightning_version",
+    ),
+    Named(r".*\.distcp", of="of a torch.distributed.checkpoint", least=1),
+    Named(r"(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_)?mp_rank_[0-9_]+_(?:optim|model)_states\.pt", of="of DeepSpeed"),
+    Named(r"layer_[0-9]+[\w-]*[-_]model_states\.pt", of="of DeepSpeed"),
+    Named(r"model-rank-[0-9]+-part-[0-9]+\.safetensors", of="of vLLM's sharded state"),
+    Named(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)", of="that processes wrote, one each"),
+)
+"""The first row that matches counts."""
+_MAY_BE_PART: Final = re.compile(
+    r"(?<!\d)0{0,3}\d\d?(?!\d)|-of-|(?:rank|part|shard|slice|gpu|device|parallel|[tmp]p)[._-]?\d|"
+    r"^consolidated\.|^adapter_model\.|\.index\.|^metadata\.pkl$",
+    re.IGNORECASE,
+)
 _INDEX: Final = re.compile(r"(.+)\.index(?:\.([\w-]+))?\.json")
 _SHARD: Final = re.compile(r"(.+?)-([0-9]{3,9})-of-([0-9]{3,9})((?:\.\w+)?\.\w+)")
 _OF_RANK: Final = re.compile(r"(.*rank-[0-9]{1,5}-part-)(0|[1-9][0-9]{0,4})(\.safetensors)")
@@ -25,17 +112,6 @@ _USUAL: Final = re.compile(
     r"((?:diffusion_|open_clip_)?(?:pytorch_)?model|adapter_model|pytorch_lora_weights)(_[0-9]{1,4})?(?:\.([\w-]+))?"
 )
 """What libraries call weights, without the suffix: a name, a number where there are several models, a variant."""
-_ROLES: Final = (
-    (r"optim", "optimizer"),
-    (r"(?:lr_)?scheduler", "scheduler"),
-    (r"(?:grad_)?scaler", "scaler"),
-    (r"rng_state|random_states", "rng"),
-    (r"training_args", "arguments"),
-    (r"(?:train)?(?:sampler|dataloader|dl_state_dict)", "data"),
-    (r"custom_checkpoint|preprocessor", "other"),
-)
-"""How names begin of what trainers put beside weights, and what it is for."""
-_ROLE: Final = tuple((re.compile(start, re.IGNORECASE), role) for start, role in _ROLES)
 _MOST_SHARDS: Final = 100_000
 _NEMO: Final = ".nemo"
 _FORMATS: Final = (".safetensors", ".bin")
@@ -72,9 +148,30 @@ class Choice(NamedTuple):
     """Files whose names are those of checkpoints, and that are none."""
 
 
+@lru_cache(maxsize=1 << 12)
+def named(name: str) -> Named:
+    """Return the row of the table for a file or folder; an empty one if there is none."""
+    return next((row for row in TABLE if re.fullmatch(row.pattern, name, re.DOTALL)), Named(""))
+
+
 def role_of(name: str) -> str | None:
-    """Return what a file or folder of this name is for, if that is something that trainers put beside weights."""
-    return next((role for start, role in _ROLE if start.match(name)), None)
+    """Return what a file or folder of this name is for, if that is something that is put beside weights."""
+    return named(name).role or None
+
+
+def set_of(name: str, names: Sequence[str]) -> str:
+    """Return what a file is one of, going by the names in its folder; nothing if it is whole, as far as they tell."""
+    row = named(name)
+    count = sum(named(one) is row for one in names)
+    if not row.of or count < row.least or (row.with_file and row.with_file not in names):
+        return ""
+    return row.of if row.key else f"one of {counted(count, 'file')} {row.of}"
+
+
+def may_be_part(path: str, *, folders: int) -> bool:
+    """Say whether a file may be one of several, or has a set: by its name, and those of some folders above it."""
+    *_, name = components = path.split(os.sep)[-1 - folders :]
+    return any(map(_MAY_BE_PART.search, components)) or bool(named(name).of)
 
 
 def choose(files: Sequence[str]) -> Choice:

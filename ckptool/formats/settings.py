@@ -1,0 +1,166 @@
+"""What small files of JSON beside a checkpoint say of it: how it is quantised, and which model an adapter is for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from functools import partial
+from typing import Final, cast
+
+from ckptool.checkpoints.checkpoint import Checkpoint, once
+from ckptool.checkpoints.quantized import Quantization, find, numbers_in
+from ckptool.checkpoints.quantized_layouts import TYPES, Settings
+from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.checkpoints.summary import summarise
+from ckptool.errors import Failure
+from ckptool.formats.filenames import ADAPTER
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_likely
+from ckptool.sources.source import Source, SourceInFolder
+from ckptool.tensors.tensor import TensorInfo
+
+_JSON_NBYTES: Final = 4 << 20
+_WORDS: Final = 80
+"""Characters of one fact that a file says."""
+_LISTED: Final = 8
+"""Files beside a checkpoint that are looked into."""
+_QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
+    "config.json": ("quantization_config", "compression_config", "quantization"),
+    "hf_quant_config.json": ("quantization",),
+    "quantize_config.json": (),
+    "quantization_config.json": (),
+    "quant_config.json": (),
+}
+"""Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
+
+
+def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file; an empty one if it is none, or cannot be read."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        return parse_object(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
+    except Failure:
+        return {}
+
+
+def base_model(path: str, source: Source) -> str | None:
+    """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
+    found = settings_beside(path, source).get("base_model_name_or_path")
+    return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+@once
+def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
+    """Return what is quantised, beside optimizers; None if nothing is."""
+    summary = summarise(checkpoint)
+    if summary.is_plain and checkpoint.part_of is None and TYPES.isdisjoint(summary.dtypes):
+        return None
+    return quantization_under(checkpoint, None)
+
+
+def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> Quantization | None:
+    """Return what is quantised under other ``names``, by the old ones; None stands for those that it has."""
+    is_part = checkpoint.part_of is not None
+    states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
+    infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
+    infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
+    numbers, homes = dict[str, TensorInfo](), dict[str, str]()
+    if any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values()):
+        texts = ((f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items())
+        numbers = numbers_in([*checkpoint.extras, *texts])
+        numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
+        homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
+    modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
+    classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
+    if names is not None:
+        infos = {names[name]: info for name, info in infos.items() if name in names}
+        numbers = {names[name]: info for name, info in numbers.items() if name in names}
+        homes = {names[name]: key for name, key in homes.items() if name in names}
+        classes = {names[name]: cls for name, cls in classes.items() if name in names}
+    settings = partial(_settings, checkpoint.path, checkpoint.source)
+    beside = partial(_numbers_beside, checkpoint)
+    return find(infos, numbers, homes, settings, beside, classes, is_part=is_part)
+
+
+def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
+    """Return the numbers in JSON, and the tensors in small checkpoints, that lie beside one, by the names of files."""
+    from ckptool.formats import open_checkpoint
+
+    if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
+        return {}
+    place = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path) or os.curdir
+    own = {os.path.basename(checkpoint.path), *(one.name for one in checkpoint.shards)}
+    found: dict[str, dict[str, TensorInfo]] = {}
+    try:
+        with closing(FolderSource(place)) as folder:
+            names = [one for one in folder.files if one not in own and (folder.nbytes_of(one) or 0) <= _JSON_NBYTES]
+            for name in [one for one in names if one.endswith(".json")][:_LISTED]:
+                found[name] = numbers_in(json_object(folder, name).items())
+            names = [one for one in names if is_likely(one)][:_LISTED]
+    except Failure:
+        return {}
+    for name in names:
+        with suppress(Failure), open_checkpoint(os.path.join(place, name)) as other:
+            found[name] = {one: tensor.info for one, tensor in other.tensors.items()}
+    return found
+
+
+def _in_text(text: str) -> object:
+    """Return the JSON object that the text of a safetensors file is, or the text."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        return parse_object(text.encode(), "a text", "json") if text.startswith("{") else text
+    except Failure:
+        return text
+
+
+def _settings(path: str, source: Source) -> Settings | None:
+    for name, keys in _QUANTIZED.items():
+        whole = _object_beside(path, source, name)
+        inner = whole.get("text_config")
+        whole = {**inner, **whole} if isinstance(inner, dict) else whole
+        found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
+        if isinstance(found, dict) and found:
+            usual = "mlx" if "quantization" in whole else "awq" if "w_bit" in found else "gptq"
+            method = found.get("quant_method", found.get("quant_algo", usual))
+            bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
+            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
+    return None
+
+
+def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
+    if is_far(path):
+        return _far_object(source, name)
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    if not os.path.exists(os.path.join(place, name)) or not os.path.exists(path):
+        return {}
+    try:
+        folder = FolderSource(place)
+    except Failure:
+        return {}
+    with closing(folder):
+        return json_object(folder, name)
+
+
+def settings_beside(path: str, source: Source) -> Mapping[str, object]:
+    """Return the settings of the adapter in a folder, or in that of a file; nothing if there are none."""
+    return _object_beside(path, source, ADAPTER)
+
+
+def _far_object(source: Source, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file beside one that is far away; an empty one if there is none."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        beside = cast("SourceInFolder", source).open_sibling(name) if hasattr(source, "open_sibling") else None
+        if beside is None or beside.nbytes > _JSON_NBYTES:
+            return {}
+        return parse_object(beside.read(0, beside.nbytes), name, "json", source.cancellation)
+    except Failure:
+        return {}
