@@ -133,7 +133,7 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
         if role != "optimizer" or kept is None:
             continue
         groups = nodes.lookup(pairs, "param_groups")
-        left -= _size(groups)
+        left -= parameter_count(groups)
         named = _names_by_number(checkpoint, groups, tensors) if left >= 0 else {}
         for name, tensor in kept.items():
             parameter = named.get(name.removeprefix("state.").partition(".")[0])
@@ -156,7 +156,7 @@ def by_number(optimizer: Pairs) -> Dict:
     return Dict([("state", Dict(kept)), ("param_groups", plain)])
 
 
-def _size(groups: Inert) -> int:
+def parameter_count(groups: Inert) -> int:
     """Return how many parameters all groups of an optimizer have."""
     each_one = groups if isinstance(groups, list) else ()
     listed = [nodes.lookup(nodes.mapping_pairs(one) or [], "params") for one in each_one]

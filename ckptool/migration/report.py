@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, wrappers_in_front
-from ckptool.checkpoints.weights import Weights
+from ckptool.checkpoints.training import parameter_count, states
+from ckptool.checkpoints.weights import Weights, by_name
 from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
@@ -18,9 +19,13 @@ from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
 from ckptool.migration.planned import OutFile, Plan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
+from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.rendering import Fact, Section, Sides, html_of, text_of
 from ckptool.sources.naming import shown_path
+
+_BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
+"""Weights that no optimizer has states for."""
 
 
 class FileFacts(NamedTuple):
@@ -213,23 +218,33 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from plan.file.notes
     yield from _too_large(plan, changes)
-    if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
-        yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
-    elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
-        yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
-    if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
-        yield "no name begins with what a wrapper adds: nothing was stripped"
+    yield from _without_effect(checkpoint, plan, changes)
+    yield from _of_optimizers(checkpoint, plan)
     if plan.weights is not None:
         yield from _outside(checkpoint, plan.weights)
         yield from _of_copies(checkpoint, plan.weights.state_dict)
-    if plan.casting is not None:
-        yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
-        if not plan.casting.casts:
-            yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
     yield from selection.notes(checkpoint, plan, changes)
     yield from _unlike_asked(checkpoint, plan, changes)
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
+
+
+def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield what was asked for and changes nothing."""
+    if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
+        yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
+    elif isinstance(changes.to, str) and not (plan.file.retagged or plan.builds_model):
+        yield "no device tag is changed: nothing in it was saved on another device"
+    elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
+        yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
+    if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
+        yield "no name begins with what a wrapper adds: nothing was stripped"
+    elif plan.names.rules and plan.weights is None and not by_name(checkpoint):
+        yield "no name is changed: it holds no weights, and only their names are"
+    if plan.casting is not None:
+        yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
+        if not plan.casting.casts:
+            yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
 
 
 def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
@@ -239,6 +254,22 @@ def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Itera
         yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
     if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.file.header:
         yield "no room is left to record the order of names: it is that of the header alone"
+
+
+def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Yield which optimizers stay, though parameters that they have states for do not."""
+    if plan.weights is not None or checkpoint.weights is None or not plan.file.dropped:
+        return
+    gone = tuple(f"{path}." for path in plan.file.dropped)
+    head = f"{checkpoint.weights.key}." if checkpoint.weights.key else ""
+    lost = [name for name in checkpoint.weights if f"{head}{name}.".startswith(gone) and not name.endswith(_BUFFERS)]
+    for path, _, pairs, role in states(checkpoint):
+        if lost and role == "optimizer" and not f"{path}.".startswith(gone):
+            count = counted(parameter_count(nodes.lookup(pairs, "param_groups")), "parameter")
+            yield (
+                f"{path!r} stays, with states for {count}, while weights are left out: {some(lost)}; no optimizer of "
+                f"the others can load it: leave it out with `drop={path!r}`"
+            )
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:

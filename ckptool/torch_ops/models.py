@@ -54,6 +54,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
                 kind="key-mismatch",
                 hint="Check that they are this class's, and that it is built with the same `model_arguments=`.",
             ) from error
+        _refuse_tied_apart(spec, model, tensors)
         try:
             with open(path, "wb") as stream:
                 torch.save(model, stream)
@@ -74,6 +75,19 @@ def _refuse_mismatch(spec: str, state: Mapping[str, Any], expected: Mapping[str,
             kind="key-mismatch",
             hint="Change names with `strip_module=True` or `rename=`, or pass other `model_arguments=`.",
         )
+
+
+def _refuse_tied_apart(spec: str, model: Any, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raise MigrationRefused where a model has one tensor under two names, and there are two values for it."""
+    first: dict[int, str] = {}
+    for name, place in model.state_dict(keep_vars=True).items():
+        kept = first.setdefault(id(place), name)
+        if kept != name and tensors[kept].read() != tensors[name].read():
+            raise MigrationRefused(
+                f"{spec} ties {kept!r} and {name!r}, for which the file has different values",
+                kind="tied-values",
+                hint="Build it without the tie, with `model_arguments=`, or give both the same value first.",
+            )
 
 
 @contextmanager

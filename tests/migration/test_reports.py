@@ -88,6 +88,9 @@ NOTES: dict[str, tuple[str, dict[str, Any], str]] = {
     "program": ("torchscript-script-cpu.pt", {"form": "state_dict"}, "the program in the torchscript file"),
     "tags": ("state-dict-plain-cpu-zip.pth", {"form": "safetensors", "to": "cuda"}, "no device tags"),
     "prefix": ("state-dict-plain-cpu-zip.pth", {"strip_module": True}, "nothing was stripped"),
+    "same tags": ("state-dict-plain-cpu-zip.pth", {"to": "cpu"}, "no device tag is changed"),
+    "left behind": ("checkpoint-plain-cpu-zip.pth", {"exclude": "head.*"}, "'optimizer' stays, with states for"),
+    "dropped": ("checkpoint-plain-cpu-zip.pth", {"drop": ["model.norm.bias"]}, "'optimizer' stays, with states for"),
 }
 
 
@@ -99,6 +102,16 @@ def test_what_will_not_be_possible_is_said_beforehand(note: str, tmp_path: Path)
 
     assert [words in said for said in plan.notes].count(True) == 1
     assert whole.notes == ()
+
+
+def test_weights_that_no_optimizer_has_states_for_may_go(tmp_path: Path) -> None:
+    plan = migrate(VALID / "checkpoint-plain-cpu-zip.pth", tmp_path / "x", exclude="*.running_*", dry_run=True)
+    assert not any("optimizer" in note for note in plan.notes)
+
+
+def test_names_that_are_not_there_are_not_changed_in_silence(tmp_path: Path) -> None:
+    torch.save({"epoch": 1}, tmp_path / "x.pth")
+    assert migrate(tmp_path / "x.pth", add_prefix="net.", dry_run=True).notes[0].startswith("no name is changed")
 
 
 class Later(nn.Module):

@@ -185,3 +185,24 @@ def test_a_class_that_does_not_take_the_weights_says_why(tmp_path: Path) -> None
 
     with pytest.raises(MigrationRefused, match="does not take these weights; no such thing"):
         ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Refusing")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+
+@pytest.mark.parametrize("are_equal", [True, False])
+def test_two_values_for_what_a_class_ties_are_refused(are_equal: bool, tmp_path: Path) -> None:
+    state = Tied().state_dict()
+    state["b.weight"] = state["a.weight"] + (0 if are_equal else 1)
+    saved(state, tmp_path / "x.pth")
+
+    if are_equal:
+        assert ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Tied").verified
+        return
+    with pytest.raises(MigrationRefused, match=r"ties 'a\.weight' and 'b\.weight'") as caught:
+        ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Tied")
+    assert caught.value.kind == "tied-values"
