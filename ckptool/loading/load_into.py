@@ -43,7 +43,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.values import narrows
 
-_PIECE_NBYTES: Final = 4 << 20
+_PIECE_NBYTES: Final = 1 << 20
 
 logger = logging.getLogger("ckptool")
 

@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 import ckptool
-from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
+from ckptool.errors import OutOfMemory, SourceChanged
 from ckptool.loading.memory import assembly, host, placement
 from ckptool.loading.memory import device as device_memory
 from ckptool.loading.memory.available import translate_out_of_memory
-from ckptool.loading.memory.device import DeviceMemory, _Sender
+from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from ckptool.torch_ops.accelerators import Accelerator
+from tests.each import each
 from tests.fixture_set.forging import forged, mixed
 from tests.loading.late_device import LateDevice
 from tests.loading.same import assert_same, saved
@@ -70,17 +70,17 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None, erro
     monkeypatch.setattr(FileSource, "read_into", read_into)
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 60])
 @pytest.mark.parametrize("slow", [False, True])
+@each(("count", "kind"), [(1, "file"), (7, "file"), (40, "bytes"), (60, "file")])
 def test_bytes_arrive_where_they_belong(
-    count: int, slow: bool, file: FileSource, monkeypatch: pytest.MonkeyPatch
+    count: int, kind: str, slow: bool, file: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if slow:
         slow_reads(monkeypatch)
-    memory = DeviceMemory(CPU)
+    memory, source = DeviceMemory(CPU), file if kind == "file" else BytesSource(DATA)
     told: list[int] = []
 
-    targets = [(offset, size, memory.take(file, offset, size)) for offset, size in ranges(count)]
+    targets = [(offset, size, memory.take(source, offset, size)) for offset, size in ranges(count)]
     memory.fill(told.append)
 
     for offset, size, target in targets:
@@ -88,116 +88,6 @@ def test_bytes_arrive_where_they_belong(
     assert sum(told) == sum(size for _, size, _ in targets)
     memory.fill(told.append)  # nothing is read twice
     assert sum(told) == sum(size for _, size, _ in targets)
-
-
-def test_sources_that_are_no_files_are_staged_too() -> None:
-    memory = DeviceMemory(CPU)
-    source = BytesSource(DATA)
-
-    targets = [(offset, size, memory.take(source, offset, size)) for offset, size in ranges(40, seed=3)]
-    memory.fill(lambda _: None)
-
-    assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
-
-
-def test_bytes_are_read_into_memory_that_is_there(file: FileSource) -> None:
-    memory, target = DeviceMemory(CPU), torch.zeros(3000, dtype=torch.uint8)
-
-    memory.read_into(file, 100, target[1000:2500])
-    memory.fill(lambda _: None)
-
-    assert bytes(buffer_of(target)) == bytes(1000) + DATA[100:1600] + bytes(500)
-
-
-@pytest.mark.parametrize("fail_at", [0, 1, 5, 30])
-@pytest.mark.parametrize("error", [SourceChanged("shrank"), FileUnavailable("gone")])
-def test_errors_of_readers_come_out_typed(
-    fail_at: int, error: ckptool.CkptoolError, file: FileSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_reads(monkeypatch, fail_at, error)
-    memory = DeviceMemory(CPU)
-    for offset, size in ranges(60):
-        memory.take(file, offset, size)
-
-    with pytest.raises(type(error)) as caught:
-        memory.fill(lambda _: None)
-    assert caught.value is error
-
-
-def test_a_file_that_shrinks_meanwhile_is_a_typed_error(tmp_path: Path, file: FileSource) -> None:
-    memory = DeviceMemory(CPU)
-    memory.take(file, 0, FILE_NBYTES)
-    with (tmp_path / "x").open("r+b") as stream:
-        stream.truncate(FILE_NBYTES // 2)
-
-    with pytest.raises(SourceChanged):
-        memory.fill(lambda _: None)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_was_sent_is_waited_for_even_when_reading_fails(
-    fails: bool, file: FileSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[torch.Tensor] = []
-    done: list[bool] = []
-
-    class LateSender(_Sender):
-        """Copies nothing until it is waited for, as a device may."""
-
-        def send(self, group: Any, buffer: torch.Tensor) -> Any:
-            sent.append(buffer)
-            return lambda: _Sender.send(self, group, buffer)
-
-        def wait(self, event: Any) -> None:
-            event()
-
-        def finish(self) -> None:
-            done.append(True)
-
-    monkeypatch.setattr(device_memory, "_Sender", LateSender)
-    if fails:
-        slow_reads(monkeypatch, 20, SourceChanged("shrank"))
-    memory = DeviceMemory(CPU)
-    for offset, size in ranges(60):
-        memory.take(file, offset, size)
-    try:
-        memory.fill(lambda _: None)
-        assert not fails
-    except SourceChanged:
-        assert fails
-
-    assert done == [True]
-    assert len({buffer.data_ptr() for buffer in sent}) <= device_memory._BUFFERS
-
-
-def test_a_buffer_is_used_again_only_after_its_copy_is_done(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    class LateSender(_Sender):
-        pending: list[Any]
-
-        def __init__(self) -> None:
-            self.pending = []
-
-        def send(self, group: Any, buffer: torch.Tensor) -> Any:
-            event = [lambda: _Sender.send(self, group, buffer)]
-            self.pending.append(event)
-            return event
-
-        def wait(self, event: Any) -> None:
-            while event:
-                event.pop()()
-
-        def finish(self) -> None:
-            for event in self.pending:
-                self.wait(event)
-
-    monkeypatch.setattr(device_memory, "_Sender", LateSender)
-    slow_reads(monkeypatch)
-    memory = DeviceMemory(CPU)
-
-    targets = [(offset, size, memory.take(file, offset, size)) for offset, size in ranges(80)]
-    memory.fill(lambda _: None)
-
-    assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
 
 
 # CUDA, as late as it may be
@@ -312,15 +202,6 @@ def test_each_device_has_to_have_room_for_what_goes_there(
     assert (caught.value.needed, caught.value.actual) == ((400, 399) if full == "cuda:0" else (800, 799))
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 100, 1 << 20])
-def test_host_memory_is_writable_and_of_the_size_asked_for(nbytes: int) -> None:
-    memory = host.allocate(nbytes)
-
-    assert (memory.dtype, memory.numel()) == (torch.uint8, nbytes)
-    memory.fill_(3)
-    assert bytes(buffer_of(memory)) == b"\3" * nbytes
-
-
 def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_PIECE", 500)
     monkeypatch.setattr(host, "_RETURNED", 1000)
@@ -332,23 +213,6 @@ def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pyte
 
     assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
     assert sum(told) == sum(size for _, size, _ in targets)
-
-
-@pytest.mark.parametrize("fail_at", [0, 7])
-def test_a_failing_thread_of_the_host_is_a_typed_error(
-    fail_at: int, file: FileSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "_PIECE", 500)
-    slow_reads(monkeypatch, fail_at, SourceChanged("shrank"))
-    memory = HostMemory(False)
-    memory.take(file, 0, FILE_NBYTES)
-
-    with pytest.raises(SourceChanged):
-        memory.fill()
-
-
-def test_the_place_of_everything_is_the_cpu_by_default() -> None:
-    assert placement.placement(None) == placement.placement("cpu") == placement.placement(CPU)
 
 
 # What is waited for

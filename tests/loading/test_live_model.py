@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,6 @@ from torch import nn
 import ckptool
 from ckptool import Cancellation, LiveModel
 from ckptool.cli import cli
-from ckptool.loading.memory.threads import cast_tensor
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
 from ckptool.reference.nets import MLP, LeNet, TiedReader
@@ -220,88 +218,6 @@ def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[P
         assert repr(now) == f"<Serving LeNet {live.digest}>"
 
 
-def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = LiveModel(LeNet().eval(), files[0])
-    alone, seen = live._gate.alone, list[str | None]()
-
-    @contextmanager
-    def watched(cancellation: Any) -> Iterator[None]:
-        with alone(cancellation):
-            yield
-            seen.append(live.digest)
-
-    monkeypatch.setattr(live._gate, "alone", watched)
-    done = live.reload(files[1])
-
-    assert seen == [done.digest]
-
-
-class OnItsWay(torch.Tensor):
-    """Notes the thread that it is moved in, or fails as a device does."""
-
-    error: RuntimeError | None = None
-    threads: list[str]
-
-    def to(self, *arguments: Any, **options: Any) -> Any:
-        if self.error is not None:
-            raise self.error
-        self.threads.append(threading.current_thread().name)
-        return self
-
-
-def on_its_way() -> OnItsWay:
-    values = torch.ones(1000).as_subclass(OnItsWay)
-    values.threads = []
-    return values
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes"),
-        RuntimeError("CUDA error: out of memory"),  # of the driver, loading a kernel: torch.AcceleratorError
-        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
-        RuntimeError("Invalid buffer size: 20.00 GB"),
-    ],
-    ids=["cuda", "driver", "mps", "metal"],
-)
-def test_a_device_without_room_is_told_in_bytes(said: RuntimeError) -> None:
-    values = on_its_way()
-    values.error = said
-
-    with pytest.raises(ckptool.OutOfMemory, match="no 4,000 bytes are free on cuda:1") as caught:
-        commits.moved(values, torch.device("cuda:1"), torch.float32)
-    assert caught.value.needed == 4000
-    assert caught.value.__cause__ is said
-
-
-def test_no_room_for_what_is_cast_is_told_in_bytes() -> None:
-    values = on_its_way()
-    values.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(ckptool.OutOfMemory, match="no 2,000 bytes are free") as caught:
-        cast_tensor(values, torch.float16, list)
-    assert caught.value.needed == 2000
-
-
-def test_other_errors_of_a_device_come_out_as_they_are() -> None:
-    values = on_its_way()
-    values.error = RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        commits.moved(values, torch.device("cuda:1"), torch.float32)
-
-
-def test_what_goes_to_a_device_is_cast_on_the_cpu_apart_from_the_caller() -> None:
-    values = on_its_way()
-
-    commits.moved(values, torch.device("cuda:1"), torch.float16)  # blocking copies are cast before they go
-
-    assert values.threads == ["ckptool-arithmetic"]
-
-
 def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveModel(LeNet().eval(), files[0])
 
@@ -370,34 +286,6 @@ def test_a_copy_of_a_model_with_code_of_its_own_loads_and_is_swapped_in(meta: bo
         assert_same(model.state_dict(), before)  # what was given is not touched
 
 
-@pytest.mark.parametrize("how", ["flipped", "names", "shapes"])
-def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_path: Path) -> None:
-    saved(old_names(1), tmp_path / "x.pth")
-    state = old_names(2)
-    data = bytearray(saved(state))
-    data[data.index(state["fc1.weight"].cpu().numpy().tobytes()[:64]) + 9] ^= 1
-    contents: dict[str, tuple[bytes, type[ckptool.CkptoolError]]] = {
-        "flipped": (bytes(data), ckptool.DamagedFile),
-        "names": (saved({name: tensor for name, tensor in state.items() if name != "fc1.bias"}), ckptool.KeyMismatch),
-        "shapes": (saved(state | {"head.bias": torch.ones(3)}), ckptool.ShapeMismatch),
-    }
-    live = LiveModel(Renaming().eval(), tmp_path / "x.pth", commit="swap")
-    model, digest = live.model, live.digest
-
-    with pytest.raises(contents[how][1]):
-        live.reload(contents[how][0])
-
-    assert (live.model, live.digest) == (model, digest)
-    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
-
-
-def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) -> None:
-    saved(lenet(1).state_dict(), tmp_path / "x.pth")
-    live = LiveModel(Renaming().bfloat16().eval().to(where.device), tmp_path / "x.pth", commit="swap")
-
-    assert_same(live.model.state_dict(), lenet(1).bfloat16().state_dict())
-
-
 def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path) -> None:
     saved(lenet(1).state_dict(), tmp_path / "x.pth")
     saved(nn.DataParallel(lenet(1)).state_dict(), tmp_path / "y.pth")
@@ -427,23 +315,6 @@ def test_in_place_a_model_with_code_of_its_own_loads_once_a_copy_could(tmp_path:
     assert_same(model.state_dict(), lenet(2).state_dict())
 
 
-@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
-def test_packed_weights_are_swapped_in_and_have_a_digest(tmp_path: Path) -> None:
-    def quantised(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})  # type: ignore[no-any-return]
-
-    x = torch.rand(2, 4)
-    for seed in (1, 2):
-        saved(quantised(seed).state_dict(), tmp_path / f"{seed}.pth")
-    live = LiveModel(quantised(0), tmp_path / "1.pth", commit="swap")
-    assert torch.equal(live(x), quantised(1)(x))
-    first = live.digest
-    assert live.reload(tmp_path / "2.pth").digest != first
-    assert torch.equal(live(x), quantised(2)(x))
-    assert live.reload(tmp_path / "1.pth").digest == first
-
-
 # Where the first load puts the weights
 
 
@@ -470,11 +341,6 @@ def test_what_is_not_on_the_meta_device_keeps_its_type(commit: Commit, files: tu
     types = {name: tensor.dtype for name, tensor in live.model.state_dict().items()}
     assert {name for name, dtype in types.items() if dtype == torch.float64} == {"fc1.weight", "fc1.bias"}
     assert torch.equal(live.model.fc1.weight, lenet(1).fc1.weight.double())
-
-
-def test_a_place_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ckptool.DeviceUnavailable, match="'gpu' is no device"):
-        LiveModel(LeNet(), tmp_path / "not-there.pth", map_location="gpu")
 
 
 def pages_of(model: nn.Module, path: Path) -> dict[str, int] | None:
@@ -702,50 +568,6 @@ def test_an_exception_inside_the_model_lets_reloads_in(commit: Commit, files: tu
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
-def test_calls_wait_for_a_copy_that_has_begun_and_reloads_are_not_starved(files: tuple[Path, Path]) -> None:
-    live = LiveModel(LeNet().eval(), files[0])
-    stop = threading.Event()
-
-    def serve() -> None:
-        while not stop.is_set():
-            live(IMAGES)
-
-    threads = [threading.Thread(target=serve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    started = time.monotonic()
-    live.reload(files[1])
-    took = time.monotonic() - started
-    stop.set()
-    for thread in threads:
-        thread.join()
-
-    assert took < 20
-
-
-def test_models_made_in_inference_mode_are_reloaded_in_place(files: tuple[Path, Path]) -> None:
-    with torch.inference_mode():
-        live = LiveModel(LeNet().eval(), files[0])
-
-    live.reload(files[1])
-
-    with torch.no_grad():
-        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
-
-
-def test_a_model_that_cannot_be_copied_is_refused_to_swap(files: tuple[Path, Path]) -> None:
-    model = lenet(1)
-    model.lock = threading.Lock()
-    live = LiveModel(model, commit="swap")
-
-    with pytest.raises(ckptool.UnsupportedFeature) as caught:
-        live.reload(files[1])
-
-    assert "in_place" in str(caught.value.hint)
-    assert live.model is model
-    LiveModel(model).reload(files[1])
-
-
 def test_other_types_are_cast_to_the_model_s(files: tuple[Path, Path]) -> None:
     for commit in COMMITS:
         live = LiveModel(LeNet().bfloat16().to(where.device), files[0], commit=commit)
@@ -831,23 +653,6 @@ def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(files
         last = path.read_bytes() == files[1].read_bytes()
         expected = lenet(2 if last else 1)(IMAGES)
         assert within(20, lambda: torch.equal(live(IMAGES), expected))  # the last that was put there serves
-
-
-def test_a_file_that_is_written_anew_each_time_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    data, told = files[1].read_bytes(), list[Any]()
-    with LiveModel(LeNet().eval(), path) as live:
-        live.watch(str(path), every=0.2, on_reload=told.append)
-        path.unlink()
-        with path.open("xb", buffering=0) as stream:  # another file, but not a whole one
-            for start in range(0, len(data), len(data) // 40):
-                stream.write(data[start : start + len(data) // 40])
-                time.sleep(0.01)
-
-        assert within(20, lambda: bool(told))
-        assert [type(one) for one in told] == [ckptool.Reload]
-        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
 def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(

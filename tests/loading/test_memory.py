@@ -13,7 +13,7 @@ import torch
 
 import ckptool
 from ckptool import OutOfMemory
-from ckptool.loading.memory import assembly, available
+from ckptool.loading.memory import assembly
 from tests.scale import scaled, times
 
 MIB = 1 << 20
@@ -148,7 +148,7 @@ def workers():
     return found
 
 
-half, double = torch.float16, torch.float64
+half = torch.float16
 ckptool.load, ckptool.load_into, ckptool.LiveModel  # imported now: reading modules is reading too
 print(json.dumps({
     "meta": apart(fill),
@@ -163,8 +163,6 @@ print(json.dumps({
         "mapped": apart(load, mmap=True),
         "read": apart(load, mmap=False),
         "cast": apart(load, mmap=True, dtype=half),
-        "read and cast": apart(load, mmap=False, dtype=half),
-        "widened": apart(load, mmap=False, dtype=double),
     },
     "workers": workers(),
 }))
@@ -207,12 +205,12 @@ def test_filling_memory_that_is_there_costs_a_few_buffers(how: str, measured: di
 
 def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:
     fills = {name: one["read"] for name, one in measured.items() if "reported" in one}
-    once, near = ("meta, read", "real", "real, cast"), 4 * MIB  # modules are read too
+    near = 4 * MIB  # modules are read too
 
     assert all(one["reported"] == WEIGHTS_NBYTES for one in measured.values() if "reported" in one)
     assert max(fills["meta"], fills["meta, cast"]) < near
-    assert all(WEIGHTS_NBYTES <= fills[name] < WEIGHTS_NBYTES + near for name in once), fills
-    assert 2 * WEIGHTS_NBYTES <= fills["real, verified"] < 2 * WEIGHTS_NBYTES + near
+    for name, times_read in {"meta, read": 1, "real": 1, "real, verified": 2, "real, cast": 2}.items():
+        assert times_read * WEIGHTS_NBYTES <= fills[name] < times_read * WEIGHTS_NBYTES + near, fills
 
 
 @pytest.mark.parametrize("commit", ["in_place", "swap"])
@@ -221,26 +219,19 @@ def test_reloading_costs_the_weights_once_and_gives_them_back(commit: str, measu
     assert measured[commit]["left"] < 16 * MIB
 
 
-@pytest.mark.parametrize("how", ["mapped", "read", "cast", "read and cast", "widened"])
+@pytest.mark.parametrize("how", ["mapped", "read", "cast"])
 def test_what_is_predicted_is_what_is_needed(how: str, measured: dict[str, Any]) -> None:
     one, near = measured["loads"][how], 4 * MIB
     predicted = one["predicted"]
 
+    whole = {"mapped": ("mapped_nbytes", 1), "read": ("host_nbytes", 1), "cast": ("host_nbytes", 0.5)}[how]
+    assert predicted[whole[0]] == WEIGHTS_NBYTES * whole[1]
     assert abs(predicted["host_nbytes"] - one["host"]) < near
     assert abs(predicted["mapped_nbytes"] - one["mapped"]) < near
     assert predicted["device_nbytes"] == 0
     pages = WEIGHTS_NBYTES if how == "cast" else 0  # see above
     needed = predicted["host_nbytes"] + predicted["mapped_nbytes"] + predicted["passing_nbytes"]
     assert one["peak"] < needed + pages + near
-
-
-def test_predictions_are_exact_about_sizes(measured: dict[str, Any]) -> None:
-    predicted = {name: one["predicted"] for name, one in measured["loads"].items()}
-
-    assert predicted["mapped"]["mapped_nbytes"] == WEIGHTS_NBYTES
-    assert predicted["read"]["host_nbytes"] == WEIGHTS_NBYTES
-    assert predicted["cast"]["host_nbytes"] == WEIGHTS_NBYTES // 2
-    assert predicted["widened"]["host_nbytes"] == WEIGHTS_NBYTES * 2
 
 
 def test_a_storage_that_is_cast_is_there_twice_however_large_it_is(
@@ -300,13 +291,6 @@ def test_a_model_is_not_touched_where_there_is_no_room(checkpoint: Path, monkeyp
     with pytest.raises(OutOfMemory):
         ckptool.load_into(model, checkpoint, mmap=False)
     assert all(parameter.is_meta for parameter in model.parameters())
-
-
-def test_the_system_says_how_much_is_free() -> None:
-    free = available.free_memory()
-
-    assert free is not None
-    assert 0 < free < 1 << 50
 
 
 def test_prediction_reads_the_index_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

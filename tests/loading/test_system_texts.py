@@ -45,143 +45,60 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def group(texts: dict[str, str], limit: str, used: str, stat: str = "") -> None:
-    texts["/sys/fs/cgroup/memory.max"] = limit
-    texts["/sys/fs/cgroup/memory.current"] = used
-    texts["/sys/fs/cgroup/memory.stat"] = stat
-
-
-def test_what_is_available_and_free_swap_can_be_had(texts: dict[str, str]) -> None:
-    assert free_memory() == 9 * GIB
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "MemTotal: 5 kB\n", "MemAvailable:\n", "MemAvailable: many kB\n"])
-def test_nothing_is_known_where_the_system_does_not_say(text: str, texts: dict[str, str]) -> None:
-    texts["/proc/meminfo"] = text
-
-    assert free_memory() is None
-
-
-def test_a_machine_without_swap(texts: dict[str, str]) -> None:
-    texts["/proc/meminfo"] = "MemAvailable: 12 kB\n"
-
-    assert free_memory() == 12 * KIB
-
-
-def test_the_limit_of_a_container_counts_if_it_is_less(texts: dict[str, str]) -> None:
-    group(texts, f"{4 * GIB}\n", f"{GIB}\n")
-    assert free_memory() == 3 * GIB
-    group(texts, f"{400 * GIB}\n", f"{GIB}\n")
-    assert free_memory() == 9 * GIB
-
-
-def test_pages_of_files_can_be_dropped_and_those_of_shared_memory_cannot(texts: dict[str, str]) -> None:
-    group(texts, f"{4 * GIB}\n", f"{4 * GIB - 100}\n", STAT)
-
-    assert free_memory() == 100 + 2 * GIB
-
-
-@pytest.mark.parametrize(("limit", "used"), [("max", "5"), ("", ""), ("5", ""), ("-1", "7"), ("junk", "junk")])
-def test_a_container_without_a_limit_has_the_machine(limit: str, used: str, texts: dict[str, str]) -> None:
-    group(texts, limit, used, STAT)
-
-    assert free_memory() == 9 * GIB
-
-
-def test_a_container_over_its_limit_has_nothing(texts: dict[str, str]) -> None:
-    group(texts, f"{GIB}\n", f"{2 * GIB}\n")
-
-    assert free_memory() == 0
-
-
 V1, V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 UNLIMITED = 9223372036854771712
 
 
-def old_group(texts: dict[str, str], folder: str, limit: int, used: int, stat: str = "") -> None:
-    texts[f"{folder}/memory.limit_in_bytes"] = f"{limit}\n"
-    texts[f"{folder}/memory.usage_in_bytes"] = f"{used}\n"
-    texts[f"{folder}/memory.stat"] = stat
+def group(folder: str, limit: int | str, used: int | str = GIB, stat: str = "") -> dict[str, str]:
+    """Return the files of a control group of either version."""
+    names = ("limit_in_bytes", "usage_in_bytes") if folder.startswith(V1) else ("max", "current")
+    limit = limit * GIB if isinstance(limit, int) and limit < 100 else limit
+    values = (f"{limit}\n", f"{used}\n", stat)
+    return {f"{folder}/memory.{name}": value for name, value in zip((*names, "stat"), values, strict=True)}
 
 
-def new_group(texts: dict[str, str], folder: str, limit: int | str, used: int, stat: str = "") -> None:
-    texts[f"{folder}/memory.max"] = f"{limit}\n"
-    texts[f"{folder}/memory.current"] = f"{used}\n"
-    texts[f"{folder}/memory.stat"] = stat
+def inside(path: str) -> dict[str, str]:
+    return {"/proc/self/cgroup": f"9:name=systemd:/x\n5:cpu,memory:{path}\n3:memory_not:/c\n0::{path}\n::\n\njunk\n"}
 
 
-@pytest.mark.parametrize(
-    ("inner", "middle", "expected"),
-    [(4, "max", 3), ("max", 4, 3), (2, 6, 1), (6, 2, 1), ("max", "max", 9), (40, 60, 9)],
-    ids=str,
-)
-def test_the_least_limit_of_all_groups_around_a_process_counts(
-    inner: int | str, middle: int | str, expected: int, texts: dict[str, str]
+OLD_STAT = f"cache 7\ninactive_file 7\nactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file {2 * GIB}\n"
+FREE: list[tuple[dict[str, str], int | None]] = [
+    # Of the machine, with its swap.
+    ({}, 9 * GIB),
+    ({"/proc/meminfo": "MemAvailable: 12 kB\n"}, 12 * KIB),
+    *(({"/proc/meminfo": text}, None) for text in ("", "nonsense", "MemTotal: 5 kB\n", "MemAvailable: many kB\n")),
+    # Of a container, which may see its group as the root.
+    (group(V2, 4), 3 * GIB),
+    (group(V2, 400 * GIB), 9 * GIB),
+    (group(V2, 1, 2 * GIB), 0),
+    (group(V2, 4, 4 * GIB - 100, STAT), 100 + 2 * GIB),  # pages of files can be dropped, shared memory cannot
+    *((group(V2, limit, used, STAT), 9 * GIB) for limit, used in (("max", "5"), ("", ""), ("5", ""), ("-1", "7"))),
+    *((group(V2, 4, GIB, stat), 3 * GIB) for stat in ("file\n", "inactive_file x\nactive_file\n", "active_file -5\n")),
+    *((inside(path) | group(V2, 4) | group(V1, 2), GIB) for path in ("/docker/abc", "/../other", "/", "", "nonsense")),
+    # The least of all groups around a process counts, and none of others.
+    *(
+        (inside("/a/b:c.d") | group(f"{root}/a/b:c.d", inner) | group(f"{root}/a", outer), expected * GIB)
+        for root in (V1, V2)
+        for inner, outer, expected in ((4, UNLIMITED, 3), (UNLIMITED, 4, 3), (2, 6, 1), (6, 2, 1), (40, 60, 9))
+    ),
+    (inside("/a/b") | group(f"{V2}/a/b/c", 1, 0) | group(f"{V2}/b", 1, 0) | group(f"{V1}/c", 1, 0), 9 * GIB),
+    (inside("/a") | group(f"{V1}/a", 4, 4 * GIB - 100, OLD_STAT), 100 + 3 * GIB),
+    (inside("/../../../etc") | group(f"{V2}/../../../etc", 1, 0), 9 * GIB),
+]
+
+
+@each(("files", "expected"), FREE)
+def test_what_is_free_is_what_the_machine_has_within_the_limits_of_containers(
+    files: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts["/proc/self/cgroup"] = "0::/user.slice/serving:a.scope\n"
-    for folder, limit in ((f"{V2}/user.slice/serving:a.scope", inner), (f"{V2}/user.slice", middle)):
-        new_group(texts, folder, limit * GIB if isinstance(limit, int) else limit, GIB)
-
-    assert free_memory() == expected * GIB
-
-
-def test_groups_of_others_do_not_count(texts: dict[str, str]) -> None:
-    texts["/proc/self/cgroup"] = "0::/a/b\n"
-    new_group(texts, f"{V2}/a/b/c", GIB, 0)
-    new_group(texts, f"{V2}/b", GIB, 0)
-
-    assert free_memory() == 9 * GIB
-
-
-@pytest.mark.parametrize("line", ["5:memory:/a/b", "7:cpu,memory:/a/b"])
-def test_groups_of_the_first_version_count_too(line: str, texts: dict[str, str]) -> None:
-    texts["/proc/self/cgroup"] = f"9:name=systemd:/x\n{line}\n3:memory_not:/c\n0::/\n"
-    old_group(texts, f"{V1}/a/b", UNLIMITED, GIB)
-    assert free_memory() == 9 * GIB
-    old_group(texts, V1, 8 * GIB, GIB)
-    assert free_memory() == 7 * GIB
-    old_group(texts, f"{V1}/a", 6 * GIB, GIB)
-    assert free_memory() == 5 * GIB
-    old_group(texts, f"{V1}/a/b", 4 * GIB, GIB)
-    assert free_memory() == 3 * GIB
-    old_group(texts, f"{V1}/c", GIB, GIB)
-    assert free_memory() == 3 * GIB
-
-
-def test_pages_of_files_count_with_those_of_groups_below(texts: dict[str, str]) -> None:
-    texts["/proc/self/cgroup"] = "5:memory:/a\n"
-    stat = f"cache 7\ninactive_file 7\nactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file {2 * GIB}\n"
-    old_group(texts, f"{V1}/a", 4 * GIB, 4 * GIB - 100, stat)
-
-    assert free_memory() == 100 + 3 * GIB
-
-
-@pytest.mark.parametrize("path", ["/docker/abc", "/../other", "/", "", "nonsense"])
-def test_a_container_that_sees_its_group_as_the_root_has_its_limit(path: str, texts: dict[str, str]) -> None:
-    texts["/proc/self/cgroup"] = f"5:memory:{path}\n0::{path}\n::\n\njunk\n"
-    new_group(texts, V2, 4 * GIB, GIB)
-    assert free_memory() == 3 * GIB
-    old_group(texts, V1, 2 * GIB, GIB)
-    assert free_memory() == GIB
-
-
-def test_a_path_never_leads_out_of_the_groups(texts: dict[str, str]) -> None:
-    texts["/proc/self/cgroup"] = "0::/../../../etc\n"
-    new_group(texts, f"{V2}/../../../etc", GIB, 0)
-
-    assert free_memory() == 9 * GIB
-
-
-@pytest.mark.parametrize("stat", ["file\n", "inactive_file x\nactive_file\n", "\n\n", "inactive_file -5\n"])
-def test_a_strange_table_of_a_container_adds_nothing(stat: str, texts: dict[str, str]) -> None:
-    group(texts, f"{4 * GIB}\n", f"{GIB}\n", stat)
-
-    assert free_memory() == 3 * GIB
+    found = {"/proc/meminfo": MEMINFO} | files
+    monkeypatch.setattr(paths, "system_text", lambda path: found.get(path, ""))
+    assert free_memory() == expected
 
 
 def test_the_numbers_lead_to_the_error(texts: dict[str, str], tmp_path: Path) -> None:
     saved({"a": torch.ones(1000)}, tmp_path / "x.pth")
-    group(texts, "5000", "1500")
+    texts.update(group(V2, "5000", "1500"))
 
     with pytest.raises(ckptool.OutOfMemory) as caught:
         ckptool.load(tmp_path / "x.pth", mmap=False)

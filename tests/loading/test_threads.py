@@ -22,7 +22,7 @@ from ckptool.loading.memory.threads import in_own_thread
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.sources.files import FileSource
 from tests.loading.same import descriptors, resident_nbytes, saved
-from tests.scale import scaled, times
+from tests.scale import in_turn, scaled, times
 
 THREADS = 32
 TIMES = times(2, 6)
@@ -184,8 +184,10 @@ def test_files_that_are_replaced_meanwhile_are_read_whole(tmp_path: Path) -> Non
     assert {1.0} in found
 
 
-@pytest.mark.parametrize("how", ["truncated", "overwritten", "appended to"])
-@pytest.mark.parametrize("target", ["load", "load, read", "load, cast", "load_into"])
+@pytest.mark.parametrize(
+    ("how", "target"),
+    in_turn(["truncated", "overwritten", "appended to"], ["load", "load, read", "load, cast", "load_into"]),
+)
 def test_a_file_that_changes_while_it_is_read_is_a_typed_error(
     target: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
