@@ -74,7 +74,7 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> int:
     import torch
 
     own = values.dtype
-    if not narrows(own, target) or not values.numel():
+    if values.is_meta or not narrows(own, target) or not values.numel():
         return 0
     if values.layout is not torch.strided:
         values = values._values() if values.layout is torch.sparse_coo else values.values()

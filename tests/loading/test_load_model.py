@@ -18,8 +18,10 @@ from torch import nn
 import ckptool
 from ckptool.reference.nets import LeNet, TiedReader
 from ckptool.reference.trainer import process_group, wrap
+from tests.each import each
 from tests.fixture_set.forging import forged, pretend, tagged
 from tests.loading.same import assert_same, saved
+from tests.scale import in_turn
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -81,9 +83,7 @@ def test_with_trust_a_model_is_unpickled(legacy: bool, tmp_path: Path) -> None:
     assert torch.equal(model(IMAGES), source(IMAGES))
 
 
-@pytest.mark.parametrize("unwrap", [True, False])
-@pytest.mark.parametrize("tag", ["cpu", "cuda:0"])
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@each(("legacy", "tag", "unwrap"), [(False, "cuda:0", True), (True, "cpu", False), (True, "cuda:0", True)])
 def test_a_data_parallel_model_is_unwrapped(legacy: bool, tag: str, unwrap: bool, tmp_path: Path) -> None:
     source = LeNet().eval()
     wrapped = nn.DataParallel(source)
@@ -172,8 +172,7 @@ WHERE = {"cpu": "cpu", "none": None, "empty": {}, "map": {"cuda:0": "cpu"}, "fun
 """What `map_location` may be."""
 
 
-@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize(("where", "device"), in_turn(WHERE.values(), ["cpu", "cuda:0"]))
 def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, where: Any, tmp_path: Path) -> None:
     source = LeNet().eval()
     with process_group(CPU):
@@ -189,18 +188,6 @@ def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, whe
     assert torch.equal(model(IMAGES), source(IMAGES))
     with pytest.raises(ckptool.UnsupportedFeature):  # the group is missed where the wrapper is wanted
         ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=False)
-
-
-@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
-def test_saved_tags_are_not_obeyed(where: Any, tmp_path: Path) -> None:
-    source = LeNet().eval()
-    with forged(tagged("cuda:0")):
-        saved(source, tmp_path / "x.pth")
-
-    model = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location=where)
-
-    assert torch.equal(model(IMAGES), source(IMAGES))
-    assert not torch.cuda.is_initialized() or torch.cuda.is_available()
 
 
 def test_a_model_can_be_loaded_to_meta(tmp_path: Path) -> None:
@@ -231,13 +218,6 @@ def test_weights_are_no_model(tmp_path: Path) -> None:
         with pytest.raises(ckptool.UnsupportedFeature) as caught:
             ckptool.load_model(tmp_path / name, trust=True)
         assert "load_into" in str(caught.value.hint)
-
-
-def test_a_method_is_no_model(tmp_path: Path) -> None:
-    saved(LeNet().state_dict, tmp_path / "x.pth")
-
-    with pytest.raises(ckptool.UnsupportedFeature, match="holds a method"):
-        ckptool.load_model(tmp_path / "x.pth", trust=True)
 
 
 @pytest.mark.parametrize("how", ["no module", "no class", "other state", "own error"])
@@ -293,14 +273,6 @@ def test_bad_files_are_named_before_anything_runs(tmp_path: Path) -> None:
         assert caught.value.path == str(path)
         assert pickle.loads(pickle.dumps(caught.value)).path == str(path)
     assert ran == []
-
-
-def test_a_model_inside_a_checkpoint_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.pth"
-    torch.save({"model": LeNet(), "epoch": 3}, path)
-
-    with pytest.raises(ckptool.UnsupportedFeature, match="a whole model as one part of it alone, 'model'"):
-        ckptool.load_model(path, trust=True)
 
 
 def test_bytes_are_no_path() -> None:

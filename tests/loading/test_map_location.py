@@ -42,8 +42,7 @@ def test_saved_tags_never_matter(tag: str, legacy: bool, tmp_path: Path) -> None
     assert_same(ckptool.load(tmp_path / "x.pth"), tensors)
 
 
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@each(("mmap", "legacy"), [(True, False), (False, True)])
 def test_meta_gives_shapes_without_memory(legacy: bool, mmap: bool, tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth", legacy=legacy)
 
@@ -67,8 +66,7 @@ def test_a_mapping_sends_each_tag_where_it_says(tmp_path: Path) -> None:
     assert found["c"].equal(c)
 
 
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@each(("mmap", "legacy"), [(True, False), (False, True)])
 def test_a_function_is_given_each_storage_once_and_its_tag(legacy: bool, mmap: bool, tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth", "cuda:3", legacy=legacy)
     ours: list[tuple[int, str]] = []
@@ -202,9 +200,7 @@ def test_loading_to_the_cpu_starts_no_accelerator(tmp_path: Path, monkeypatch: p
     assert torch.cuda.is_initialized() == was_started
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@each(("mmap", "legacy", "dtype"), [(True, False, None), (False, True, torch.float16), (True, True, torch.float16)])
 def test_the_default_device_of_the_caller_is_not_ours(
     legacy: bool, mmap: bool, dtype: torch.dtype | None, tmp_path: Path
 ) -> None:

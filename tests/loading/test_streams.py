@@ -114,7 +114,7 @@ def test_a_model_is_whole_on_its_device_before_it_is_swapped_in(
         return copy
 
     monkeypatch.setattr(live_module, "with_weights", late(live_module.with_weights))
-    monkeypatch.setattr(live_module, "copied", late(live_module.copied))
+    monkeypatch.setattr(live_module, "copy_of", late(live_module.copy_of))
     live.reload(tmp_path / "x.pth")
 
     assert made == [None]  # all of it is there while the old weights still serve
