@@ -44,6 +44,8 @@ class File(NamedTuple):
 
     data: bytes
     kind: str
+    pickled: bytes = b""
+    """The pickle in it, if it is not one itself."""
 
 
 class Fault(NamedTuple):
