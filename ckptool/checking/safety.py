@@ -19,7 +19,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.pickle_search import Search, scanned
+from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.unpacking import Act, Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
@@ -45,10 +45,7 @@ def survey(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: 
     """
     search = Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
     for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
-        if pickles:
-            search.read(stream, pickles, scanned(stream, pickles), stream.record)
-        else:
-            search.stream(stream, stream.record)
+        search.stream(stream, stream.record, pickles)
     if not (glances and is_far(checkpoint.path or "")):
         _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
@@ -24,7 +23,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global
-from ckptool.pickles.scanner import scan_around
 from ckptool.pickles.weights_only import OPCODES, is_allowed, is_of_index, is_torchscripts, is_usual
 
 Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
@@ -128,12 +126,9 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
 
 
 def _opcodes(checkpoint: Checkpoint) -> Iterator[Refusal]:
-    """Yield the first opcode of each stream that is not known to torch.load. Most streams need no walk for that."""
-    for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
-        if pickles and all(map(OPCODES.issuperset, (one.rare for one in pickles))):
-            continue
-        scanned = scan_around(stream.source, stream.start, stream.end, stream.blocks)
-        unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in OPCODES]
+    """Yield the first opcode of each stream that is not known to torch.load."""
+    for stream in checkpoint.streams:
+        unknown = [(offset, op) for op, offset in stream.opcodes.items() if op not in OPCODES]
         if unknown:
             offset, op = min(unknown)
             what = f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip()

@@ -74,6 +74,8 @@ class Stream(NamedTuple):
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
     rest: int | None = None
     """Where bytes of the source begin that stand behind what is loaded with it; None if none do."""
+    opcodes: Mapping[int, int] = {}
+    """Opcodes in them, but for the frequent ones of protocol 2, and the offset of the first of each."""
 
     def inside(self, file: str) -> "Stream":
         """Return it as one of a file that is one of several, or a member: ``FILE::RECORD``."""

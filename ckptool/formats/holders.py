@@ -15,7 +15,7 @@ from math import prod
 from typing import Final
 
 from ckptool.errors import LimitExceeded
-from ckptool.pickles.scanner import may_hold_pickles
+from ckptool.pickles.machine import may_hold_pickles
 from ckptool.sources.source import Source
 
 NUMPY: Final = b"\x93NUMPY"

@@ -63,7 +63,12 @@ def read(probe: Probe) -> Parsed:
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
     rest = pickled.end if pickled.end < probe.source.nbytes else None
-    stream = Stream("", probe.source, 0, pickled.end, pickled.globals, pickled.blocks, has_arrays=True, rest=rest)
+    stream = Stream(
+        *("", probe.source, 0, pickled.end, pickled.globals, tuple(pickled.blocks)),
+        has_arrays=True,
+        rest=rest,
+        opcodes=pickled.opcodes,
+    )
     return Parsed(
         probe.source,
         NAME,

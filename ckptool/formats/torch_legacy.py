@@ -71,7 +71,13 @@ def read(probe: Probe) -> Parsed:
         root=stream.tree.root,
         pickles=stream.pickles,
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, stream.start, stream.globals, rest=stream.end if rest else None),),
+        streams=(
+            Stream(
+                *("", probe.source, 0, stream.start, stream.globals),
+                rest=stream.end if rest else None,
+                opcodes=stream.opcodes,
+            ),
+        ),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
     )
@@ -122,6 +128,7 @@ class LegacyStream:
         """Where the pickles end and the storages begin."""
         self.pickles = (magic, protocol, system, self.tree, keys)
         self.globals = tuple(found for pickled in self.pickles for found in pickled.globals)
+        self.opcodes = {op: at for one in reversed(self.pickles) for op, at in one.opcodes.items()}
         self.notes = tuple(note for pickled in self.pickles for note in pickled.notes)
         if computed:
             self.notes = ("its magic number is not there, but computed by a call", *self.notes)

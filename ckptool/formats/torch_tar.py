@@ -81,7 +81,7 @@ def read(probe: Probe) -> Parsed:
         root=tree.root,
         rebuilder=rebuilder,
         streams=(
-            Stream("pickle", content, 0, tree.end, tree.globals),
+            Stream("pickle", content, 0, tree.end, tree.globals, opcodes=tree.opcodes),
             *(map(tables.stream, _TABLES)),
         ),
         pickles=(tree,),
@@ -100,6 +100,7 @@ class _Pickles:
         self.globals: dict[tuple[str, str], Global] = {}
         self.blocks: list[range] = []
         """What lies between them."""
+        self.opcodes: dict[int, int] = {}
 
     def read(self, position: int) -> Pickle:
         """Read the next one."""
@@ -108,6 +109,7 @@ class _Pickles:
         self.end = position + 1
         found = read_pickle(self.source, position)
         self.end = found.end
+        self.opcodes = {**found.opcodes, **self.opcodes}
         for one in found.globals:
             self.globals.setdefault((one.module, one.name), one)
         return found
@@ -138,7 +140,8 @@ class TarStorages:
     def stream(self, member: str) -> Stream:
         """Return the pickles of one of the two members."""
         found = self._pickles[member]
-        return Stream(member, found.source, 0, found.end, tuple(found.globals.values()), tuple(found.blocks))
+        named, blocks = tuple(found.globals.values()), tuple(found.blocks)
+        return Stream(member, found.source, 0, found.end, named, blocks, opcodes=found.opcodes)
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return the tensor or storage that has this key."""

@@ -96,7 +96,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
         root=pickled.root,
         pickles=(pickled,),
         rebuilder=rebuilder,
-        streams=(Stream(f"{root}data.pkl", tree, 0, pickled.end, pickled.globals),),
+        streams=(Stream(f"{root}data.pkl", tree, 0, pickled.end, pickled.globals, opcodes=pickled.opcodes),),
         archives=(archive,),
         notes=tuple(notes),
         damage=archive.damage([f"{root}data.pkl", f"{root}byteorder"]),

@@ -69,7 +69,7 @@ def read(probe: Probe) -> Parsed:
     found = collect(pickled.root, storages.rebuilder(), archive.limits)
     return parsed._replace(
         constants=under("constants", found.tensors | found.attributes),
-        streams=(*parsed.streams, Stream(name, content, 0, pickled.end, pickled.globals)),
+        streams=(*parsed.streams, Stream(name, content, 0, pickled.end, pickled.globals, opcodes=pickled.opcodes)),
     )
 
 

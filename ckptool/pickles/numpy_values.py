@@ -17,7 +17,7 @@ Then the pickle goes on. See joblib/numpy_pickle.py, NumpyArrayWrapper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from math import prod
 from struct import calcsize, unpack
@@ -260,18 +260,7 @@ def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], In
 def _nested(machine: Machine) -> Inert:
     """Return the array of objects that a pickle of its own is, with no such arrays in it."""
     inner = (read_as_far if machine.is_patient else read_pickle)(machine.source, machine.position)
-    for found in inner.globals:
-        machine.globals.setdefault((found.module, found.name), found)
-    machine.persistent_ids += inner.persistent_ids
-    machine.calls += inner.calls
-    machine.call_offsets.extend(inner.call_offsets)
-    machine.builds += inner.builds
-    machine.build_offsets.extend(inner.build_offsets)
-    machine.odd_keys += inner.odd_keys
-    machine.oddities += inner.oddities
-    machine.has_other_text = machine.has_other_text or inner.has_other_text
-    machine.has_far_memo = machine.has_far_memo or inner.has_far_memo
-    machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
+    machine.add(inner)
     if inner.broken is not None:
         raise machine.malformed(inner.broken)
     machine.skip(inner.end - machine.position, opcodes=True)

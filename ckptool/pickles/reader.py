@@ -15,15 +15,13 @@ See Python's Lib/pickletools.py, which documents every opcode.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckptool.errors import Failure, LimitExceeded
-from ckptool.messages import counted
-from ckptool.pickles.machine import RARE, Machine, NeedMore, Oddity, OnBuild
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.scanner import FIRST
+from ckptool.pickles.machine import FIRST, RARE, Machine, NeedMore, OnBuild
+from ckptool.pickles.machine import Pickle as Pickle
+from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
@@ -35,72 +33,10 @@ _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
 _TEXT = frozenset((str,))
-_ODD = FIRST + b"\\"
-"""What text may begin with that holds pickles."""
-_OF_BYTES = frozenset(b"TUBC\x8e\x96")
-"""Opcodes of bytes, and of what Python 2 calls strings."""
-
-
-class Pickle(NamedTuple):
-    """One pickle of a source: ``source[start:end]`` in bytes, and what it says."""
-
-    root: Inert
-    start: int
-    end: int
-    protocol: int
-    globals: tuple[Global, ...]
-    """Every name the pickle asks for, in order of first use. None was looked up."""
-    persistent_ids: tuple[PersistentId, ...]
-    """Every reference to something outside, in order."""
-    blocks: tuple[range, ...] = ()
-    """Where bytes lie between the opcodes, in order."""
-    calls: Sequence[Call] = ()
-    """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
-    call_offsets: Sequence[int] = ()
-    """Of the opcodes that call, from the start of the source in bytes."""
-    memo: Sequence[Inert] | Mapping[int | str, Inert] = ()
-    """What it remembers, by index."""
-    doubled: Sequence[Inert] = ()
-    """What it put on the stack once more, without the memo."""
-    left: int = 0
-    """Values left under the root: unpicklers drop them, and what they called was called."""
-    rare: frozenset[int] = frozenset()
-    """Of the opcodes that it has: those of frames, and of strings and long numbers of rare kinds."""
-    has_lines: bool = False
-    """Whether an argument of it ends with its line, but for names."""
-    builds: Sequence[Call] = ()
-    """The objects that got a state, in order."""
-    build_offsets: Sequence[int] = ()
-    """Of the opcodes that gave it."""
-    carried: Sequence[tuple[int, str | bytes]] = ()
-    """Strings that end with their line and may hold pickles, and where they begin."""
-    odd_keys: Sequence[Inert] = ()
-    """Keys of dicts and members of sets that are no text."""
-    has_protocols: bool = False
-    """Whether its protocol changes on the way."""
-    has_old_strings: bool = False
-    """Whether there are strings of Python 2 in it, which readers give other types;"""
-    has_other_text: bool = False
-    """whether some are not ASCII, so that each reader may take them for other text."""
-    has_far_memo: bool = False
-    """Whether an index of its memo takes far more memory than it has."""
-    oddities: Sequence[Oddity] = ()
-    """What has no place in a tree, of one that was read as far as that goes."""
-    broken: str | None = None
-    """Why it ends before STOP: what comes after is not known."""
-    is_over_limit: bool = False
-    """Whether that is for what reading on would cost."""
-
-    @property
-    def may_hold_bytes(self) -> bool:
-        """Whether there may be bytes in it, or text that a call makes bytes of."""
-        has_some = self.has_lines or not _OF_BYTES.isdisjoint(self.rare)
-        return has_some or any(one.name == "encode" for one in self.globals)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is odd about it, though nothing in it can be misread."""
-        return (f"{counted(self.left, 'value')} left under the one that the pickle gives",) if self.left else ()
+_ODD = frozenset(FIRST)
+"""What text begins with that may hold pickles;"""
+_ODD_LINE = _ODD | {ord("\\")}
+"""what a line of text does."""
 
 
 def read_pickle(
@@ -119,7 +55,8 @@ def read_pickle(
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
     machine = Machine(source, start, on_build, field_names)
-    return _recorded(machine, _run(machine))
+    machine.stop(_run(machine))
+    return machine
 
 
 def read_as_far(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
@@ -129,11 +66,13 @@ def read_as_far(source: Source, start: int = 0, *, on_build: "OnBuild | None" = 
     Where it breaks off is said, and what it called until then was called.
     """
     machine = Machine(source, start, on_build, is_patient=True)
+    root = None
     try:
-        return _recorded(machine, _run(machine))
+        root = _run(machine)
     except Failure as error:
-        is_over = isinstance(error, LimitExceeded)
-        return _recorded(machine, None)._replace(broken=error.message, is_over_limit=is_over, left=0)
+        machine.broken, machine.is_over_limit = error.message, isinstance(error, LimitExceeded)
+    machine.stop(root)
+    return machine
 
 
 def _run(machine: Machine) -> Inert:
@@ -161,34 +100,6 @@ def _run(machine: Machine) -> Inert:
         raise machine.malformed(f"opcode 0x{machine.data[machine.pos]:02x} has no valid operand") from error
 
 
-def _recorded(machine: Machine, root: Inert) -> Pickle:
-    return Pickle(
-        root,
-        machine.start,
-        machine.base + machine.pos,
-        machine.protocol,
-        tuple(machine.globals.values()),
-        tuple(machine.persistent_ids),
-        tuple(machine.blocks),
-        machine.calls,
-        machine.call_offsets,
-        machine.memo,
-        machine.doubled,
-        len(machine.stack) - 1 + sum(map(len, machine.marks)),
-        frozenset(machine.rare),
-        machine.has_lines,
-        machine.builds,
-        machine.build_offsets,
-        machine.carried,
-        machine.odd_keys,
-        machine.has_protocols,
-        machine.has_old_strings,
-        machine.has_other_text,
-        machine.has_far_memo,
-        machine.oddities,
-    )
-
-
 def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would double its time
     """
     Run until STOP and return the value, or raise with ``pos`` at the opcode to begin again from.
@@ -199,10 +110,11 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
     memo: Any = machine.memo
     following = machine.next_index()
-    rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
+    rare, odd, persistent_ids, on_build = RARE, _ODD, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
     builds, build_offsets, odd_keys = machine.builds, machine.build_offsets, machine.odd_keys
-    names = machine.field_names
+    names, opcodes = machine.field_names, machine.opcodes
+    is_memoized, has_short = 0x94 in opcodes, 0x8C in opcodes
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -234,12 +146,14 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                     continue
                 if op >= 0x80:
                     if op == 0x94:  # MEMOIZE
-                        if following >= 0:
+                        if is_memoized and following >= 0:
                             memo.append(stack[-1])
                             following += 1
                         else:
                             machine.pos = pos
                             machine.put(len(memo), stack[-1])
+                            opcodes.setdefault(op, base + pos)
+                            is_memoized, following = True, machine.next_index()
                         pos += 1
                         continue
                     if op == 0x86:  # TUPLE2
@@ -256,7 +170,12 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         end = begin + data[pos + 1]
                         if end > len(data):
                             raise NeedMore(end)
-                        stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                        text = str(data[begin:end], "utf-8", "surrogatepass")
+                        if begin < end and data[begin] in odd and (text[0] not in "c(" or "\n" in text):
+                            machine.carry(base + begin, text)
+                        if not has_short:
+                            opcodes[op], has_short = base + pos, True
+                        stack.append(text)
                         pos = end
                         continue
                     if op == 0x81:  # NEWOBJ
@@ -325,7 +244,10 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 end = begin + _U32(data, pos + 1)[0]
                 if end > len(data):
                     raise NeedMore(end)
-                stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                text = str(data[begin:end], "utf-8", "surrogatepass")
+                if begin < end and data[begin] in odd and (text[0] not in "c(" or "\n" in text):
+                    machine.carry(base + begin, text)
+                stack.append(text)
                 pos = end
                 continue
             elif op == 0x51:  # BINPERSID
@@ -366,13 +288,15 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 stack.append([])
                 pos += 1
                 continue
-            elif op == 0x56 and data[pos + 1] not in _ODD and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
+            elif op == 0x56 and data[pos + 1] not in _ODD_LINE and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
                 machine.has_lines = True
+                opcodes.setdefault(op, base + pos)
                 stack.append(str(data[pos + 1 : end], "raw-unicode-escape"))
                 pos = end + 1
                 continue
             elif op == 0x30 and stack:  # POP
                 stack.pop()
+                opcodes.setdefault(op, base + pos)
                 pos += 1
                 continue
             elif op == 0x2E:  # STOP
@@ -384,6 +308,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             machine.opcode, machine.pos, machine.stack = pos, pos, stack
             if machine.is_at_window_end():  # they may touch the stack first
                 raise NeedMore(pos + 1)
+            if op not in opcodes:
+                opcodes[op] = base + pos
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
             data, base = machine.data, machine.base  # what is skipped may end behind the window

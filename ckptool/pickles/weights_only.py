@@ -73,13 +73,11 @@ def is_allowed(module: str, name: str) -> bool:
 
 def why_refused(pickled: bytes) -> str | None:
     """Return the first name that it refuses in a pickle, or an opcode that it does not know; None if it opens."""
-    from ckptool.pickles.scanner import scan  # what is written is seldom looked at like this
-
-    source = BytesSource(pickled)
-    for one in read_pickle(source).globals:
+    found = read_pickle(BytesSource(pickled))
+    for one in found.globals:
         if not is_allowed(one.module, one.name):
             return str(one)
-    unknown = [op for op in scan(source, 0, len(pickled)).opcodes if op not in OPCODES]
+    unknown = [op for op in found.opcodes if op not in OPCODES]
     return f"pickle opcode {unknown[0]}" if unknown else None
 
 

@@ -34,7 +34,6 @@ from ckptool.pickles.alarms import canonical
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.reader import read_as_far
-from ckptool.pickles.scanner import end_of_opcode, scan
 from ckptool.sources.source import BytesSource
 
 Noted = tuple[str, str]
@@ -118,17 +117,14 @@ def _other(node: Any) -> str:
 
 
 def told(data: bytes) -> set[Noted]:
-    source = BytesSource(data)
-    read = read_as_far(source)
+    read = read_as_far(BytesSource(data))
     found = {("refers", label(one)) for one in read.globals}
     found |= {("calls", label(one.func)) for one in read.calls}
     found |= {("sets", label(one)) for one in read.builds}
     found |= {("adds", label(one)) for one in read.calls}  # of no items, too
     found |= {("asks", "pid") for _ in read.persistent_ids}
     found |= {(odd.how, label(odd.target)) for odd in read.oddities}
-    is_torn = read.broken is not None and read.end < len(data)
-    end = min(end_of_opcode(source, read.end), len(data)) if is_torn else read.end
-    return found | ({("refers", SPLIT)} if scan(source, 0, end).split_frame is not None else set())
+    return found | ({("refers", SPLIT)} if read.split_frame is not None else set())
 
 
 def missing(data: bytes) -> Noted | None:

@@ -25,10 +25,9 @@ from ckptool.limits import Limits
 from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.dangerous_names import UNFOLLOWED
 from ckptool.pickles.judge import Judge
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles.machine import packed_nbytes
 from ckptool.pickles.numpy_values import read_as_far_with_arrays
 from ckptool.pickles.reader import Pickle, read_as_far
-from ckptool.pickles.scanner import Scan, end_of_opcode, holds_none, scan_around
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
@@ -72,15 +71,6 @@ _SPLIT_FRAME: Final = (
 )
 
 
-def scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
-    """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
-    if pickles and not stream.blocks and not any(one.has_lines for one in pickles):
-        rare = pickles[0].rare.union(*(one.rare for one in pickles[1:]))
-        if holds_none(stream.source, stream.start, stream.end, rare):
-            return Scan({})
-    return scan_around(stream.source, stream.start, stream.end, stream.blocks)
-
-
 class Search(Found):
     """Looks into sources, and keeps what it finds."""
 
@@ -96,8 +86,13 @@ class Search(Found):
         self._pickles_read = 0
         self._judge = Judge(beside)
 
-    def stream(self, stream: Stream, record: str, depth: int = 0) -> None:
-        """Read consecutive pickles, and judge them."""
+    def stream(self, stream: Stream, record: str, pickles: Sequence[Pickle] = (), depth: int = 0) -> None:
+        """Judge consecutive pickles; read them, if that was not done before."""
+        self._allow_strings(stream.source)
+        for one in pickles:
+            self._judged(one, stream.source, record, None, depth)
+        if pickles:
+            return
         resume = {block.start: block.stop for block in stream.blocks}
         at = stream.start
         while 0 <= at < stream.end:
@@ -105,13 +100,6 @@ class Search(Found):
                 at = resume[at]
             else:
                 at = self._one(stream.source, at, record, None, depth, has_arrays=stream.has_arrays)
-
-    def read(self, stream: Stream, pickles: Sequence[Pickle], scan: Scan, record: str) -> None:
-        """Judge pickles that were read before."""
-        self._allow_strings(stream.source)
-        for one in pickles:
-            self._judged(one, stream.source, record, None, 0)
-        self._scanned(scan, stream.source, record, None, 0)
 
     def _one(
         self, source: Source, start: int, record: str, nested_at: int | None, depth: int, *, has_arrays: bool = True
@@ -124,10 +112,6 @@ class Search(Found):
         self._allow_strings(source)
         found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
         self._judged(found, source, record, nested_at, depth)
-        is_torn = found.broken is not None and found.end < source.nbytes
-        end = min(end_of_opcode(source, found.end), source.nbytes) if is_torn else found.end
-        scan = scan_around(source, start, end, found.blocks) if found.end > start else Scan({})
-        self._scanned(scan, source, record, nested_at, depth)
         if found.is_over_limit:
             self.miss(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
@@ -137,23 +121,12 @@ class Search(Found):
             self.name(one.module, one.name, record, one.offset, nested_at)
         for offset, verdict in self._judge.verdicts(pickle):
             self.note(verdict, record, offset, nested_at)
+        if pickle.split_frame is not None:
+            self.note(_SPLIT, record, pickle.split_frame, nested_at)
         for offset, value in pickle.carried:
-            self._bytes(value, record, offset if nested_at is None else nested_at, depth)
+            self._string(value, source, record, offset if nested_at is None else nested_at, depth)
         if pickle.blocks:
             self._only_sure(read_as_far(source, pickle.start), record, nested_at, pickle.blocks[0].start)
-
-    def _scanned(self, scan: Scan, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        """Look into strings that may hold pickles, and say where loaders read other opcodes than these."""
-        if scan.split_frame is not None:
-            self.note(_SPLIT, record, scan.split_frame, nested_at)
-        for at, nbytes, is_text in scan.carriers:
-            if at + nbytes > source.nbytes:
-                continue  # of a pickle that breaks off in it
-            where = at if nested_at is None else nested_at
-            if is_text:
-                self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, where, depth)
-            else:
-                self._inside(SliceSource(source, at, nbytes), record, where, depth)
 
     def _allow_strings(self, source: Source) -> None:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
@@ -163,14 +136,14 @@ class Search(Found):
         most = max(_INSIDE_NBYTES, _INSIDE_RATIO * self._unpacking.file_nbytes)
         return self._strings > self._most_strings or self._inside_nbytes > most
 
-    def _bytes(self, value: Inert, record: str, where: int, depth: int) -> None:
-        if isinstance(value, str):
-            try:
-                value = value.encode("latin-1")
-            except UnicodeError:
-                return
-        if isinstance(value, bytes | bytearray):
-            self._inside(BytesSource(bytes(value)), record, where, depth)
+    def _string(self, value: str | bytes, source: Source, record: str, where: int, depth: int) -> None:
+        """Look into a string of a pickle that lies in ``source``."""
+        try:
+            data = value.encode("latin-1") if isinstance(value, str) else value
+        except UnicodeError:
+            return
+        inner = BytesSource(data, source.cancellation, packed_nbytes=packed_nbytes(source))
+        self._inside(inner, record, where, depth)
 
     def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
         self._strings += 1

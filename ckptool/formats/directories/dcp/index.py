@@ -244,7 +244,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
     fields = nodes.attribute_pairs(pickled.root)
-    stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True)
+    stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True, opcodes=pickled.opcodes)
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
     entries: dict[str, Entry | Item | None] = {}
