@@ -42,8 +42,8 @@ def test_as_many_opcodes_as_allowed_are_read_and_not_one_more(before: int, is_re
 
 def test_a_small_file_may_have_a_mebibyte_and_others_four_times_their_size() -> None:
     for packed, most in ((1, MOST), (MOST // 4 - 1, MOST), (MOST // 4, MOST), (MOST // 4 + 1, MOST + 4)):
-        assert Machine(BytesSource(b".", packed_nbytes=packed), 0).left == most
-    assert Machine(BytesSource(b"."), 0).left == inf
+        assert Machine(BytesSource(b".", packed_nbytes=packed), 0).left_nbytes == most
+    assert Machine(BytesSource(b"."), 0).left_nbytes == inf
 
 
 @pytest.mark.parametrize(("needed", "left"), [(WINDOW, MOST - 100 - WINDOW), (WINDOW + 1, MOST - 100)])
@@ -54,7 +54,7 @@ def test_an_argument_larger_than_a_window_does_not_count(needed: int, left: int)
     machine.pos = needed
     machine.move_window(needed + 1)
 
-    assert machine.left == left
+    assert machine.left_nbytes == left
 
 
 def test_what_is_skipped_may_reach_to_the_end_and_no_further() -> None:
@@ -91,7 +91,7 @@ def test_long_texts_are_no_opcodes() -> None:
 @pytest.mark.parametrize(("taken", "is_refused"), [(9, False), (10, False), (11, True)])
 def test_a_window_moves_until_there_is_less_than_nothing_left(taken: int, is_refused: bool) -> None:
     machine = Machine(BytesSource(bytes(100), packed_nbytes=1), 0)
-    machine.left, machine.pos = 10, taken
+    machine.left_nbytes, machine.pos = 10, taken
     if is_refused:
         with pytest.raises(LimitExceeded):
             machine.move_window(taken + 1)

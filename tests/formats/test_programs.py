@@ -22,7 +22,6 @@ from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
 from ckptool.checking.row import row
 from ckptool.cli import cli
-from ckptool.formats.runnable import scripts
 from ckptool.formats.runnable.programs import programs
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
@@ -340,12 +339,10 @@ FORMULAS = {
     "floor(s0*0.5)": True,
     "eval('1')": False,
     "(1).__class__": False,
-    "s0.free_symbols": False,
     "[exec(x) for x in [1]]": False,
     "S('__import__(1)')": False,
     "lambda: 1": False,
     "(eval)('1')": False,
-    "(s0)(1)": False,
     "Max(s0, 1, key=sympify)": False,
 }
 
@@ -434,15 +431,6 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
     assert report.error is not None
     assert "CK217" in [one.code for one in report.findings]
     assert report.grade == "code"
-
-
-def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
-    assert all(any(word in name for word in scripts._WORDS_OF_OPERATORS) for name in scripts._OPERATORS)
-    of_torch = [name for name in scripts._OPERATORS if name.startswith("aten.")]
-    assert all(any(word in name for word in scripts._WORDS_OF_TORCH) for name in of_torch)
-    quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
-    assert all(list(scripts.of_script(text, "")) for text in quick)
-    assert list(scripts.of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []
 
 
 SETTINGS = {

@@ -18,7 +18,6 @@ from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.scripts import is_flatbuffer
 from ckptool.formats.runnable.unpacking import Content, Found, Unpacking
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
@@ -167,7 +166,7 @@ class Search(Found):
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._allow_strings(source)
-        if is_flatbuffer(head):
+        if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
             self.programs(source, record)
         contents = self._unpacking.contents(source, head, record)
         if contents is not None:

@@ -1,5 +1,5 @@
 """
-Programs that archives hold beside their pickles: which of their actions reach the system. Nothing of them runs.
+Programs that archives hold beside their pickles: which of their words reach the system. Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
@@ -9,22 +9,23 @@ what AOTInductor compiled of it is a library that is loaded, or C++ that is comp
 
 from __future__ import annotations
 
+import builtins
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import Remnant
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.exported import of_graph
-from ckptool.formats.runnable.scripts import of_byte_code, of_flatbuffer, of_script
-from ckptool.formats.runnable.unpacking import Act, of_kind
+from ckptool.formats.runnable.unpacking import Act, of_kind, of_program
 from ckptool.messages import counted, cut, show_nbytes
-from ckptool.pickles.alarms import reaching
-from ckptool.pickles.dangerous_names import CALLED_CLASSES, LOADS, NATIVE, SOURCE, UNFOLLOWED
+from ckptool.pickles.alarms import is_known, reaching
+from ckptool.pickles.dangerous_names import CALLED_CLASSES, EVALUATES, FILES, LOADS, NATIVE, SOURCE, UNFOLLOWED, words
 from ckptool.pickles.dangerous_names import SETTINGS as BY_SETTINGS
+from ckptool.pickles.judge import is_listed
 from ckptool.sources.source import Source
 
 _MOST_READ: Final = 1 << 28
@@ -185,3 +186,162 @@ def of_settings(text: str, record: str) -> Iterator[Act]:
         why = LOADS if name in CALLED_CLASSES else reaching(name, name.rpartition(".")[2])
         shown = f"settings that call {cut(name, _LONGEST)}(…)"
         yield Act("system" if why else "code", "runs", name, shown, why or BY_SETTINGS, record, found.start())
+
+
+# TorchScript: the operators of its source, or of its byte code
+
+
+_OPERATORS: Final = words(
+    "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
+    " aten.rpc_remote aten.rpc_sync"
+)
+_VERBS: Final = "read|write|load|save|open|exec|eval|system|download|files?"
+_TELLING: Final = re.compile(rf"(?:^|_)(?:{_VERBS})(?:_|$)").search
+"""What operators of other libraries are called that open files."""
+_LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
+"""Torch's own, of which all that open files are known."""
+_OF_ANY: Final = re.compile(rf"{_VERBS}|rpc_|getattr").search
+"""One of them is in every program that opens files: only getattr() takes a name from a string, in parts maybe."""
+_ESCAPE_IN_CODE: Final = re.compile(r"\\[^\n]")
+_QUIET: Final = re.compile(
+    r"\"{3}.*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|#[^\n]*"
+    r"|\"[^\"\n\\]*(?:\\\n[^\"\n\\]*)*[\"\n]?|'[^'\n\\]*(?:\\\n[^'\n\\]*)*['\n]?",
+    re.DOTALL,
+)
+"""Strings and comments, as torch's lexer takes them: they call nothing."""
+_DOT: Final = r"(?:\s|\\\n)*\.(?:\s|\\\n)*"
+_CALL_IN_CODE: Final = re.compile(
+    rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)"
+    r"|(?<![\w.])(?P<alias>torch|ops)\b(?!(?:\s|\\\n)*(?::|=(?!=)))"
+)
+"""An operator with its library; or one of these alone, unless it is a name that is declared or assigned."""
+_OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
+_STRING_OF_FLATBUFFER: Final = re.compile(rb"[^\0]{8,}")
+"""Its strings end with NUL, and so does their length before them,"""
+_LENGTH_WITHOUT_NUL: Final = 1 << 24
+"""unless it is this or more."""
+_TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
+
+
+def of_script(text: str, record: str) -> Iterator[Act]:
+    """Yield the operators of a TorchScript class that open files."""
+    if not _OF_ANY(text):
+        return
+    code = _ESCAPE_IN_CODE.sub("  ", text)
+    code = _QUIET.sub(lambda found: (" " if found[0][0] == "#" else '"') * len(found[0]), code)
+    for found in _CALL_IN_CODE.finditer(code):
+        if found["alias"]:
+            yield of_program(found["alias"], f"{found['alias']} under another name", UNFOLLOWED, record, found.start())
+        elif _opens_files(found["library"] or "aten", found["name"]):
+            line = cut(text[found.start() : found.start() + _LONGEST].partition("\n")[0], _LONGEST)
+            yield of_program(f"{found['library'] or 'torch'}.{found['name']}", line, FILES, record, found.start())
+
+
+def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
+    """Yield the operators of TorchScript's byte code that open files; behind a name, opcodes follow without a gap."""
+    for found in _OPERATOR.finditer(data):
+        size = _TEXT_OF_PICKLE.fullmatch(data, max(0, found.start() - 5), found.start())
+        end = found.start() + int.from_bytes(size[1], "little") if size is not None else found.end(2)
+        library, operator = str(found[1], "ascii", "replace"), str(data[found.end() : end], "ascii", "replace")
+        if _opens_files(library, operator):
+            yield of_program(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
+
+
+def of_flatbuffer(data: bytes, record: str) -> Iterator[Act]:
+    """Yield the operators of TorchScript in a flatbuffer that open files: of its byte code, and of the source in it."""
+    yield from of_byte_code(data, record)
+    for found in _STRING_OF_FLATBUFFER.finditer(data):
+        start, end = found.span()
+        if data.find(b"torch", start, end) < 0 and data.find(b"ops", start, end) < 0:
+            continue
+        if end - start >= _LENGTH_WITHOUT_NUL:
+            yield of_program("a program", "a long program", UNFOLLOWED, record, start)
+            continue
+        text = str(data[start:end], "utf-8", "replace")
+        yield from (act._replace(offset=start) for act in of_script(text, record))
+
+
+def _opens_files(library: str, operator: str) -> bool:
+    if f"{library}.{operator}" in _OPERATORS:
+        return True
+    return library not in _LIBRARIES and _TELLING(operator) is not None
+
+
+# Exported programs: the texts of their graphs, in JSON
+
+
+_DEEPEST: Final = 8
+"""Texts of JSON inside each other: there are two in what torch writes."""
+_NAMING: Final = re.compile(r"(?:\w*_)?names?|fqn").fullmatch
+"""Keys of names that are written into source code."""
+_NAME: Final = re.compile(r"[\w.@:-]*").fullmatch
+_CODE: Final = re.compile(r"[()\[\]=;\n\r]").search
+"""What is in no key."""
+_WORDS_IN: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*").findall
+_FORBIDDEN: Final = (frozenset(dir(builtins)) | words("lambda key sympify parse_expr lambdify")) - words(
+    "max min abs int float bool len range all any not and or is if else in True False None isinstance tuple list dict"
+    " str"
+)
+"""Words that no formula and no guard has: functions that evaluate, and what gives one to another."""
+
+
+def of_graph(data: bytes, record: str) -> list[Act]:
+    """
+    Return what of an exported program is more than formulas, guards, operators that reckon, and names.
+
+    ``torch.export`` evaluates the symbolic sizes and the guards, looks up the names of operators, writes the names of
+    values into source code that it compiles, and imports what the layouts of arguments name.
+    """
+    found: list[Act] = []
+    if not any(one in data for one in (b"graph", b"expr_str", b"guards_code", b"_spec", b"\\u")):
+        return found  # other JSON: settings, most likely
+
+    def look(text: str | bytes, depth: int) -> None:
+        def visit(pairs: list[tuple[str, Any]]) -> None:
+            named = dict(pairs)
+            for key, value in pairs:
+                for one in value if isinstance(value, list) else [value]:
+                    if isinstance(one, str) and (why := _why_of_text(key, one, named)):
+                        name, shown = (one, one) if key == "target" else (key, f"{key} {cut(one, _LONGEST)}")
+                        found.append(of_program(name, shown, why, record, 0))
+                    if isinstance(one, str) and '"' in one and (key.endswith("_spec") or depth):
+                        look(one, depth + 1)
+                if _CODE(key):
+                    found.append(of_program("a key", f"a key {cut(key, _LONGEST)}", EVALUATES, record, 0))
+
+        if depth > _DEEPEST:
+            found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
+            return
+        try:
+            json.loads(text, object_pairs_hook=visit, strict=False)
+        except (ValueError, RecursionError):
+            return  # nor can torch read it
+
+    look(data, 0)
+    return found
+
+
+def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
+    """Return in which way a text in a graph reaches the system, by its words; ``beside`` are those it stands with."""
+    if key in ("expr_str", "guards_code"):
+        bare = re.sub(r"'[^'\\]*'|\"[^\"\\]*\"", "''", text) if key == "guards_code" else text
+        return EVALUATES if "__" in bare or not _FORBIDDEN.isdisjoint(_WORDS_IN(bare)) else None
+    if key == "target":
+        return _of_target(text)
+    if key == "fqn" and ":" in text:
+        module, _, name = text.partition(":")
+        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}", name)
+    if key == "default_factory_name":
+        factory = f"{beside.get('default_factory_module')}.{text}"
+        return None if is_listed(factory) else LOADS
+    return EVALUATES if _NAMING(key) and not _NAME(text) else None
+
+
+def _of_target(value: str) -> str | None:
+    if not value.startswith(("torch", "_operator", "math")):
+        return None
+    library, _, operator = value.removeprefix("torch.ops.").partition(".")
+    if value.startswith("torch.ops.") and operator:
+        return FILES if _opens_files(library, operator.partition(".")[0]) else None
+    _, _, rest = value.partition(".")
+    return (reaching(value, rest) if rest else None) or (FILES if _opens_files("", rest.rpartition(".")[2]) else None)
