@@ -21,8 +21,7 @@ from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
-from ckptool.pickles.sharing import shared_nodes
-from ckptool.pickles.writer import write_pickle
+from ckptool.pickles.writer import shared_nodes, write_pickle
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder

@@ -19,9 +19,10 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from ckptool.errors import Failure, LimitExceeded
-from ckptool.pickles.machine import FIRST, RARE, Machine, NeedMore, OnBuild
+from ckptool.pickles.machine import FIRST, Machine, NeedMore, OnBuild
 from ckptool.pickles.machine import Pickle as Pickle
 from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId
+from ckptool.pickles.rare_opcodes import RARE
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:

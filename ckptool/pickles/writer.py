@@ -11,6 +11,7 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Callable, Collection, Iterator
@@ -22,6 +23,8 @@ from typing import Final, TypeAlias
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
 from ckptool.pickles.nodes import Call, Dict, DictInBatches, Global, Inert, Pairs, PersistentId, PlainTensor, Set
+from ckptool.pickles.reader import Pickle
+from ckptool.sources.source import Source
 
 Substitute = Callable[[Inert], Inert]
 Ids: TypeAlias = Collection[int] | None
@@ -440,3 +443,63 @@ _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 _BOOLS: Final = (b"\x89", b"\x88")
 _TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
 """The opcode that makes a tuple of so many items on the stack."""
+
+
+# Which nodes stand in a tree more than once: among those that its pickle took from the memo, or doubled. In a long
+# pickle all of these count, for to walk through its tree takes longer than to write a note of each.
+
+
+_VALUES: Final = frozenset({type(None), bool, int, float, str, Global})
+"""Types that hold nothing else, and that are known by their value."""
+_WINDOW: Final = 1 << 18
+_LONGEST_GET: Final = 12
+"""An opcode that gets from the memo, with an index of ten digits."""
+# At every byte, for it is not known which of them are opcodes: what is wrongly taken for one is sorted out later.
+_GET_SHORT: Final = re.compile(rb"h(?=(.))", re.DOTALL).findall
+_GET_LONG: Final = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall
+_GET_TEXT: Final = re.compile(rb"g(?=\s*\+?([0-9]{1,10})\s*\n)").findall
+
+
+def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
+    """Return the ids of all nodes that stand in the tree of a pickle more than once; of a long one, of some others."""
+    is_long = pickled.end - pickled.start > _WINDOW
+    indices = set(range(256)) if is_long else set()  # as many as the shortest opcode can get
+    for begin in range(pickled.start, pickled.end, _WINDOW):
+        data = source.read(begin, min(_WINDOW + _LONGEST_GET, pickled.end - begin))
+        if not is_long:
+            indices.update(found[0] for found in set(_GET_SHORT(data)))
+        indices.update(int.from_bytes(found, "little") for found in set(_GET_LONG(data)))
+        indices.update(map(int, set(_GET_TEXT(data))))
+    memo = pickled.memo
+    got = [memo[index] for index in indices if (index in memo if isinstance(memo, dict) else index < len(memo))]
+    candidates = {id(node) for node in (*got, *pickled.doubled) if type(node) not in _VALUES}
+    return candidates if is_long else _met_again(pickled.root, candidates)
+
+
+def _met_again(root: Inert, candidates: set[int]) -> set[int]:
+    """Return those of the candidates that stand in a tree more than once; nothing else can."""
+    met: set[int] = set()
+    again: set[int] = set()
+    todo: list[Inert] = [root] if candidates else []
+    while todo:
+        node = todo.pop()
+        key = id(node)
+        if key in candidates:
+            if key in met:
+                again.add(key)
+                continue
+            met.add(key)
+        if isinstance(node, (tuple, list)):
+            if not _VALUES.issuperset(map(type, node)):  # as those of shapes and strides
+                todo += [one for one in node if type(one) not in _VALUES]
+        elif isinstance(node, PersistentId):
+            todo.append(node.pid)
+        elif isinstance(node, Call):
+            todo += [one for one in (node.func, node.args, node.kwargs, node.state) if type(one) not in _VALUES]
+            todo += node.items or ()
+            todo += chain.from_iterable(node.pairs or ())
+        elif isinstance(node, Dict):
+            todo += chain.from_iterable(node.pairs)
+        elif isinstance(node, Set):
+            todo += node.items
+    return again

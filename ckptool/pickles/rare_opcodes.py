@@ -1,0 +1,443 @@
+"""
+The opcodes that checkpoints rarely have, one function each; the loop in ``reader`` has the frequent ones.
+
+Each function finds ``pos`` at its opcode, reads all of its argument before it touches the stack, and leaves ``pos``
+after the argument: so one that needs more bytes than the window holds can raise ``NeedMore`` and be started again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from struct import Struct
+from typing import Final
+
+from ckptool.errors import MalformedFile, UnsafePickle
+from ckptool.pickles.machine import Machine
+from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
+
+_I32 = Struct("<i").unpack_from
+_U32 = Struct("<I").unpack_from
+_U64 = Struct("<Q").unpack_from
+
+_INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
+_MAX_INT_NBYTES: Final = 1024
+_ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
+OUTSIDE: Final = (Global, PersistentId, Unknown)
+"""What the process knows, and no pickle holds."""
+_ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+
+
+def op_proto(machine: Machine) -> None:
+    before, machine.protocol = machine.protocol, machine.data[machine.pos + 1]
+    if machine.base + machine.pos != machine.start and before != machine.protocol:
+        machine.has_protocols = True
+    if machine.protocol > 5:
+        raise MalformedFile(
+            f"pickle protocol {machine.protocol} at byte {machine.base + machine.pos:,}; the newest is 5",
+            kind="malformed-pickle",
+            offset=machine.base + machine.pos,
+        )
+    machine.pos += 2
+
+
+def op_frame(machine: Machine) -> None:
+    nbytes = _U64(machine.data, machine.pos + 1)[0]
+    if nbytes > machine.source.nbytes - machine.base - machine.pos - 9 and not machine.is_patient:
+        raise machine.truncated(machine.pos + 9 + nbytes)
+    begin = machine.base + machine.pos
+    if machine.frame_end is not None:
+        machine.note_split(begin)
+    machine.pos += 9
+    machine.begin_frame(begin + 9 + nbytes)
+
+
+def op_int(machine: Machine) -> None:
+    line = machine.line()
+    machine.push(line == b"01" if line in (b"00", b"01") else _decimal(machine, line))
+
+
+def op_long(machine: Machine) -> None:
+    machine.push(_decimal(machine, machine.line().removesuffix(b"L")))
+
+
+def _decimal(machine: Machine, digits: bytes) -> Inert:
+    digits = digits.strip()
+    if not re.fullmatch(_INTEGER, digits):
+        raise machine.malformed(f"not a number: {len(digits):,} characters")
+    # As in _little_endian; here reading takes quadratic time, too.
+    return int(digits) if len(digits) <= _MAX_INT_NBYTES else digits
+
+
+def _memo_index(machine: Machine) -> Inert:
+    line = machine.line()
+    if machine.is_patient and re.fullmatch(rb"\s*\+?[0-9_]{1,4096}\s*", line):
+        index = int(line)
+        return index if index < 1 << 32 else f"{index:x}"  # larger numbers could be chosen to have one hash
+    index = _decimal(machine, line)
+    if not (isinstance(index, int) and 0 <= index < 1 << 32):
+        raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")
+    return index
+
+
+def op_long4(machine: Machine) -> None:
+    nbytes = _I32(machine.data, machine.pos + 1)[0]
+    if nbytes < 0:
+        raise machine.malformed(f"a number of {nbytes:,} bytes")
+    machine.push(_little_endian(machine.take(machine.pos + 5, nbytes)))
+
+
+def _little_endian(digits: bytes) -> Inert:
+    # Huge numbers stay bytes: printing one takes quadratic time, and nothing counts that far.
+    return int.from_bytes(digits, "little", signed=True) if len(digits) <= _MAX_INT_NBYTES else digits
+
+
+def op_string(machine: Machine) -> None:
+    line = machine.line().strip()
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise machine.malformed("a string without quotes")
+    machine.push_line(_python2_text(machine, re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
+
+
+def op_binstring(machine: Machine) -> None:
+    nbytes = _I32(machine.data, machine.pos + 1)[0]
+    if nbytes < 0:
+        raise machine.malformed(f"a string of {nbytes:,} bytes")
+    machine.push(_python2_text(machine, machine.string(4)))
+
+
+def op_binunicode8(machine: Machine) -> None:
+    begin = machine.pos + 9
+    text = str(machine.take(begin, _U64(machine.data, machine.pos + 1)[0]), "utf-8", "surrogatepass")
+    machine.carry(machine.base + begin, text)
+    machine.push(text)
+
+
+def op_global(machine: Machine) -> None:
+    module, name = machine.lines(2)
+    machine.push(machine.intern(str(module, "utf-8"), str(name, "utf-8")))
+
+
+def op_stack_global(machine: Machine) -> None:
+    module, name = machine.stack[-2:]
+    if isinstance(module, str) and isinstance(name, str):
+        found: Inert = machine.intern(module, name)
+    elif machine.is_patient:
+        found = _unknown(machine, "a name that is computed")
+    else:
+        raise machine.malformed("a global whose name is no string")
+    machine.stack[-2:] = [found]
+    machine.pos += 1
+
+
+def _unknown(machine: Machine, why: str) -> Unknown:
+    found = Unknown(why)
+    machine.note("refers", found)
+    return found
+
+
+def _extension(width: int) -> Callable[[Machine], None]:
+    def op_extension(machine: Machine) -> None:
+        if not machine.is_patient:
+            why = "only the process that wrote it knows its meaning"
+            raise _unsafe(machine, "extension code", why, "unsafe-extension")
+        code = int.from_bytes(machine.data[machine.pos + 1 : machine.pos + 1 + width], "little")
+        machine.push(_unknown(machine, f"extension code {code:,}"))
+        machine.pos += 1 + width
+
+    return op_extension
+
+
+def op_next_buffer(machine: Machine) -> None:
+    if machine.is_patient:
+        machine.push(_unknown(machine, "an out-of-band buffer"))
+        machine.pos += 1
+        return
+    raise _unsafe(machine, "out-of-band buffer", "the data was never in this file", "unsafe-buffer")
+
+
+def _unsafe(machine: Machine, what: str, why: str, kind: str) -> UnsafePickle:
+    offset = machine.base + machine.pos
+    return UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
+
+
+def op_inst(machine: Machine) -> None:
+    module, name = machine.lines(2)
+    found = machine.intern(str(module, "utf-8"), str(name, "utf-8"))
+    _called(machine, found, tuple(machine.pop_mark()))
+
+
+def op_obj(machine: Machine) -> None:
+    machine.pos += 1
+    cls, *args = machine.pop_mark()
+    _called(machine, cls, tuple(args))
+
+
+def _called(machine: Machine, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
+    machine.push_call(Call(func, args, how, kwargs))
+
+
+def op_newobj_ex(machine: Machine) -> None:
+    machine.pos += 1
+    kwargs, args, cls = (machine.stack.pop() for _ in range(3))
+    _called(machine, cls, args, "newobj_ex", kwargs)
+
+
+def op_build(machine: Machine) -> None:
+    machine.pos += 1
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if not isinstance(target, Call):
+        if machine.is_patient and isinstance(target, OUTSIDE):
+            machine.note("sets", target, state)
+        elif not (machine.is_patient and _sets_nothing(state)):
+            raise machine.malformed("a state for something that is no object")
+        return
+    if target.state is not None:
+        if not machine.is_patient:
+            raise machine.malformed("a second state for one object")
+        machine.note("sets", target, state)
+        return
+    target.state = state
+    machine.builds.append(target)
+    machine.build_offsets.append(machine.base + machine.opcode)
+    if machine.on_build is not None:
+        machine.stack[-1] = machine.on_build(machine, target)
+
+
+def _sets_nothing(state: Inert) -> bool:
+    """Say whether Python takes a state for none, whatever it is for."""
+    if type(state) is tuple and len(state) == 2:
+        return _sets_nothing(state[0]) and _sets_nothing(state[1])
+    if type(state) in (Dict, Set):
+        return not (state.pairs if type(state) is Dict else state.items)
+    return not isinstance(state, (Call, *OUTSIDE)) and not state
+
+
+def op_persid(machine: Machine) -> None:
+    machine.push(PersistentId(str(machine.line(), "utf-8")))
+    machine.persistent_ids.append(machine.stack[-1])
+
+
+def op_pop(machine: Machine) -> None:
+    machine.pos += 1
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.pop_mark()  # POP of a mark, as CPython allows
+
+
+def op_pop_mark(machine: Machine) -> None:
+    machine.pos += 1
+    machine.pop_mark()
+
+
+def op_dup(machine: Machine) -> None:
+    machine.pos += 1
+    machine.push(machine.stack[-1])
+    machine.doubled.append(machine.stack[-1])
+
+
+def op_get(machine: Machine) -> None:
+    index: Inert = _memo_index(machine)
+    memo: Inert = machine.memo
+    if type(index) is str and type(memo) is list:
+        raise KeyError(index)
+    machine.push(memo[index])
+
+
+def op_tuple3(machine: Machine) -> None:
+    machine.pos += 1
+    machine.stack[-3:] = [(machine.stack[-3], machine.stack[-2], machine.stack[-1])]
+
+
+def op_list(machine: Machine) -> None:
+    machine.pos += 1
+    machine.push(machine.pop_mark())
+
+
+def op_append(machine: Machine) -> None:
+    machine.pos += 1
+    value = machine.stack.pop()
+    _extend(machine, machine.stack[-1], [value])
+
+
+def op_appends(machine: Machine) -> None:
+    machine.pos += 1
+    values = machine.pop_mark()
+    _extend(machine, machine.stack[-1], values)
+
+
+def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
+    if isinstance(target, list):
+        target.extend(values)
+    elif isinstance(target, Call):
+        target.items = target.items or []
+        target.items.extend(values)
+    elif machine.is_patient and (not values or isinstance(target, (bytearray, *OUTSIDE))):
+        machine.note("adds", target, values)
+    else:
+        raise machine.malformed("items for something that is no list")
+
+
+def op_dict(machine: Machine) -> None:
+    machine.pos += 1
+    machine.push(Dict(_pairs(machine, machine.pop_mark()) or None))
+
+
+def op_setitem(machine: Machine) -> None:
+    machine.pos += 1
+    value, key = machine.stack.pop(), machine.stack.pop()
+    if type(key) is not str:
+        machine.odd_keys.append(key)
+    _update(machine, machine.stack[-1], ((key, value),))
+
+
+def op_setitems(machine: Machine) -> None:
+    machine.pos += 1
+    flat = machine.pop_mark()
+    if machine.is_patient and len(flat) % 2:  # Python sets the whole pairs first
+        _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
+    _update(machine, machine.stack[-1], _pairs(machine, flat))
+
+
+def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
+    if isinstance(target, Dict):
+        target.update(pairs)
+    elif isinstance(target, Call):
+        target.pairs = target.pairs or []
+        target.pairs.extend(pairs)
+    elif machine.is_patient and (not pairs or isinstance(target, (list, *OUTSIDE))):
+        machine.note("adds", target, pairs)
+    else:
+        raise machine.malformed("pairs for something that is no dict")
+
+
+def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
+    if len(flat) % 2:
+        raise machine.malformed(f"a dict of {len(flat):,} keys and values")
+    machine.odd_keys += (key for key in flat[::2] if type(key) is not str)
+    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
+
+
+def op_empty_set(machine: Machine) -> None:
+    machine.pos, machine.empty = machine.pos + 1, machine.empty + 1
+    machine.push(Set(NO_ITEMS))
+
+
+def op_additems(machine: Machine) -> None:
+    machine.pos += 1
+    values, target = machine.pop_mark(), machine.stack[-1]
+    machine.odd_keys += (one for one in values if type(one) is not str)
+    if isinstance(target, Set):
+        target.update(values)
+    else:
+        _extend(machine, target, values)
+
+
+def op_frozenset(machine: Machine) -> None:
+    machine.pos += 1
+    values = machine.pop_mark()
+    machine.odd_keys += (one for one in values if type(one) is not str)
+    machine.push(Set(values or NO_ITEMS, frozen=True))
+
+
+def op_readonly_buffer(machine: Machine) -> None:
+    machine.pos += 1
+
+
+def op_unknown(machine: Machine) -> None:
+    raise machine.malformed(f"0x{machine.data[machine.pos]:02x} is not a pickle opcode")
+
+
+def _python2_text(machine: Machine, data: bytes) -> str | bytes:
+    """Return what a Python 2 ``str`` was: text where it can be, else the bytes (numpy put raw data into them)."""
+    machine.has_old_strings = True
+    machine.has_other_text = machine.has_other_text or not data.isascii()
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+@cache  # of the thousand or so that there are
+def _meaning(escape: bytes) -> bytes:
+    """Return the byte that an escape means in a string of Python 2."""
+    kind = escape[1]
+    if kind == ord("\n"):  # a line that goes on
+        return b""
+    if kind == ord("x"):
+        return bytes.fromhex(str(escape[2:], "ascii"))
+    if kind in b"01234567":
+        return bytes([int(escape[1:], 8) & 0xFF])
+    return bytes([_ESCAPED.get(kind, kind)])
+
+
+def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machine], None]:
+    """
+    Let a patient machine go on where Python may: what one line says may be sound for it though it is not for us.
+
+    What does not begin like ``sound`` is so for nobody.
+    """
+
+    def run(machine: Machine) -> None:
+        begin = machine.pos
+        try:
+            step(machine)
+        except (MalformedFile, ValueError):
+            line = machine.data[begin + 1 : machine.pos].removesuffix(b"\n")
+            if not machine.is_patient or machine.pos == begin or not re.match(sound, line, re.DOTALL | re.IGNORECASE):
+                raise
+            machine.push(Unknown("a malformed value"))
+
+    return run
+
+
+_NAMED: Final[dict[int, Callable[[Machine], None]]] = {
+    0x80: op_proto,
+    0x95: op_frame,
+    ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
+    ord("L"): _patiently(op_long, rb"\s*[+-]?[0-9]"),
+    0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 2, machine.data[machine.pos + 1]))),
+    0x8B: op_long4,
+    ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
+    ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),
+    ord("T"): op_binstring,
+    ord("U"): lambda machine: machine.push(_python2_text(machine, machine.string(1))),
+    ord("V"): lambda machine: machine.push_line(str(machine.line(), "raw-unicode-escape")),
+    0x8D: op_binunicode8,
+    ord("B"): lambda machine: machine.push(machine.string(4)),
+    0x8E: lambda machine: machine.push(machine.string(8)),
+    ord("C"): lambda machine: machine.push(machine.string(1)),
+    0x96: lambda machine: machine.push(bytearray(machine.string(8))),
+    0x97: op_next_buffer,
+    0x98: op_readonly_buffer,
+    ord("c"): op_global,
+    0x93: op_stack_global,
+    0x82: _extension(1),
+    0x83: _extension(2),
+    0x84: _extension(4),
+    ord("i"): op_inst,
+    ord("o"): op_obj,
+    0x92: op_newobj_ex,
+    ord("b"): op_build,
+    ord("P"): op_persid,
+    ord("0"): op_pop,
+    ord("1"): op_pop_mark,
+    ord("2"): op_dup,
+    ord("g"): op_get,
+    ord("p"): lambda machine: machine.put(_memo_index(machine), machine.stack[-1]),
+    0x87: op_tuple3,
+    ord("l"): op_list,
+    0x8F: op_empty_set,
+    ord("a"): op_append,
+    ord("e"): op_appends,
+    ord("d"): op_dict,
+    ord("s"): op_setitem,
+    ord("u"): op_setitems,
+    0x90: op_additems,
+    0x91: op_frozenset,
+}
+
+RARE: Final = [_NAMED.get(op, op_unknown) for op in range(256)]
+"""The function for each opcode, by its byte."""
