@@ -11,8 +11,7 @@ import torch
 
 from ckptool import migrate, open_checkpoint
 from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.writer import shared_nodes
-from ckptool.pickles.writer import write_pickle
+from ckptool.pickles.writer import shared_nodes, write_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, named
 from tests.scale import in_turn
