@@ -41,8 +41,6 @@ _MOST_AXES: Final = 3
 """Boxes that are cut along so many dimensions may be any number: known writers cut along two at most."""
 _MOST_PLACES: Final = 1 << 66
 """Far fewer numbers below this have one hash than it takes to slow a dict down."""
-_MOST_LOOKED_AT: Final = 1 << 17
-"""Pairs of boxes that are compared to name two that overlap."""
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
@@ -67,8 +65,7 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Non
     held = sum(prod(sizes) for _, sizes in inside)
     if held == total and (len(inside) <= 1 or _is_tiled(name, shape, inside)):
         return
-    overlapping = _overlap(inside, len(shape))
-    if overlapping is None and held < total:
+    if held < total:
         raise MalformedFile(
             f"{name!r} has a hole: its pieces hold {held:,} of {total:,} elements",
             kind="missing-piece",
@@ -76,7 +73,7 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Non
             needed=total,
             actual=held,
         )
-    raise _bad(name, "two pieces overlap" + ("" if overlapping is None else f" at {list(overlapping)}"))
+    raise _bad(name, "two pieces overlap")
 
 
 def _is_tiled(name: str, shape: tuple[int, ...], boxes: list[Box]) -> bool:
@@ -104,24 +101,6 @@ def _is_tiled(name: str, shape: tuple[int, ...], boxes: list[Box]) -> bool:
             if left:
                 jumps[at] = left
     return not jumps
-
-
-def _overlap(boxes: list[Box], rank: int) -> tuple[int, ...] | None:
-    """Return the offsets of a box that has elements in common with another; None if none is found in some time."""
-    if not rank:
-        return () if len(boxes) > 1 else None
-    axis = max(range(rank), key=lambda axis: len({offsets[axis] for offsets, _ in boxes}))
-    active: list[Box] = []
-    looked_at = 0
-    for box in sorted(boxes, key=lambda box: box[0][axis]):
-        active = [one for one in active if one[0][axis] + one[1][axis] > box[0][axis]]
-        looked_at += len(active) + 1
-        if any(intersection(one, box) is not None for one in active):
-            return box[0]
-        if looked_at > _MOST_LOOKED_AT:
-            return None
-        active.append(box)
-    return None
 
 
 def _bad(name: str, what: str) -> MalformedFile:

@@ -47,7 +47,6 @@ Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
 """Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
 Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
-Tensors: TypeAlias = Callable[[Iterable[tuple[str, Inert]]], Parts]
 _SPARSE_PARTS = {
     "sparse_coo": ("indices", "values"),
     "sparse_csr": ("crow_indices", "col_indices", "values"),
@@ -261,14 +260,45 @@ class Rebuilder:
         return None
 
     def _quantized(self, _: Call, args: Args) -> TensorInfo:
+        """A tensor of integers with its scheme."""
         storage, offset, size, stride, quantizer, requires_grad, *_rest = args
         info = self._strided(storage, offset, size, stride, requires_grad)
-        return quantized(info, quantizer, self._tensors)
+        if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
+            raise malformed_tensor("a quantised tensor without a quantiser")
+        scheme = quantizer[0].name
+        names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
+        values = list(zip(names, quantizer[1:], strict=False))
+        details = tuple((name, value) for name, value in values if isinstance(value, int | float))
+        return info._replace(layout=scheme, parts=self._tensors(values), details=details)
+
+    def _sparse(self, _: Call, args: Args) -> TensorInfo:
+        """A COO tensor, or a compressed one of rows, columns or blocks."""
+        layout, data = as_layout(args[0]), args[1]
+        fields = _SPARSE_PARTS.get(layout)
+        if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
+            raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
+        parts = self._tensors(zip(fields, data, strict=False))
+        if len(parts) != len(fields):
+            raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
+        info = _composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
+        coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
+        return info._replace(details=(("is_coalesced", True),)) if coalesced else info
+
+    def _nested(self, _: Call, args: Args) -> TensorInfo:
+        """A nested tensor of the strided layout."""
+        parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
+        if not parts or parts[0][0] != "buffer":
+            raise malformed_tensor("a nested tensor without a buffer")
+        return _composite("nested", parts, parts[0][1], parts[0][1].shape)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
+        """A nested tensor of the jagged layout, from the pairs of its state."""
         pairs = nodes.state_pairs(args[0])
         self._spend(len(pairs))
-        return jagged(pairs, self._tensors)
+        parts = self._tensors((field, nodes.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
+        if not parts or parts[0][0] != "values":
+            raise malformed_tensor("a jagged tensor without values")
+        return _composite("jagged", parts, parts[0][1], parts[0][1].shape)
 
     def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
         func, cls, arguments, state, *_rest = args
@@ -285,7 +315,21 @@ class Rebuilder:
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
-        return on_manifold(node, self._recognise, self._tensors)
+        """
+        A tensor of geoopt, a plain one with a manifold: ``functools.partial(…, build_fn=f)(*arguments of f, state,
+        class, manifold, requires_grad)``.
+        """
+        made = node.func.state if isinstance(node.func, Call) else None
+        pairs = nodes.mapping_pairs(made[2]) if isinstance(made, tuple) and made[2:] else None
+        if not isinstance(node.args, tuple) or len(node.args) < 4:
+            return None
+        *arguments, _state, cls, manifold, requires_grad = node.args
+        info = self._recognise(Call(nodes.lookup(pairs or [], "build_fn"), tuple(arguments)))
+        if info is None:
+            return None
+        name, parts = nodes.class_name(cls), (*info.parts, *self._tensors([("manifold", manifold)]))
+        kind = "parameter" if name.endswith("Parameter") else info.kind
+        return info._replace(subclass=name, requires_grad=as_flag(requires_grad), kind=kind, parts=parts)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
@@ -347,9 +391,9 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._utils", "_rebuild_parameter"): Rebuilder._parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): Rebuilder._parameter_with_state,
     ("torch._utils", "_rebuild_qtensor"): Rebuilder._quantized,
-    ("torch._utils", "_rebuild_sparse_tensor"): lambda self, _, args: sparse(args, self._tensors),
-    ("torch._utils", "_rebuild_sparse_csr_tensor"): lambda self, _, args: sparse(args, self._tensors),
-    ("torch._utils", "_rebuild_nested_tensor"): lambda self, _, args: nested(args, self._tensors),
+    ("torch._utils", "_rebuild_sparse_tensor"): Rebuilder._sparse,
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): Rebuilder._sparse,
+    ("torch._utils", "_rebuild_nested_tensor"): Rebuilder._nested,
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): lambda _, _call, args: meta(args),
     ("torch._utils", "_rebuild_wrapper_subclass"): lambda _, _call, args: wrapper(args),
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): Rebuilder._from_cpu,
@@ -367,47 +411,6 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch.autograd", "Variable"): Rebuilder._variable,
     ("torch.autograd.variable", "Variable"): Rebuilder._variable,
 }
-
-
-def quantized(info: TensorInfo, quantizer: Inert, tensors: Tensors) -> TensorInfo:
-    """Return a tensor of integers with its scheme; ``info`` describes the integers."""
-    if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
-        raise malformed_tensor("a quantised tensor without a quantiser")
-    scheme = quantizer[0].name
-    names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
-    values = list(zip(names, quantizer[1:], strict=False))
-    details = tuple((name, value) for name, value in values if isinstance(value, int | float))
-    return info._replace(layout=scheme, parts=tensors(values), details=details)
-
-
-def sparse(args: Args, tensors: Tensors) -> TensorInfo:
-    """Return a COO tensor, or a compressed one of rows, columns or blocks."""
-    layout, data = as_layout(args[0]), args[1]
-    fields = _SPARSE_PARTS.get(layout)
-    if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
-        raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
-    parts = tensors(zip(fields, data, strict=False))
-    if len(parts) != len(fields):
-        raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
-    info = _composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
-    coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
-    return info._replace(details=(("is_coalesced", True),)) if coalesced else info
-
-
-def nested(args: Args, tensors: Tensors) -> TensorInfo:
-    """Return a nested tensor of the strided layout."""
-    parts = tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
-    if not parts or parts[0][0] != "buffer":
-        raise malformed_tensor("a nested tensor without a buffer")
-    return _composite("nested", parts, parts[0][1], parts[0][1].shape)
-
-
-def jagged(pairs: nodes.Pairs, tensors: Tensors) -> TensorInfo:
-    """Return a nested tensor of the jagged layout, from the pairs of its state."""
-    parts = tensors((field, nodes.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
-    if not parts or parts[0][0] != "values":
-        raise malformed_tensor("a jagged tensor without values")
-    return _composite("jagged", parts, parts[0][1], parts[0][1].shape)
 
 
 def _composite(layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
@@ -439,26 +442,6 @@ def wrapper(args: Args) -> TensorInfo:
     )
     check_extent(info)
     return info
-
-
-def on_manifold(node: Call, recognise: Callable[[Call], TensorInfo | None], tensors: Tensors) -> TensorInfo | None:
-    """
-    Return a tensor of geoopt, a plain one with a manifold: ``functools.partial(…, build_fn=f)(*arguments of f, state,
-    class, manifold, requires_grad)``.
-    """
-    made = node.func.state if isinstance(node.func, Call) else None
-    build = (
-        nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) and made[2:] else None
-    )
-    if not isinstance(node.args, tuple) or len(node.args) < 4:
-        return None
-    *arguments, _state, cls, manifold, requires_grad = node.args
-    info = recognise(Call(build, tuple(arguments)))
-    if info is None:
-        return None
-    name, parts = nodes.class_name(cls), (*info.parts, *tensors([("manifold", manifold)]))
-    kind = "parameter" if name.endswith("Parameter") else info.kind
-    return info._replace(subclass=name, requires_grad=as_flag(requires_grad), kind=kind, parts=parts)
 
 
 def uninitialized(args: Args) -> TensorInfo:

@@ -53,18 +53,8 @@ def test_a_box_may_reach_to_both_ends_and_be_empty_there() -> None:
 def test_a_hole_is_told_from_an_overlap() -> None:
     hole = refused((4,), [((0,), (1,)), ((2,), (2,))])
     assert (hole.kind, hole.needed, hole.actual) == ("missing-piece", 4, 3)
-    assert refused((4,), [((0,), (2,)), ((1,), (2,))]).message.endswith("two pieces overlap at [1]")
-    assert refused((), [((), ()), ((), ())]).message.endswith("two pieces overlap at []")
-
-
-@each(("most", "named"), [(2, True), (1, False)])
-def test_an_overlap_is_looked_for_among_so_many(most: int, named: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{PLACE}._MOST_LOOKED_AT", most)
-        # Five of six elements are held once or twice: as many as there are.
-        error = refused((6,), [((0,), (2,)), ((2,), (2,)), ((3,), (2,))])
-    assert error.kind == "bad-piece"
-    assert error.message.endswith("two pieces overlap at [3]" if named else "two pieces overlap")
+    assert refused((4,), [((0,), (2,)), ((1,), (2,))]).message.endswith("two pieces overlap")
+    assert refused((), [((), ()), ((), ())]).message.endswith("two pieces overlap")
 
 
 @each(
