@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from zlib import crc32
 
 from ckptool.errors import DamagedFile
+from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import file_under
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
 from ckptool.tensors.reading import LazyTensor, in_memory, swapped
@@ -44,18 +45,11 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
             in_pieces.append(storage.source)
         elif storage.crc32 and place_of(storage) not in done:
             done.add(place_of(storage))
-            whole = StoragePayload(storage, 1)
-            whole.check(checksum_of(whole))
+            held = in_memory(storage)
+            found = checksum_of_range(held.source, held.offset, held.offset + held.nbytes)
+            StoragePayload(storage, 1).check(found)
     for pieces in in_pieces:
         pieces.check(done)
-
-
-def checksum_of(payload: Payload) -> int:
-    """Return the CRC-32 of a payload."""
-    found = 0
-    for chunk in payload.chunks():
-        found = crc32(chunk, found)
-    return found
 
 
 CHUNK_NBYTES: Final = 1 << 22
@@ -89,30 +83,6 @@ class Payload(Protocol):
     def check(self, crc32: int) -> None:
         """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
         ...
-
-
-class BytesPayload:
-    """Bytes in memory."""
-
-    __slots__ = ("_data", "nbytes")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.nbytes = len(data)
-
-    known_crc32 = 0
-
-    def chunks(self) -> Iterator[bytes]:
-        yield self._data
-
-    def extents(self) -> None:
-        return
-
-    def pieces(self) -> None:
-        return
-
-    def check(self, crc32: int) -> None:
-        """Nothing to compare with."""
 
 
 class StoragePayload:

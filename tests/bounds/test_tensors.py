@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo
 from ckptool.tensors import reading, tensor
@@ -60,46 +59,12 @@ def test_there_are_as_many_strides_as_sizes_and_at_most_64(sizes: int, steps: in
         tensor.check_extent(bare((1,) * sizes, (1,) * steps))
 
 
-def test_an_empty_tensor_reads_nothing_wherever_it_says_it_stands() -> None:
-    empty = info((0, 3), (3, 1), 10**12)
-    assert LazyTensor("x", empty).read() == b""
-    assert empty.storage is not None
-    assert isinstance(empty.storage.source, Asked)
-    assert empty.storage.source.sizes == []
-
-
 def test_packed_elements_fill_their_storage_and_no_more() -> None:
     tensor.check_extent(info((2, 4), (4, 1), dtype="quint4x2", data=bytes(4)))
     tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=bytes(4)))
     for data in (bytes(3), bytes(2)):
         with pytest.raises(MalformedFile):
             tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
-
-
-@each(
-    ("shape", "stride", "contiguous"),
-    [
-        ((), (), True),
-        ((1, 5), (7, 1), True),
-        ((5, 1), (1, 7), True),
-        ((2, 3), (3, 1), True),
-        ((2, 3), (4, 1), False),
-        ((2, 3), (3, 2), False),
-        ((2, 3), (0, 1), False),
-        ((0, 5), (1, 9), True),
-        ((5, 0), (7, 7), True),
-        ((1, 1), (9, 9), True),
-    ],
-)
-def test_dimensions_of_one_element_have_any_stride(
-    shape: tuple[int, ...], stride: tuple[int, ...], contiguous: bool
-) -> None:
-    assert bare(shape, stride).is_contiguous == contiguous
-
-
-@each("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
-def test_rows_are_packed_as_torch_packs_them(shape: tuple[int, ...]) -> None:
-    assert tensor.row_major(shape) == torch.empty(shape).stride()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", "complex64", "complex128"])
@@ -149,15 +114,6 @@ def test_pieces_of_a_turned_tensor_are_those_of_its_own_rows() -> None:
 def test_what_has_no_rows_or_packs_them_comes_in_one_piece() -> None:
     assert list(LazyTensor("x", info((), ())).chunks(1)) == [DATA[:4]]
     assert list(LazyTensor("x", info((4, 6), (6, 1), dtype="quint4x2")).chunks(5)) == [DATA[:12]]
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", "complex64", "complex128"])
-def test_strides_of_elements_of_every_size(dtype: str) -> None:
-    size = BY_NAME[dtype].itemsize
-    elements = [DATA[at : at + size] for at in range(0, 240, size)]
-    column = LazyTensor("x", info((3,), (4,), 1, dtype=dtype))
-
-    assert column.read() == b"".join(elements[1::4][:3])
 
 
 # Strided reading

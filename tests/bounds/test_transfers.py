@@ -15,9 +15,10 @@ from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksu
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, ReadAhead
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.payloads import BytesPayload, Payload, StoragePayload
+from ckptool.tensors.payloads import Payload, StoragePayload
 from ckptool.tensors.pieces import Box, Piece, PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from tests.bounds.sources import BytesPayload
 from tests.each import each
 
 DATA = random.Random(0).randbytes((5 << 20) + 4)

@@ -19,8 +19,8 @@ from ckptool.migration.planned import OutFile
 from ckptool.migration.writing import fill
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.sources.files import FileSource
-from ckptool.tensors.payloads import BytesPayload
 from tests import build
+from tests.bounds.sources import BytesPayload
 from tests.scale import exhaustive
 
 FULL = 0xFFFFFFFF

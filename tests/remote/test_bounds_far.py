@@ -34,7 +34,6 @@ from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
 from ckptool.sources.remote import web
 from ckptool.sources.remote.address import check_peer, follow, place_of
-from tests.each import each
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
@@ -218,38 +217,37 @@ def test_a_model_stops_watching_a_server_that_drips() -> None:
     assert time.monotonic() - started < SECONDS
 
 
-@each(
-    ("peer", "home", "is_fine"),
-    [
-        ("100.64.0.1", "9.9.9.9", False),
-        ("100.100.100.200", "100.64.0.1", False),
-        ("192.0.0.192", "9.9.9.9", False),
-        ("64:ff9b::a9fe:a9fe", "9.9.9.9", False),
-        ("64:ff9b::a00:1", "9.9.9.9", False),
-        ("64:ff9b::808:808", None, 1),
-        ("64:ff9b:1::1", "9.9.9.9", False),
-        ("2002:a9fe:a9fe::1", "9.9.9.9", False),
-        ("::7f00:1", "9.9.9.9", False),
-        ("fec0::1", "fd00::1", False),
-        ("0.1.2.3", "10.0.0.1", False),
-        ("224.0.0.1", "9.9.9.9", False),
-        ("ff0e::1", "9.9.9.9", False),
-        ("240.0.0.1", "9.9.9.9", False),
-        ("255.255.255.255", None, False),
-        ("::ffff:100.64.0.1", "9.9.9.9", False),
-        ("198.18.0.1", "9.9.9.9", False),
-        ("fd00::2", "fd00::1", True),
-        ("100.64.0.2", "100.64.0.1", True),
-        ("100.64.0.2", "10.0.0.1", False),
-        ("2606:4700::1", "9.9.9.9", True),
-    ],
-)
-def test_a_redirect_leads_to_what_the_world_can_reach(peer: str, home: str | None, is_fine: bool) -> None:
-    if is_fine:
-        check_peer(peer, home)
-    else:
-        with pytest.raises(FileUnavailable, match="redirect"):
+REFUSED = {
+    "9.9.9.9": (
+        "100.64.0.1 192.0.0.192 64:ff9b::a9fe:a9fe 64:ff9b::a00:1 64:ff9b:1::1 2002:a9fe:a9fe::1 ::7f00:1 224.0.0.1"
+        " ff0e::1 240.0.0.1 ::ffff:100.64.0.1 198.18.0.1 127.0.0.1 ::1 ::ffff:127.0.0.1 fe80::1%eth0 0.0.0.0 10.1.2.3"
+    ),
+    "10.0.0.1": "0.1.2.3 100.64.0.2 169.254.169.254",
+    "100.64.0.1": "100.100.100.200",
+    "fd00::1": "fec0::1",
+    None: "255.255.255.255 192.168.0.9",
+}
+"""By the address of the first server, those that it may not redirect to."""
+FOLLOWED = {
+    "9.9.9.9": "8.8.8.8 2606:4700::1",
+    "10.0.0.1": "10.1.2.3 8.8.8.8",
+    "fd00::1": "fd00::2",
+    "100.64.0.1": "100.64.0.2",
+    None: "64:ff9b::808:808",
+}
+
+
+def test_a_redirect_leads_to_what_the_world_can_reach() -> None:
+    for home, peers in FOLLOWED.items():
+        for peer in peers.split():
             check_peer(peer, home)
+    for home, peers in REFUSED.items():
+        for peer in peers.split():
+            with pytest.raises(FileUnavailable, match="redirect"):
+                check_peer(peer, home)
+    for location in ("http://h/x", "file:///etc/passwd", "ftp://h/x", "data:,x"):
+        with pytest.raises(FileUnavailable):
+            follow(place_of("https://h/x"), location)
 
 
 def test_the_first_name_leads_nowhere_else_later() -> None:

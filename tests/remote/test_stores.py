@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from ckptool import CkptoolError, Remote, SourceChanged, check, diff, load, migrate, open_checkpoint
-from ckptool.sources.remote.opening import open_remote
+from ckptool import CkptoolError, Remote, check, diff, load, migrate, open_checkpoint
 from tests.remote.buckets import SECRET, checks_keys
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
@@ -72,26 +69,6 @@ def test_small_and_empty_objects_are_read() -> None:
         with open_checkpoint(Remote("s3://b/x.pth", endpoint=server.url)) as found:
             assert len(found.tensors) == 3
         assert "empty" in refused(Remote("s3://b/empty", endpoint=server.url)).message
-
-
-def test_a_store_that_is_busy_and_cuts_answers_gives_the_right_bytes() -> None:
-    data, chance = random.Random(5).randbytes(9 << 20), random.Random(6)
-    with serving({"/b/x": data}) as server:
-        server.busy = server.cut = lambda: chance.random() < 0.1
-        source, _ = open_remote(Remote("s3://b/x", endpoint=server.url))
-        for _ in range(30):
-            start = chance.randrange(len(data) - 5000)
-            assert source.read(start, 5000) == data[start : start + 5000]
-        source.close()
-
-
-def test_an_object_that_changes_is_never_a_mixture() -> None:
-    with serving({"/b/x": random.Random(7).randbytes(9 << 20)}) as server:
-        source, _ = open_remote(Remote("s3://b/x", endpoint=server.url))
-        server.files["/b/x"] = random.Random(8).randbytes(9 << 20)
-        with pytest.raises(SourceChanged):
-            source.read(1 << 20, 5 << 20)
-        source.close()
 
 
 def test_googles_store_is_read_too() -> None:
