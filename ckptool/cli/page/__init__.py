@@ -15,7 +15,7 @@ import math
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from itertools import islice
@@ -72,22 +72,12 @@ def shown(text: str) -> str:
     return show(cut(text, LONGEST))
 
 
-def names_column(names: Iterable[str]) -> dict[str, list[object]]:
-    """Return the names of tensors."""
-    return front_coded(shown(name) or "(root)" for name in names)
-
-
-def kinds_columns(infos: Sequence[TensorInfo | None], kinds: Distinct) -> list[int]:
+def _kinds_column(infos: Sequence[TensorInfo | None], kinds: dict[object, int]) -> list[int]:
     """Return which of ``kinds`` each tensor is; -1 where there is none."""
-    return [-1 if info is None else kinds.place(_kind(info)) for info in infos]
+    return [-1 if info is None else kinds.setdefault(_kind(info), len(kinds)) for info in infos]
 
 
-def kind_rows(kinds: Distinct) -> list[object]:
-    """Return for each kind its shape, type, device, sizes in bytes and elements, whether a parameter, and its parts."""
-    return list(kinds.values())
-
-
-def ties_column(infos: Sequence[TensorInfo | None]) -> list[list[int]]:
+def _ties_column(infos: Sequence[TensorInfo | None]) -> list[list[int]]:
     """Return the rows whose tensor another row has, too: each with the first of them."""
     first: dict[object, int] = {}
     found = []
@@ -136,18 +126,20 @@ def statistics_columns(rows: Sequence[ValueRow | None]) -> dict[str, object]:
 def tensor_columns(parts: Mapping[str, Checkpoint]) -> dict[str, object]:
     """Return the columns of one checkpoint, or of several together."""
     infos = [tensor.info for one in parts.values() for tensor in one.tensors.values()]
-    kinds, roles = Distinct(), Distinct()
-    of: list[object] = [roles.place(role) for one in parts.values() for role in _roles(one)]
+    kinds: dict[object, int] = {}
+    roles: dict[str, int] = {}
+    of = [roles.setdefault(role, len(roles)) for one in parts.values() for role in _roles(one)]
     return {
-        "names": names_column(f"{head}{name}" for head, one in parts.items() for name in one.tensors),
-        "kind": [kinds_columns(infos, kinds)],
-        "kinds": kind_rows(kinds),
-        "ties": ties_column(infos) if all(one.traits.keeps_ties for one in parts.values()) else [],
-        "role": {"of": of, "roles": list(roles.values())},
+        "names": _front_coded(f"{head}{name}" for head, one in parts.items() for name in one.tensors),
+        "kind": [_kinds_column(infos, kinds)],
+        "kinds": list(kinds),
+        "ties": _ties_column(infos) if all(one.traits.keeps_ties for one in parts.values()) else [],
+        "role": {"of": of, "roles": list(roles)},
     }
 
 
 def _kind(info: TensorInfo) -> tuple[object, ...]:
+    """Return a tensor's shape, type, device, sizes in bytes and elements, whether a parameter, and its parts."""
     dtype = COLUMNS["dtype"].value("", info, Related())
     parts = ", ".join(f"{name}: {part.dtype.name} {list(part.shape)}" for name, part in info.parts)
     numel = info.numel
@@ -160,30 +152,17 @@ def packed(columns: Mapping[str, object]) -> str:
     return b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
 
 
-def front_coded(names: Iterable[str]) -> dict[str, list[object]]:
-    """Return for each name how many characters, as JavaScript counts, it shares with the one before, and the rest."""
+def _front_coded(names: Iterable[str]) -> dict[str, list[object]]:
+    """Return names of tensors: how many characters, as JavaScript counts, each shares with the one before; the rest."""
     shared: list[object] = []
     rests: list[object] = []
     before = ""
-    for name in names:
+    for name in (shown(one) or "(root)" for one in names):
         same = commonprefix((before, name))  # noqa: RUF071 - characters are what is meant
         shared.append(len(same) if same.isascii() else len(same.encode("utf-16-le")) // 2)
         rests.append(name[len(same) :])
         before = name
     return {"shared": shared, "rest": rests}
-
-
-class Distinct:
-    """The distinct ones of many values; each is told by its place among them."""
-
-    def __init__(self) -> None:
-        self._places: dict[Hashable, int] = {}
-
-    def place(self, value: Hashable) -> int:
-        return self._places.setdefault(value, len(self._places))
-
-    def values(self) -> list[Hashable]:
-        return list(self._places)
 
 
 def rounded(value: object) -> object:
@@ -200,13 +179,13 @@ def comparison_columns(
 ) -> tuple[list[str], dict[str, object]]:
     """Return the names in both, and the columns: what a tensor is in each, and how it differs."""
     names = [*a, *(name for name in b if name not in a)]
-    kinds = Distinct()
+    kinds: dict[object, int] = {}
     sides = [[side[name].info if name in side else None for name in names] for side in (a, b)]
     status = _status(report, names)
     return names, {
-        "names": names_column(names),
-        "kind": [kinds_columns(infos, kinds) for infos in sides],
-        "kinds": kind_rows(kinds),
+        "names": _front_coded(names),
+        "kind": [_kinds_column(infos, kinds) for infos in sides],
+        "kinds": list(kinds),
         "ties": [],
         "change": {"of": [STATUSES.index(one) for one in status], "statuses": list(STATUSES)},
         "measures": _measures(report, names),
