@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -38,12 +37,11 @@ OLD = b"what stood there before"
 
 
 class At(Cancellation):
-    """Cancelled by its ``at``-th check, and knows who asks."""
+    """Cancelled by its ``at``-th check, and knows from where it is asked."""
 
     def __init__(self, at: int = sys.maxsize) -> None:
         super().__init__()
         self.at, self.count, self.since = at, 0, 0.0
-        self.askers = Counter[str]()
         self.places = dict[tuple[str, int], int]()
         """The first check that each line of the program asked for."""
 
@@ -52,7 +50,6 @@ class At(Cancellation):
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_between(frame.f_code.co_filename, frame.f_code.co_name):
             frame = frame.f_back
-        self.askers[frame.f_code.co_name] += 1
         self.places.setdefault((frame.f_code.co_name, frame.f_lineno), self.count)
         if self.count == self.at:
             self.since = time.perf_counter()
@@ -244,10 +241,6 @@ def sparse(folder: Path) -> Path:
     return path
 
 
-def test_a_deadline_that_is_far_away_changes_nothing(big: Path, expected: Expected) -> None:
-    assert CALLS["read"](big, Limits(cancellation=Cancellation(3600))) == expected["read"]
-
-
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
 def test_a_deadline_is_a_time(seconds: float) -> None:
     with pytest.raises(ValueError, match="seconds="):
@@ -351,13 +344,12 @@ def many(count: int = 3000) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 3,000 tensors in two forms, a model, and a list of lists."""
+    """A folder with 3,000 tensors in two forms, and two with a list of lists."""
     folder = tmp_path_factory.mktemp("many")
     saved(many(), folder / "a.pth")
     ckptool.migrate(folder / "a.pth", folder / "b.safetensors")
     saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "objects.pth")
     saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "others.pth")
-    saved(torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(300))), folder / "model.pth")
     return folder
 
 
@@ -368,45 +360,25 @@ def asked(call: Callable[[Limits], Any]) -> At:
 
 
 def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
-    def target(name: str) -> Path:
-        return tensors / "out" / name
-
     (tensors / "out").mkdir(exist_ok=True)
-    a, b, objects = tensors / "a.pth", tensors / "b.safetensors", tensors / "objects.pth"
-    calls: dict[str, tuple[Callable[[Limits], Any], set[str]]] = {
-        "open zip": (
-            lambda limits: ckptool.open_checkpoint(a, limits=limits).close(),
-            {"read_entries", "_mark_holding", "_walk", "_open", "move_window", "_read_usual", "damage"},
-        ),
-        "open model": (
-            lambda limits: ckptool.open_checkpoint(tensors / "model.pth", limits=limits).close(),
-            {"walk_state_dict", "_add_model", "_below"},
-        ),
-        "load": (lambda limits: ckptool.load(a, limits=limits), {"_mapped_views", "prepare"}),
-        "load objects": (lambda limits: ckptool.load(objects, limits=limits), {"value"}),
-        "load, read": (lambda limits: ckptool.load(a, mmap=False, limits=limits), {"tensors", "_load", "_read"}),
-        "to safetensors": (
-            lambda limits: ckptool.migrate(a, target("1.safetensors"), force=True, limits=limits),
-            {"select", "_tied", "_header", "_migrate", "on_written", "_compare", "count", "_checksum_ahead"},
-        ),
-        "to torch": (
-            lambda limits: ckptool.migrate(b, target("2.pth"), force=True, limits=limits),
-            {"plan_weights", "write", "on_written", "verify", "_checksum_ahead"},
-        ),
-        "same": (
-            lambda limits: ckptool.migrate(objects, target("3.pth"), form="same", force=True, limits=limits),
-            {"write", "on_written"},
-        ),
-        "check": (
-            lambda limits: ckptool.check(a, deep=True, limits=limits),
-            {"summarise", "_all_storages", "_structure"},
-        ),
-        "diff": (lambda limits: ckptool.diff(a, b, limits=limits), {"compare", "read"}),
-        "diff, same": (lambda limits: ckptool.diff(a, a, limits=limits), {"compare", "_ties"}),
-        "diff objects": (lambda limits: ckptool.diff(objects, tensors / "others.pth", limits=limits), {"tree_changes"}),
-    }
-    missing = {name: wanted - asked(call).askers.keys() for name, (call, wanted) in calls.items()}
-    assert {name: lost for name, lost in missing.items() if lost} == {}
+    a, b, objects, others = (tensors / name for name in ("a.pth", "b.safetensors", "objects.pth", "others.pth"))
+
+    def migrated_to(source: Path, name: str, **options: Any) -> Callable[[Limits], Any]:
+        return lambda limits: ckptool.migrate(source, tensors / "out" / name, force=True, limits=limits, **options)
+
+    for times_each, call in (
+        (1, lambda limits: ckptool.open_checkpoint(a, limits=limits).close()),
+        (1, lambda limits: ckptool.load(a, limits=limits)),
+        (3, lambda limits: ckptool.load(a, mmap=False, limits=limits)),
+        (5, lambda limits: ckptool.load(objects, limits=limits)),
+        (2, migrated_to(a, "1.safetensors")),
+        (4, migrated_to(b, "2.pth")),
+        (12, migrated_to(objects, "3.pth", form="same")),
+        (1, lambda limits: ckptool.check(a, deep=True, limits=limits)),
+        (4, lambda limits: ckptool.diff(a, b, limits=limits)),
+        (4, lambda limits: ckptool.diff(objects, others, limits=limits)),
+    ):
+        assert asked(call).count >= 3000 * times_each
 
 
 def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path: Path) -> None:
@@ -417,15 +389,10 @@ def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path:
     for data in (ones, zipped, deflated(zipped), gzip.compress(ones)):
         path.write_bytes(data)
         found = asked(lambda limits: ckptool.open_checkpoint(path, limits=limits).close())
-        assert found.askers["move_window"] >= opcodes // 65_536
-    askers = {}
+        assert found.count >= opcodes // 65_536
     for name in ("a.pth", "b.safetensors", "objects.pth"):
         found = asked(lambda limits, name=name: ckptool.open_checkpoint(tensors / name, limits=limits).close())
         assert found.count >= (3000 if name != "objects.pth" else 6000 // 64)
-        askers[name] = found.askers
-    assert askers["a.pth"]["read_entries"] >= 3000 // 64
-    assert askers["b.safetensors"]["read"] >= 3000 // 64
-    assert askers["objects.pth"]["_mark_holding"] >= 6000 // 64
 
 
 def test_a_little_that_inflates_to_much_is_asked_about(tmp_path: Path) -> None:
@@ -526,7 +493,6 @@ def test_a_reload_that_is_cancelled_leaves_what_serves(big: Path, tmp_path: Path
     served, digest = live.model, live.digest
     everything = At()
     LiveModel(Big(), big, commit=commit).reload(tmp_path / "new.pth", limits=Limits(cancellation=everything))
-    assert everything.askers.keys() >= {"checksum_in_memory"}  # long sums, of what is in memory by then
     places = times(3, 8)
     for at in sorted({*range(1, everything.count, max(1, everything.count // places)), everything.count - 4}):
         cancellation = At(at)

@@ -49,9 +49,8 @@ def names(output: str) -> list[str]:
     return re.findall(r"^(?:fine|opened|warning|error) +(\S+)", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check"])
-def test_a_folder_stands_for_every_checkpoint_in_it_by_content(verb: str, folder: Path) -> None:
-    shown = run(verb, "-b", "-r", folder, code=2).stdout
+def test_a_folder_stands_for_every_checkpoint_in_it_by_content(folder: Path) -> None:
+    shown = run("check", "-b", "-r", folder, code=2).stdout
 
     relative = [str(Path(name).relative_to(folder / "runs")) for name in names(shown)]
     assert relative == [FINE.name, CUT.name, "one/weights.of-no-known-suffix"]
@@ -68,7 +67,7 @@ def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> N
         assert line.count(str(folder)) == 7
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check", "scan"])
+@pytest.mark.parametrize("verb", ["check", "scan"])
 def test_an_empty_file_is_a_checkpoint_only_by_its_name(verb: str, tmp_path: Path) -> None:
     (tmp_path / "__init__.py").touch()
     (tmp_path / "cut.pth").touch()
@@ -103,10 +102,9 @@ def test_check_says_the_severest_finding_of_each_file_in_a_line() -> None:
     assert shown[1].startswith(f"fine     {FINE}")
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "-q"], ["inspect"], ["check"]])
-def test_several_files_end_with_a_total_and_one_does_not(arguments: list[str]) -> None:
-    assert "\n2 checkpoints, " in run(*arguments, FINE, FINE.parent / "state-dict-plain-cpu-zip.pth").stdout
-    assert "1 checkpoint," not in run(*arguments, FINE).stdout
+def test_several_files_end_with_a_total_and_one_does_not() -> None:
+    assert "\n2 checkpoints, " in run("inspect", FINE, FINE.parent / "state-dict-plain-cpu-zip.pth").stdout
+    assert "1 checkpoint," not in run("check", FINE).stdout
 
 
 def test_patterns_are_expanded_where_no_shell_does(folder: Path) -> None:
@@ -171,36 +169,26 @@ def test_real_folders_count_once_with_what_lies_beside() -> None:
     assert found["hf-trainer"] == [f"checkpoint-2/{name}" for name in trainer]
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
-def test_jsonl_is_an_object_in_each_line(verb: str, folder: Path) -> None:
-    lines = run(verb, "--jsonl", "-r", folder, code=2).stdout.splitlines()
+def test_jsonl_is_an_object_in_each_line(folder: Path) -> None:
+    lines = run("inspect", "--jsonl", "-r", folder, code=2).stdout.splitlines()
     found = [json.loads(line) for line in lines]
 
     assert [Path(one["path"]).name for one in found] == [FINE.name, CUT.name, "weights.of-no-known-suffix"]
     assert "error" in found[1]
-    assert found[0] == json.loads(run(verb, "--json", folder / "runs" / FINE.name).stdout)
+    assert found[0] == json.loads(run("inspect", "--json", folder / "runs" / FINE.name).stdout)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
-def test_a_folder_or_a_pattern_is_a_list_whatever_is_in_it(verb: str, tmp_path: Path) -> None:
-    (nothing,) = json.loads(run(verb, "--json", "-r", tmp_path, code=2).stdout)
+def test_a_folder_or_a_pattern_is_a_list_whatever_is_in_it(tmp_path: Path) -> None:
+    (nothing,) = json.loads(run("check", "--json", "-r", tmp_path, code=2).stdout)
     assert nothing["error"]["kind"] == "directory"
     shutil.copy(FINE, tmp_path / FINE.name)
-    assert len(json.loads(run(verb, "--json", "-r", tmp_path).stdout)) == 1
-    assert len(json.loads(run(verb, "--json", tmp_path / "*.pth").stdout)) == 1
+    assert len(json.loads(run("stat", "--json", "-r", tmp_path).stdout)) == 1
+    assert len(json.loads(run("stat", "--json", tmp_path / "*.pth").stdout)) == 1
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check"])
-def test_errors_stand_where_they_happened(verb: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ckptool",
-        verb,
-        str(FINE),
-        str(CUT),
-        str(FINE.parent / "state-dict-plain-cpu-zip.pth"),
-    ]
+def test_errors_stand_where_they_happened() -> None:
+    files = map(str, (FINE, CUT, FINE.parent / "state-dict-plain-cpu-zip.pth"))
+    command = [sys.executable, "-m", "ckptool", "inspect", *files]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
     places = [done.stdout.index(text) for text in (f"{FINE}\n", f"Error: {CUT}", "state-dict-plain-cpu-zip.pth\n")]
@@ -235,12 +223,6 @@ def test_a_table_of_several_files_is_one_with_a_column_of_paths(verb: str) -> No
     csv = run(verb, *files, "--table", "csv").stdout.splitlines()
     assert [line.partition(",")[0] for line in csv] == ["path", *(one["path"] for one in found)]
     assert sum("path" in line for line in run(verb, *files, "--table", "github").stdout.splitlines()) == 1
-
-
-@pytest.mark.parametrize("asked", [("--table", "csv"), ("--limit", "3"), ("--columns", "name"), ("--grep", "x")])
-def test_what_lists_is_not_for_a_line_for_each_file(asked: tuple[str, str]) -> None:
-    said = run("inspect", "-b", FINE, *asked, code=2).stderr
-    assert f"{asked[0]} would do nothing" in said
 
 
 def test_statistics_in_tables_for_programs_are_whole_numbers_of_float64() -> None:
@@ -282,11 +264,10 @@ def test_jsonl_of_several_migrations(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == json.loads(run(*arguments, "--json").stdout)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
-def test_a_folder_without_a_checkpoint_is_an_error(verb: str, tmp_path: Path) -> None:
-    assert "without files" in run(verb, "-r", tmp_path, code=2).stderr
+def test_a_folder_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    assert "without files" in run("inspect", "-r", tmp_path, code=2).stderr
     (tmp_path / "notes.txt").write_text("nothing here\n")
-    assert "no checkpoint among 1 file" in run(verb, "-r", tmp_path, code=2).stderr
+    assert "no checkpoint among 1 file" in run("stat", "-r", tmp_path, code=2).stderr
 
 
 def test_links_in_a_circle_are_said(folder: Path) -> None:

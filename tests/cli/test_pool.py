@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -17,35 +16,18 @@ from typing import Any
 
 import pytest
 
-from ckptool.cli.pool import Items, Lost, Processes, Tell
+from ckptool.cli.pool import Processes, Tell
 from ckptool.errors import CkptoolError, SourceChanged
 from tests.cli.test_process import heed_interrupts
 from tests.workers import ROOT, do_first
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
-LARGE = 64 << 20
-
 
 def double(items: Sequence[int], tell: Tell) -> None:
     for number, item in enumerate(items):
         tell(number, f"about {item}", more=True)
         tell(number, 2 * item)
-
-
-def die_at_3(items: Sequence[int], tell: Tell) -> None:
-    for number, item in enumerate(items):
-        if item == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        tell(number, item)
-
-
-def die_once(marker: str, items: Sequence[int], tell: Tell) -> None:
-    for number, item in enumerate(items):
-        if item == 3 and not Path(marker).exists():
-            Path(marker).touch()
-            os._exit(7)
-        tell(number, item)
 
 
 def fail(items: Sequence[str], tell: Tell) -> None:
@@ -55,14 +37,6 @@ def fail(items: Sequence[str], tell: Tell) -> None:
         if item == "memory":
             raise MemoryError
         raise KeyError(item)
-
-
-def from_threads(items: Sequence[int], tell: Tell) -> None:
-    threads = [threading.Thread(target=tell, args=(number, item)) for number, item in enumerate(items)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def facts_of_process(items: Sequence[str], tell: Tell) -> None:
@@ -97,28 +71,6 @@ def test_each_item_is_answered_in_full(most: int) -> None:
         assert [answer for one, answer in found if one == item] == [f"about {item}", 2 * item]
 
 
-def test_answers_of_several_threads_are_all_there() -> None:
-    assert sorted(answers(from_threads, range(300), most=64, least=lambda _: 64)) == [(n, n) for n in range(300)]
-
-
-def test_no_items_take_no_process() -> None:
-    assert answers(None, []) == []  # type: ignore[arg-type]
-
-
-def test_an_item_at_which_two_processes_die_is_lost_and_no_other() -> None:
-    found = dict(answers(die_at_3, range(40), most=32))
-
-    assert found.pop(3) == Lost("worker-ended", "the process that worked at it was ended by signal 9, Killed")
-    assert found == {item: item for item in range(40) if item != 3}
-
-
-def test_a_process_that_dies_once_costs_nothing(tmp_path: Path) -> None:
-    found = dict(answers(partial(die_once, str(tmp_path / "died")), range(40), most=32))
-
-    assert found == {item: item for item in range(40)}
-    assert (tmp_path / "died").exists()
-
-
 def test_one_that_ends_while_it_has_nothing_to_do_costs_nothing() -> None:
     with Processes(1) as pool:
         ((_, (process, _, _)),) = each(pool, facts_of_process, ["one"])
@@ -141,31 +93,6 @@ def test_what_work_raises_is_raised(item: str, kind: str, text: str) -> None:
     assert (raised.value.kind, raised.value.message) == (kind, text)
     if item == "ours":
         assert (type(raised.value), raised.value.path, raised.value.hint) == (SourceChanged, "a.pth", "Read it again.")
-
-
-def test_a_process_does_other_work_and_keeps_what_is_the_same() -> None:
-    with Processes(1) as pool:
-        ((_, one),) = each(pool, facts_of_process, ["x"])
-        assert dict(each(pool, double, [4]))[4] == 8
-        ((_, two),) = each(pool, facts_of_process, ["x"])
-
-    assert one[0] == two[0]
-
-
-def test_items_are_asked_for_again_when_answers_were_taken() -> None:
-    left, given = [1], list[int]()
-
-    def next_item() -> int | None:
-        return left.pop() if left else None
-
-    with Processes(1) as pool:
-        for some in pool.answers(double, next_item):
-            for item, answer in some:
-                if isinstance(answer, int) and item < 4:
-                    left.append(item + 1)
-                given.append(item)
-
-    assert sorted(set(given)) == [1, 2, 3, 4]
 
 
 def test_processes_have_their_share_of_the_processors_and_nothing_of_ours_open(
@@ -267,21 +194,3 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_batch_has_so_many_items_or_bytes() -> None:
-    given = iter([*range(40), LARGE + 1, 7, LARGE - 7, 8])
-    items = Items(lambda: next(given, None), int, lambda _: 1)
-
-    assert items.batch(32) == [*range(32)]
-    assert items.batch(32) == [*range(32, 40)]
-    assert items.batch(32) == [LARGE + 1]
-    assert items.batch(1) == [7]
-    assert items.batch(32) == [LARGE - 7]
-    assert items.batch(32) == [8]
-    assert items.batch(32) == []
-    assert items.count == 44
-    several = iter([7, LARGE - 7, 1])
-    assert Items(lambda: next(several, None), int, lambda _: 1).batch(32) == [7, LARGE - 7]
-    waiting = iter(range(9))
-    assert Items(lambda: next(waiting, None), int, lambda item: 4 if item < 4 else 1).batch(1) == [0, 1, 2, 3]

@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -166,23 +165,6 @@ def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypat
     assert "5 fine, 1 not opened" in result.stderr
     scan(folder / "below", "-o", output)
     assert [json.loads(line)["path"] for line in output.read_text().splitlines()].count(lost) == 2
-
-
-def test_long_names_of_any_letters_leave_room_for_what_is_said(tmp_path: Path) -> None:
-    letters = "ж" * ((250 - len(str(tmp_path))) // 2 - 4)  # six bytes each, as JSON
-    place = tmp_path / letters
-    place.mkdir()
-    data = BytesIO()
-    torch.save({f"layer.{number}.weight": torch.zeros(1) for number in range(300)}, data)
-    for number in range(70):
-        (place / f"{number:02}{letters}.pth").write_bytes(data.getvalue())
-    output, of_tensors = tmp_path / "rows.jsonl", tmp_path / "tensors.jsonl"
-    command = [sys.executable, "-m", "ckptool", "scan", place, "--jobs", "1", "-o", output]
-
-    subprocess.run([*command, "--tensors", of_tensors], check=True, capture_output=True, timeout=120)
-
-    assert output.read_bytes().count(b"\n") == 70
-    assert of_tensors.read_bytes().count(b"\n") == 70 * 300
 
 
 @pytest.mark.parametrize("after", range(1, 1 + times(1, 3)))

@@ -62,6 +62,7 @@ def test_the_schemas_are_schemas_and_allow_no_other_fields(verb: str) -> None:
 
 
 def test_each_schema_has_the_name_and_number_of_the_objects_that_it_describes() -> None:
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat", "tensors"}
     for verb in SCHEMAS:
         names = {found["schema"]["const"] for found in objects(schema(verb)) if "const" in found.get("schema", ())}
         kind, _, number = schema(verb)["$id"].removeprefix("urn:ckptool:schema:").partition(":")
@@ -116,15 +117,6 @@ def test_what_is_printed_about_the_values_of_fixtures() -> None:
     assert any("error" in one for one in found)
 
 
-def test_what_differs_from_a_schema_is_not_valid() -> None:
-    found = valid("inspect", VALID[0])
-
-    for wrong in ({**found, "more": 1}, {**found, "tensors": [{}]}, {**found, "schema": "ckptool.inspect/1"}):
-        assert not Draft202012Validator(schema("inspect")).is_valid(wrong)
-    del found["form"]
-    assert not Draft202012Validator(schema("inspect")).is_valid(found)
-
-
 def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> None:
     path = FIXTURES / "invalid" / "truncated-zip.pth"
     errors = [valid(verb, path, *([VALID[0]] if verb == "diff" else []))["error"] for verb in VERBS]
@@ -132,13 +124,6 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
     assert errors == [errors[0]] * 4
     assert errors[0]["path"] == str(path)
     assert {"path", "kind", "message", "hint", "command", "offset", "needed", "actual"} == set(errors[0])
-
-
-def test_every_schema_is_that_of_something_that_is_printed() -> None:
-    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat", "tensors"}
-    for name in SCHEMAS:
-        names = {one["schema"]["const"] for one in objects(schema(name)) if "const" in one.get("schema", ())}
-        assert [found.partition("/")[0] for found in names] == [f"ckptool.{name}"]
 
 
 def test_what_is_printed_about_messages_codes_and_devices() -> None:

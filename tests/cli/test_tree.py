@@ -92,8 +92,7 @@ ORDERS: dict[str, Callable[[list[str]], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("head", ["layers", "model.decoder.blocks", ""])
+@pytest.mark.parametrize(("order", "head"), list(zip(ORDERS, ["layers", "model.decoder.blocks", ""], strict=True)))
 def test_equal_layers_are_one_line_in_any_order_of_the_file(order: str, head: str, tmp_path: Path) -> None:
     names = [
         f"{head}.{at}.{one}".lstrip(".")

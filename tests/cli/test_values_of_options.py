@@ -13,6 +13,7 @@ import ckptool
 from ckptool import MigrationRefused
 from ckptool.cli import cli
 from ckptool.cli.verbs import VERBS
+from tests.each import each
 
 WITH_VALUES = [
     (verb, one)
@@ -20,7 +21,6 @@ WITH_VALUES = [
     for one in cli.get_command(click.Context(cli), verb).params  # type: ignore[union-attr]
     if isinstance(one, click.Option) and not one.is_flag
 ]
-IDS = [f"{verb} {one.opts[-1]}" for verb, one in WITH_VALUES]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "model.pth"
 
 
-@pytest.mark.parametrize(("verb", "option"), WITH_VALUES, ids=IDS)
+@each(("verb", "option"), WITH_VALUES)
 def test_an_option_that_takes_one_value_is_not_given_twice(verb: str, option: click.Option, model: str) -> None:
     value = option.type.choices[0] if isinstance(option.type, click.Choice) else "1"
     done = CliRunner().invoke(cli, [verb, model, option.opts[0], str(value), f"{option.opts[-1]}={value}"])
@@ -40,7 +40,7 @@ def test_an_option_that_takes_one_value_is_not_given_twice(verb: str, option: cl
     assert option.multiple or done.exit_code == 2
 
 
-@pytest.mark.parametrize(("verb", "option"), WITH_VALUES, ids=IDS)
+@each(("verb", "option"), WITH_VALUES)
 def test_an_empty_value_is_refused(verb: str, option: click.Option, model: str) -> None:
     done = CliRunner().invoke(cli, [verb, model, f"{option.opts[-1]}="])
 

@@ -93,10 +93,6 @@ def test_check_refuses_options_that_would_do_nothing(arguments: list[str]) -> No
     assert f"{arguments[0]} is" in found.output
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest() -> None:
-    assert "'--quiet'" in run("inspect", FIXTURE, "--quite").output
-
-
 def test_no_word_at_all_is_a_wish_for_help() -> None:
     assert (run().exit_code, run().output) == (0, run("--help").output)
     assert all(f"\n  {verb} " in run().output for verb in VERBS)
