@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from zlib import crc32
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Failure, OutputFailed
+from ckptool.errors import Cancelled, Failure, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import Changes
@@ -165,6 +165,9 @@ class Writing:
         """Raise OutputFailed for whatever is wrong with a file that was written, unless the source has changed."""
         try:
             yield
+        except Cancelled as error:
+            error.path = self.checkpoint.path  # the new file has no name yet
+            raise
         except Failure as error:
             self.checkpoint.check_unchanged()  # a model is compared with the source itself
             what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
