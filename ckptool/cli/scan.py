@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
@@ -18,10 +19,10 @@ from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, Listing, as_asked, means_other, reach_options
-from ckptool.cli.text import say
+from ckptool.cli.text import packaged, say
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
-from ckptool.migration.output.lines import EACH, Kind, Lines, need_parquet, write_parquet
+from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far, is_relative, shown_path
 from ckptool.sources.paths import is_same_file
@@ -42,55 +43,6 @@ CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 _ROUNDS: Final = 4
 """Files far away that a process has for each that it reads at once: so few wait for the last one."""
-_ROLE: Final = {"tensors": "count", "numel": "count", "nbytes": "count"}
-CHECKPOINTS: Final[dict[str, Kind]] = {
-    "path": "text",
-    "nbytes": "count",
-    "mtime_ns": "count",
-    "version": "text",
-    "etag": "text",
-    "asked": "texts",
-    "scanned_ns": "count",
-    "member": "text",
-    "format": "text",
-    "form": "text",
-    "writer": {"name": "text", "version": "text"},
-    "tensors": "count",
-    "tied": "count",
-    "parameters": "count",
-    "numel": "count",
-    "tensors_nbytes": "count",
-    "weights_nbytes": "count",
-    "rest_nbytes": "count",
-    "dtypes": "counts",
-    "quantized": "text",
-    "devices": "counts",
-    "prefixes": "texts",
-    "roles": {EACH: _ROLE},
-    "shards": "count",
-    "members": "count",
-    "beside": "texts",
-    "digest": "text",
-    "digest_error": "text",
-    "grade": "text",
-    "findings": "counts",
-    "worst": "text",
-    "error": {"kind": "text", "type": "text", "message": "text"},
-}
-TENSORS: Final[dict[str, Kind]] = {
-    "path": "text",
-    "version": "text",
-    "scanned_ns": "count",
-    "member": "text",
-    "name": "text",
-    "role": "text",
-    "dtype": "text",
-    "shape": "sizes",
-    "numel": "count",
-    "nbytes": "count",
-    "device": "text",
-    "layout": "text",
-}
 
 
 @click.command(cls=RayCommand)
@@ -148,12 +100,9 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         with ray or Processes(options["jobs"] or processors()) as pool:
             run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
-            for one, path, columns in (
-                (lines, options["output"], CHECKPOINTS),
-                (tensors, options["tensors"], TENSORS),
-            ):
+            for one, path, name in ((lines, options["output"], "scan"), (tensors, options["tensors"], "tensors")):
                 if one is not None:
-                    write_table(one, path, columns)
+                    write_table(one, path, json.loads(packaged(Path(__file__).parent / "schemas" / f"{name}.json")))
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
 
@@ -337,7 +286,7 @@ def _nbytes(place: Place) -> int:
     return stamp.nbytes if stamp and not is_far(place.path) else 0
 
 
-def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:
+def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:
     """
     Write the latest rows of each path in a file of lines to a table beside it: ``rows.parquet`` for ``rows.jsonl``.
 
@@ -349,7 +298,7 @@ def write_table(lines: Lines, path: str, columns: dict[str, Kind]) -> None:
         key = hash(row["path"])
         latest[key] = max(row["scanned_ns"], latest.get(key, 0))
     rows = (row for row in _rows(lines, path) if row["scanned_ns"] == latest[hash(row["path"])])
-    write_parquet(f"{path.removesuffix('.jsonl')}.parquet", rows, columns)
+    write_parquet(f"{path.removesuffix('.jsonl')}.parquet", rows, schema)
 
 
 def _rows(lines: Lines, path: str) -> Iterator[dict[str, Any]]:

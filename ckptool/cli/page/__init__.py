@@ -30,10 +30,9 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.cli.inspect_report import extra_lines, head_facts
 from ckptool.cli.tables import COLUMNS, Related
-from ckptool.cli.text import with_options
+from ckptool.cli.text import packaged, with_options
 from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.messages import LISTED, counted, cut, show
-from ckptool.sources.files import FileSource
 from ckptool.sources.naming import local_name
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -282,7 +281,7 @@ def _finding(found: Finding) -> dict[str, object]:
 
 def document(title: str, content: Mapping[str, object]) -> bytes:
     """Return a page that shows this content. The same content makes the same bytes."""
-    style, script = _lean(_asset("page.css")), joined_script()
+    style, script = _lean(packaged(ASSETS / "page.css")), joined_script()
     filled = {
         "title": escape(title),
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
@@ -291,25 +290,17 @@ def document(title: str, content: Mapping[str, object]) -> bytes:
         "script": script,
         "content": json.dumps(content, allow_nan=False, separators=(",", ":")).translate(_IN_SCRIPT),
     }
-    return _PLACE.sub(lambda place: filled[place[1]], _asset("page.html")).encode()
+    return _PLACE.sub(lambda place: filled[place[1]], packaged(ASSETS / "page.html")).encode()
 
 
 def joined_script() -> str:
     """Return the modules of the script as one."""
-    return "".join(_EXPORT.sub("", _IMPORT.sub("", _lean(_asset(f"{name}.js")))) for name in SCRIPTS)
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", _lean(packaged(ASSETS / f"{name}.js")))) for name in SCRIPTS)
 
 
 def _lean(text: str) -> str:
     """Return a script or a style without comments that stand by themselves, blank lines, and blanks around lines."""
     return _SPACE.sub("\n", _COMMENT.sub("", text)).lstrip()
-
-
-def _asset(name: str) -> str:
-    source = FileSource(str(ASSETS / name))
-    try:
-        return bytes(source.read(0, source.nbytes)).decode()
-    finally:
-        source.close()
 
 
 def _hash(text: str) -> str:

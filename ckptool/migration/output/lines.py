@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from ckptool.closing import Closing
 from ckptool.errors import MissingPackage, OutputFailed
@@ -102,11 +102,6 @@ class Lines(Closing):
         os.close(self._fd)
 
 
-Kind: TypeAlias = "Literal['text', 'count', 'texts', 'sizes', 'counts'] | Mapping[str, Any]"
-"""What a column holds: a text, a number, lists of either, numbers by names; or fields, each of its own kind."""
-EACH: Final = "*"
-"""The only key of fields that stand for values by any names."""
-
 _COMMAND: Final = "pip install 'ckptool[parquet]'"
 _MAGIC: Final = b"PAR1"
 _ROWS: Final = 10_000
@@ -129,10 +124,11 @@ def need_parquet() -> Any:
     return pa
 
 
-def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Kind]) -> int:
+def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> int:
     """
     Write rows to a file, in the place of an older one, and return how many there were.
 
+    ``schema`` is the JSON Schema of a row; its field ``schema``, which names that, is no column.
     Text that is no Unicode has ``\\udc80`` and the like for its bytes; numbers beyond 64 bits are the largest of these.
 
     Raises:
@@ -141,13 +137,17 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], columns: Mapping
     """
     arrow = need_parquet()
     _refuse_others(path)
-    schema = arrow.schema([(name, _type(kind, arrow)) for name, kind in columns.items()])
+    given = {name: one for name, one in schema["properties"].items() if name != "schema"}
+    columns = {name: _type(one, schema.get("$defs", {}), arrow) for name, one in given.items()}
+    types = arrow.schema(list(columns.items()))
     count = 0
     with Output(path, force=True) as output:
-        with arrow.parquet.ParquetWriter(_Stream(output), schema, compression="zstd") as writer:
+        with arrow.parquet.ParquetWriter(_Stream(output), types, compression="zstd") as writer:
             for group in _groups(rows):
-                arrays = {name: [_value(row.get(name), kind) for row in group] for name, kind in columns.items()}
-                writer.write_table(arrow.Table.from_pydict(arrays, schema=schema))
+                arrays = {
+                    name: [_value(row.get(name), kind, arrow.types) for row in group] for name, kind in columns.items()
+                }
+                writer.write_table(arrow.Table.from_pydict(arrays, schema=types))
                 count += len(group)
         output.publish()
     return count
@@ -174,35 +174,35 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
         yield group
 
 
-def _type(kind: Kind, arrow: Any) -> Any:
-    if isinstance(kind, Mapping):
-        if EACH in kind:
-            return arrow.map_(arrow.string(), _type(kind[EACH], arrow))
-        return arrow.struct([(name, _type(one, arrow)) for name, one in kind.items()])
-    return {
-        "text": arrow.string(),
-        "count": arrow.int64(),
-        "texts": arrow.list_(arrow.string()),
-        "sizes": arrow.list_(arrow.int64()),
-        "counts": arrow.map_(arrow.string(), arrow.int64()),
-    }[kind]
+def _type(schema: Mapping[str, Any], defs: Mapping[str, Any], arrow: Any) -> Any:
+    """Return the type of Arrow for values of a schema, which all may be null."""
+    schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+    schema = defs[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    kind = schema.get("type", "string")
+    if "integer" in kind:
+        return arrow.int64()
+    if "array" in kind:
+        return arrow.list_(_type(schema["items"], defs, arrow))
+    if "object" in kind and "properties" in schema:
+        return arrow.struct([(name, _type(one, defs, arrow)) for name, one in schema["properties"].items()])
+    if "object" in kind:
+        return arrow.map_(arrow.string(), _type(schema["additionalProperties"], defs, arrow))
+    return arrow.string()
 
 
-def _value(value: Any, kind: Kind) -> Any:
+def _value(value: Any, kind: Any, types: Any) -> Any:
     """Return a value as Arrow takes it."""
     if value is None:
         return None
-    if isinstance(kind, Mapping):
-        if EACH in kind:
-            return [(_value(key, "text"), _value(one, kind[EACH])) for key, one in value.items()]
-        return {name: _value(value.get(name), one) for name, one in kind.items()}
-    if kind == "text":
+    if types.is_string(kind):
         return str(value).encode("utf-8", "backslashreplace").decode()
-    if kind == "count":
+    if types.is_integer(kind):
         return min(value, _LARGEST)
-    if kind == "counts":
-        return [(_value(key, "text"), _value(one, "count")) for key, one in value.items()]
-    return [_value(one, "text" if kind == "texts" else "count") for one in value]
+    if types.is_list(kind):
+        return [_value(one, kind.value_type, types) for one in value]
+    if types.is_map(kind):
+        return [(_value(key, kind.key_type, types), _value(one, kind.item_type, types)) for key, one in value.items()]
+    return {field.name: _value(value.get(field.name), field.type, types) for field in kind}
 
 
 class _Stream(io.RawIOBase):
