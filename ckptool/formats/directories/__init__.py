@@ -63,7 +63,6 @@ def layouts_in_order() -> Iterator[Layout]:
         deepspeed,
         deepspeed_universal,
         megatron,
-        megatron_zarr,
         nanotron,
         rank_files,
         torch_checkpointing,
@@ -74,7 +73,6 @@ def layouts_in_order() -> Iterator[Layout]:
     yield deepspeed_universal  # before deepspeed, whose files lie beside it
     yield deepspeed
     yield megatron
-    yield megatron_zarr
     yield nanotron
     yield rank_files
     yield torch_checkpointing

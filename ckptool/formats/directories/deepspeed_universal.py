@@ -21,7 +21,7 @@ from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import pointers, side_by_side
 from ckptool.formats.directories.deepspeed.merged import beside, state_dict
 from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
-from ckptool.formats.directories.tree import TreeBuilder
+from ckptool.formats.directories.side_by_side import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes

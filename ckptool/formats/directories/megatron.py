@@ -7,6 +7,10 @@ Megatron-LM's checkpoints from before ``torch_dist``: a file for each rank.
 
 The files do not say which tensors are split, nor along which dimension: what joins them is rules by architecture. So
 several ranks are listed side by side; the only one is the whole.
+
+Megatron-core's checkpoints in the format zarr have a folder of blocks for each tensor (``NAME/.zarray``, ``NAME/0.0``),
+and ``common.pt`` beside them. They are recognised and refused: ``common.pt`` alone would pass for a checkpoint without
+weights.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from math import prod
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, UnsupportedFeature
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.pointers import named_by
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.probe import Probe
+from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
@@ -30,13 +35,24 @@ from ckptool.tensors.tensor import is_size
 NAME: Final = "megatron"
 TRAITS: Final = Traits(has_tree=True, loader="megatron.training.checkpointing.load_checkpoint")
 _RANK: Final = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
+_METADATA: Final = "metadata.json"
+_COMMON: Final = "common.pt"
+_ARRAY: Final = ".zarray"
+_MOST_LOOKED_AT: Final = 16
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
 _SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether the folder has files of ranks of Megatron-LM, or names one that has."""
-    return _place(folder) is not None
+    return _place(folder) is not None or _is_zarr(folder)
+
+
+def _is_zarr(folder: FolderSource) -> bool:
+    """Say whether the text in the folder says so, or folders in it are arrays of zarr."""
+    if _METADATA in folder.files and json_object(folder, _METADATA).get("sharded_backend") == "zarr":
+        return True
+    return _COMMON in folder.files and any(folder.has(f"{name}/{_ARRAY}") for name in folder.folders[:_MOST_LOOKED_AT])
 
 
 def _place(folder: FolderSource) -> str | None:
@@ -66,7 +82,14 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
     Raises:
         FileUnavailable: Files of ranks are missing.
+        UnsupportedFeature: Arrays of zarr are not read.
     """
+    if _place(folder) is None:
+        count = sum(folder.has(f"{name}/{_ARRAY}") for name in folder.folders)
+        fact = f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read"
+        raise UnsupportedFeature(
+            fact, kind="zarr", hint="Load it in Megatron-LM, and save it in its format torch_dist."
+        )
     found = _ranks(folder, _place(folder) or "")
     files = {
         rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": (path, side_by_side.opened(folder, probe, path))

@@ -21,7 +21,7 @@ from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pointers, slices
-from ckptool.formats.directories.tree import TreeBuilder, nested
+from ckptool.formats.directories.side_by_side import TreeBuilder, nested
 from ckptool.formats.filenames import PIPELINE, Candidate
 from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe

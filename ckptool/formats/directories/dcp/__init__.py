@@ -39,7 +39,7 @@ from ckptool.formats.directories.dcp.index import (
     read_indexes,
 )
 from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
-from ckptool.formats.directories.tree import Path, TreeBuilder, nested
+from ckptool.formats.directories.side_by_side import Path, TreeBuilder, nested
 from ckptool.formats.probe import Probe
 from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile
-from ckptool.formats.directories.tree import Path
+from ckptool.formats.directories.side_by_side import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes

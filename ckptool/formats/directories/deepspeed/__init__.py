@@ -53,6 +53,6 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: ``latest`` names a folder that is not there, or files of ranks are missing.
         MalformedFile: The files are of different saves, or do not fit together.
     """
-    from ckptool.formats.directories.deepspeed.tag import read_tag
+    from ckptool.formats.directories.deepspeed.reader import read_tag
 
     return read_tag(folder, probe, "" if _has_states(folder, "") else pointers.place(folder, _LATEST, _tags(folder)))

@@ -31,8 +31,7 @@ from ckptool.cancellation import check_cancelled, each
 from ckptool.checkpoints.companions import Remark
 from ckptool.errors import MalformedFile
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
-from ckptool.formats.directories.tree import TreeBuilder
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, agree
 from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs

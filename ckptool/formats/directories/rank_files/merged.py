@@ -12,8 +12,7 @@ from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.rank_files import NAME, TRAITS, Set
 from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, held, is_flat
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
-from ckptool.formats.directories.tree import TreeBuilder
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, agree
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
