@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_slice, refuse_stubs
-from ckptool.checkpoints.weights import choose, entries_of
 from ckptool.errors import Failure
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import counted, some
@@ -109,6 +108,8 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
 
     None where that loses tensors or arrays, or where they cannot be written at all, or nothing would be left.
     """
+    from ckptool.checkpoints.weights import choose, entries_of  # most files need no advice
+
     taken = Filter(tuple(options.get("include", ())), tuple(options.get("exclude", ())))
     is_plain = options["form"] == "safetensors"
     try:

@@ -16,13 +16,9 @@ from ckptool.checking.advice import migration, state_dict
 from ckptool.checking.finding import CODES, Advice, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
-from ckptool.checkpoints.summary import summarise, wrappers_in_front
-from ckptool.checkpoints.weights import EMPTY, ROOT, without_tensors
+from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
 from ckptool.checkpoints.writers import lightning_attribute
-from ckptool.formats.filenames import ENGINE
-from ckptool.formats.settings import quantization_of
 from ckptool.messages import counted, some
-from ckptool.names.matching import Rename, wrappers_off
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
@@ -161,6 +157,8 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
     wrapped = wrappers_in_front(checkpoint, summary.prefixes)
     attribute = lightning_attribute(checkpoint)
     if attribute:
+        from ckptool.names.matching import Rename, wrappers_off  # Lightning's files alone
+
         fact = f"every name of the weights begins with '{attribute}.', where Lightning's module has the model"
         why = "That model alone expects the names without it."
         renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
@@ -186,6 +184,8 @@ def several_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key not in checkpoint.copies]
     if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
+        from ckptool.checkpoints.weights import ROOT  # most files have one
+
         names = [f"{one.key or ROOT}{' (averaged)' * (one.role == 'ema')}" for one in found]
         fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
         yield Finding("CK302", "info", fact, *(state_dict(checkpoint, "Pick one with `key=`.") or ()))
@@ -207,6 +207,10 @@ def arrays(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def quantized(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK506: weights are quantised. CK507: some of them have no scale."""
+    if not may_be_quantized(checkpoint):
+        return
+    from ckptool.formats.settings import quantization_of  # most files hold floating numbers alone
+
     found = quantization_of(checkpoint)
     if found is None:
         return
@@ -302,6 +306,8 @@ def without_values(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK125: there is no tensor in the file. CK126: tensors without values, or that are loaded without them."""
     is_one = checkpoint.traits.is_plain or nodes.mapping_pairs(checkpoint.root) is not None
     if is_one and not (checkpoint.tensors or checkpoint.attributes or checkpoint.members):
+        from ckptool.checkpoints.weights import EMPTY, without_tensors
+
         fact = without_tensors(checkpoint)
         yield Finding("CK125", "warning" if fact.endswith(EMPTY) else "info", fact)
     on_meta = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.info.location == "meta"}
@@ -490,6 +496,8 @@ def not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _is_with(checkpoint: Checkpoint, path: str) -> bool:
     """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
+    from ckptool.formats.filenames import ENGINE  # most checkpoints are files
+
     folder, name = os.path.split(path)
     is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
     return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)

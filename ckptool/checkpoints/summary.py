@@ -1,5 +1,6 @@
 """What a checkpoint comes to: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ _SOURCE: Final = attrgetter("source")
 _OFFSET: Final = attrgetter("offset")
 _NBYTES: Final = attrgetter("nbytes")
 _WHOLE: Final = attrgetter("whole")
+_FULL: Final = re.compile(r"float(16|32|64)|bfloat16|complex\d+|bool")
+"""Types in which nothing is quantised."""
 
 
 class Summary(NamedTuple):
@@ -85,6 +88,15 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         is_apart=is_apart,
         is_plain=not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos)) and all(numels),
     )
+
+
+def may_be_quantized(checkpoint: Checkpoint) -> bool:
+    """Say whether classes or types of tensors leave open whether some are quantised; those of most files do not."""
+    summary = summarise(checkpoint)
+    if not summary.is_plain or checkpoint.part_of is not None:
+        return True
+    odd = [name for name in summary.dtypes if not _FULL.fullmatch(name)]
+    return bool(odd) and any(one.shape and one.info.dtype.name in odd for one in checkpoint.tensors.values())
 
 
 def candidates(checkpoint: Checkpoint) -> list[StateDict]:

@@ -13,7 +13,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.quantized import Quantization, find, numbers_in
 from ckptool.checkpoints.quantized_layouts import TYPES, Settings
 from ckptool.checkpoints.roles import NO_WEIGHTS
-from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.summary import may_be_quantized
 from ckptool.errors import Failure
 from ckptool.formats.filenames import ADAPTER
 from ckptool.sources.folder import FolderSource
@@ -56,10 +56,7 @@ def base_model(path: str, source: Source) -> str | None:
 @once
 def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     """Return what is quantised, beside optimizers; None if nothing is."""
-    summary = summarise(checkpoint)
-    if summary.is_plain and checkpoint.part_of is None and TYPES.isdisjoint(summary.dtypes):
-        return None
-    return quantization_under(checkpoint, None)
+    return quantization_under(checkpoint, None) if may_be_quantized(checkpoint) else None
 
 
 def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> Quantization | None:
