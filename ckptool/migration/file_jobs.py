@@ -22,8 +22,8 @@ from ckptool.errors import FileUnavailable, OutputFailed, SourceChanged, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
-from ckptool.migration.output.opening import mode_of, open_place
-from ckptool.migration.output.sink import Place, SinkFolder
+from ckptool.migration.output.opening import SinkFolder, mode_of, open_place
+from ckptool.migration.output.parts import Place
 from ckptool.migration.plan import make_plan
 from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.writing import Writing

@@ -53,7 +53,7 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
     """Say whether a state dict of the weights alone would be written, and call nothing that reaches the system."""
     try:
         with reopened() as checkpoint:
-            plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
+            plan = make_plan(checkpoint, None, changes._replace(form="state_dict"))
             return not _calls_of(plan).system
     except Failure:
         return False

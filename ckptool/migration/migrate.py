@@ -132,7 +132,7 @@ def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unm
     """
     asked = _checked(changes, dst)
     with open_checkpoint(src) as checkpoint, gc_paused():
-        return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked, sketch=True), asked)
+        return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked), asked)
 
 
 def migrate_by(

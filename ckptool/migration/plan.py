@@ -30,12 +30,9 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
 
 
-def make_plan(
-    checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sketch: bool = False, kept: Kept | None = None
-) -> Plan:
+def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None) -> Plan:
     """
-    Return the plan of a migration. A ``sketch`` is for those who ask what would be refused: what cannot be, as it is
-    plain, is not in its pickle. What is ``kept`` of the source's layout is so where everything is taken.
+    Return the plan of a migration. What is ``kept`` of the source's layout is so where everything is taken.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
@@ -77,7 +74,6 @@ def make_plan(
             drop=tuple(changes.drop),
             model=model,
             casting=casting,
-            sketch=sketch,
             kept=kept or Kept(),
         )
         return Plan(form, target, whole, changes.to, names, casting=casting, keeps_layout=kept is not None)
@@ -98,7 +94,7 @@ def make_plan(
         weights, changes = weights.without(weights.others), changes._replace(to="cpu")
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    file = _of_weights(checkpoint, weights, form, changes, root, kept, sketch=sketch)
+    file = _of_weights(checkpoint, weights, form, changes, root, kept)
     return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None)
 
 
@@ -109,8 +105,6 @@ def _of_weights(
     changes: Changes,
     root: str,
     kept: Kept | None,
-    *,
-    sketch: bool,
 ) -> Planned:
     """Return how weights are written in a form."""
     if form == "safetensors":
@@ -130,7 +124,7 @@ def _of_weights(
 
         most = _most_nbytes(changes)
         return dcp_plan.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
-    return torch_plan.plan_weights(checkpoint, weights, changes.to, root, sketch=sketch)
+    return torch_plan.plan_weights(checkpoint, weights, changes.to, root)
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:

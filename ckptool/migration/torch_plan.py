@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
-_MANY = 1000
-"""Tensors from which it takes a while to write them."""
 
 
 class Kept(NamedTuple):
@@ -55,13 +53,9 @@ def _file(root: str, pickled: bytes, storages: Sequence[StoragePayload]) -> OutF
     return OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
 
 
-def plan_weights(
-    checkpoint: Checkpoint, weights: Weights, location: DeviceTags | None, root: str, *, sketch: bool = False
-) -> Planned:
+def plan_weights(checkpoint: Checkpoint, weights: Weights, location: DeviceTags | None, root: str) -> Planned:
     """
     Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
-
-    In a ``sketch``, tensors of plain memory are not in the pickle.
 
     Raises:
         MigrationRefused: A tensor is one that only its own class can write.
@@ -70,14 +64,13 @@ def plan_weights(
     detached = weights.state_dict.class_name is not None
     cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
-    names = [name for name in weights.names if not sketch or not _is_plain(weights.tensors.get(name))]
-    for info in each((weights.tensors[name].info for name in names if name in weights.tensors), cancellation):
+    for info in each((tensor.info for tensor in weights.tensors.values()), cancellation):
         if id(info) not in made:
             made[id(info)] = rewriter.tensor(info, detached=detached)
     tree = Call(_ORDERED_DICT, ())
     tree.pairs = [
         (name, made[id(weights.tensors[name].info)] if name in weights.tensors else weights.others[name])
-        for name in names
+        for name in weights.names
     ]
     if weights.modules:
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
@@ -178,13 +171,10 @@ def plan_same(
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
-    sketch: bool = False,
     kept: Kept = _NOTHING,
 ) -> Planned:
     """
     Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
-
-    In a ``sketch`` of many tensors, the pickle is empty if all of them are plain.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
@@ -200,8 +190,7 @@ def plan_same(
         rewriter_type=kept.rewriter,
     )
     rewriter = edited.rewriter
-    is_sketched = sketch and len(edited.kept) > _MANY and all(map(_is_plain, edited.kept.values()))
-    pickled = b"" if is_sketched else _written(checkpoint, edited, kept.pickled_nbytes)
+    pickled = _written(checkpoint, edited, kept.pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     return Planned(
@@ -218,14 +207,6 @@ def _written(checkpoint: Checkpoint, edited: EditedTree, nbytes: int) -> bytes:
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
     return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared, nbytes)
-
-
-def _is_plain(tensor: LazyTensor | None) -> bool:
-    """Say whether this is a tensor that can be written, whatever else is."""
-    storage = tensor.info.storage if tensor is not None else None
-    if tensor is None or storage is None or storage.big_endian:
-        return False
-    return tensor.info.layout == "strided" and tensor.info.subclass is None
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:

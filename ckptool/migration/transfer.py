@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from ckptool.closing import Closing
-from ckptool.migration.output.sink import SinkFile
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import ReadAhead
@@ -25,6 +24,8 @@ from ckptool.tensors.pieces import Extent, PiecesSource
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+    from ckptool.migration.output.opening import SinkFile
 
 
 T = TypeVar("T")

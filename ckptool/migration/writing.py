@@ -20,7 +20,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import Changes
 from ckptool.migration.output import Output
-from ckptool.migration.output.sink import Sink, SinkFile
+from ckptool.migration.output.opening import Sink, SinkFile
 from ckptool.migration.planned import OutFile, Plan
 from ckptool.migration.transfer import Transfer
 from ckptool.migration.verify import (
@@ -74,13 +74,14 @@ class Writing:
         with ExitStack() as opened:
             before: SinkFile | None = None
             for file in files:
-                output = opened.enter_context(sink.file(file.name))
+                output: SinkFile = sink.file(file.name)
+                opened.enter_context(output)
                 starts.extend(self.file(file, output, syncs=self.syncs(sink), about=sink.path))
                 if before is not None:  # the disk had the time of this file for it
-                    sink.keep(before)
+                    self._keep(before)
                 before = output
             if before is not None:
-                sink.keep(before)
+                self._keep(before)
             if self.limits is not None:
                 check_storages([*self._not_copied(), *plan.cut], plan.payloads)
                 self.checkpoint.check_unchanged()
@@ -89,6 +90,12 @@ class Writing:
             nbytes = output.nbytes if self.plan.builds_model else plan.nbytes
             sink.publish()
         return nbytes
+
+    def _keep(self, output: SinkFile) -> None:
+        """Give a file its name in a folder, which has none yet."""
+        if self.plan.file.is_folder:
+            output.publish()
+            output.close()
 
     def syncs(self, sink: Sink) -> bool:
         """Say whether files must be on the disk: what is replaced goes, and was there."""

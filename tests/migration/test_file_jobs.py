@@ -27,7 +27,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.file_jobs import Job, Order, Tell, Written, write
 from ckptool.migration.migrate import migrate, migrate_by
 from ckptool.migration.output import Output
-from ckptool.migration.output.sink import Place
+from ckptool.migration.output.parts import Place
 from ckptool.names import renaming
 from tests.each import each
 from tests.scale import scale

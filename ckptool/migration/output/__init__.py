@@ -30,8 +30,6 @@ from ckptool.sources.journal import refuse_edited
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ckptool.migration.output.sink import SinkFile
-
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WAITING_NBYTES = 1 << 20
@@ -84,9 +82,6 @@ class Output(Closing):
     def file(self, name: str) -> Output:  # noqa: ARG002 - it has one file
         """Return itself: it has one file."""
         return self
-
-    def keep(self, file: SinkFile) -> None:
-        """It has no name until it is published."""
 
     @property
     def notes(self) -> tuple[str, ...]:

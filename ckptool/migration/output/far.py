@@ -13,7 +13,7 @@ from typing import Final
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.output.sink import Place, SinkFile
+from ckptool.migration.output.parts import Place
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 _COPIES_AT_ONCE: Final = 64
 
 
-class _Object(Closing):
+class FarObject(Closing):
     """An object being written under one name, which may be a temporary one."""
 
     takes_any_order = False
@@ -109,7 +109,7 @@ class _Object(Closing):
         return self._upload
 
 
-class FarOutput(_Object):
+class FarOutput(FarObject):
     """One object being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     def __init__(self, address: Remote, *, force: bool = False, progress: Progress | None = None) -> None:
@@ -122,9 +122,6 @@ class FarOutput(_Object):
     def file(self, name: str) -> FarOutput:  # noqa: ARG002 - it has one file
         """Return itself: it has one file."""
         return self
-
-    def keep(self, file: SinkFile) -> None:
-        """It has no name until it is published."""
 
     def reserve(self, nbytes: int) -> None:
         """Say how large it will be: whether the store can copy it then."""
@@ -165,10 +162,10 @@ class FarOutput(_Object):
             raise exists(self.path)
 
 
-def written_at(place: Place, progress: Progress | None) -> _Object:
+def written_at(place: Place, progress: Progress | None) -> FarObject:
     """Return an object of a folder that another process writes."""
     stored = Stored(Remote(place.path, **(place.reached or {})))
-    return _Object(stored, place.shown, stored.key, progress)
+    return FarObject(stored, place.shown, stored.key, progress)
 
 
 class FarFolder(Closing):
@@ -184,14 +181,14 @@ class FarFolder(Closing):
         self._temporary = f"{temporary(self._own.rstrip('/'))}/"
         self._progress = progress
         self._expected = 0
-        self._files: dict[str, _Object] = {}
+        self._files: dict[str, FarObject] = {}
         self._refuse_what_is_there()
 
     def reserve(self, nbytes: int) -> None:
         """Say how large all files will be together."""
         self._expected = nbytes
 
-    def file(self, name: str) -> _Object:
+    def file(self, name: str) -> FarObject:
         """Return a file to be written; it is in the folder once that is published."""
         before = sum(one.position for one in self._files.values())
 
@@ -199,20 +196,15 @@ class FarFolder(Closing):
             if self._progress is not None:
                 self._progress(before + written, self._expected)
 
-        made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, progress)
+        made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, progress)
         return made
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of so many bytes; they count as written from now on."""
-        made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, None)
+        made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, None)
         made.position = nbytes
         address = self.reading_path(name)
         return Place(str(address), self.path + name, address.reached)
-
-    def keep(self, file: SinkFile) -> None:
-        """Let a file be there under its temporary name."""
-        file.publish()
-        file.close()
 
     def reading_path(self, name: str = "") -> Remote:
         """Return the address of the folder, or of a file in it, while it is written, for reading back."""

@@ -18,16 +18,24 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
-from ckptool.migration.output.sink import Place, Sink, SinkFile
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Source, versions_of
 
+if TYPE_CHECKING:
+    from ckptool.migration.output.far import FarFolder, FarObject, FarOutput
+
+SinkFile: TypeAlias = "Output | FarObject"
+"""A file that is being written."""
+SinkFolder: TypeAlias = "OutputFolder | FarFolder"
+"""A folder that is being written: its files here, or by other processes."""
+Sink: TypeAlias = "Output | FarOutput | OutputFolder | FarFolder"
+"""What is written to: a single file is a folder of one."""
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
@@ -53,7 +61,7 @@ def open_sink(
     return FarOutput(as_remote(target), force=force, progress=progress)
 
 
-def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
+def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
     """
     Return what a file is written to that belongs to a folder of another process. Others may write the same file.
 
@@ -127,16 +135,11 @@ class OutputFolder(Closing):
             self.reading_path(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
         )
 
-    def elsewhere(self, name: str, nbytes: int) -> Place:
+    def elsewhere(self, name: str, nbytes: int) -> parts.Place:
         """Return where another process writes a file of so many bytes; they count as written from now on."""
         self._names.add(name)
         self._written += nbytes
-        return Place(self.reading_path(name), os.path.join(self.path, name))
-
-    def keep(self, file: SinkFile) -> None:
-        """Give a file its name in the folder, which has none yet."""
-        file.publish()
-        file.close()
+        return parts.Place(self.reading_path(name), os.path.join(self.path, name))
 
     @property
     def notes(self) -> tuple[str, ...]:

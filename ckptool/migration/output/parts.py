@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 try:
     import fcntl
@@ -28,6 +29,16 @@ _MOST_TRIES = 10
 _PID = re.compile(r"[0-9]{1,9}")
 _ABANDONED_SECONDS = 86_400
 """After so long without a write, a part is nobody's, on file systems that have no locks."""
+
+
+class Place(NamedTuple):
+    """Where a file of a folder is written until that has its name: plain data, for any process."""
+
+    path: str
+    shown: str
+    """What to call it."""
+    reached: dict[str, Any] | None = None
+    """How a store is reached; None for a path."""
 
 
 def new_name(path: str, end: str = _END) -> str:
