@@ -18,7 +18,6 @@ from zipfile import ZipFile
 import pytest
 
 from tests import build
-from tests.install.test_without_torch import MISSING, REFUSED
 
 pytestmark = pytest.mark.install
 
@@ -273,42 +272,6 @@ def test_all_that_needs_no_torch_works(environment: Path, files: Path) -> None:
         assert "nothing wrong found" in ckptool("check", "--deep", target)
     assert "values       w: 3 of 4; first at [1]" in ckptool("diff", "a.pth", "other.pth", code=1)
     assert ckptool("check", "--explain", "No module named 'models'")
-
-
-@pytest.mark.parametrize("case", ["values", "training"])
-def test_what_needs_torch_says_so_in_one_line(case: str, environment: Path, files: Path) -> None:
-    arguments = REFUSED.get(case, ["fixtures", "out"])
-    done = run(environment / "bin" / "ckptool", *arguments, folder=files)
-
-    expected = MISSING if case in REFUSED else MISSING.replace("[torch]", "[train]")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
-
-
-def test_calls_that_need_torch_raise_a_typed_error(environment: Path, files: Path) -> None:
-    program = """
-import ckptool
-for name in ckptool.__all__:
-    try:
-        getattr(ckptool, name)
-    except ckptool.MissingPackage as error:
-        print(name, error.package)
-for call in (
-    lambda: ckptool.load("a.pth"),
-    lambda: ckptool.load_into(object(), "a.pth"),
-    lambda: ckptool.migrate("a.pth", "b.pth", dtype="float16"),
-    lambda: ckptool.check("a.pth", values=True),
-    lambda: ckptool.diff("a.pth", "other.pth", rtol=0.1),
-):
-    try:
-        call()
-    except ckptool.MissingPackage as error:
-        print(error.command)
-"""
-    done = run(_python_in(environment), "-c", program, folder=files)
-
-    needing = ["Cost", "LiveModel", "LoadReport", "Reload", "Serving", "load", "load_into", "load_model"]
-    expected = [f"{name} torch" for name in [*needing, "predict_memory"]] + ["pip install 'ckptool[torch]'"] * 5
-    assert (done.stderr, done.stdout.splitlines()) == ("", expected)
 
 
 @pytest.mark.parametrize("environment", PYTHONS[:1], indirect=True)

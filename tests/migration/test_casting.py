@@ -140,36 +140,6 @@ def test_a_model_that_does_not_fit_is_refused_with_its_keys(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_failure_does_not_stop_the_others(tmp_path: Path) -> None:
-    (tmp_path / "bad.pth").write_bytes(b"")
-    result = CliRunner().invoke(
-        cli,
-        [
-            "migrate",
-            "--json",
-            "--to",
-            "cpu",
-            "--out-dir",
-            str(tmp_path / "out"),
-            "--jobs",
-            "2",
-            str(tmp_path / "bad.pth"),
-            str(LENET),
-        ],
-    )
-
-    assert result.exit_code == 2
-    assert [("error" in found) for found in json.loads(result.stdout)] == [True, False]
-    assert torch.load(tmp_path / "out" / LENET.name)["module.conv1.bias"].device.type == "cpu"
-
-
-@pytest.mark.parametrize("spec", ["no.such.module:Net", "ckptool.reference.nets:Nothing", "ckptool.reference.nets"])
-def test_a_class_that_cannot_be_built_is_refused(spec: str, tmp_path: Path) -> None:
-    report = run(LENET, tmp_path / "model.pth", "--model", spec, code=1)
-
-    assert report["error"]["kind"] == "model-not-built"  # type: ignore[index]
-
-
 def test_a_model_that_is_built_gets_the_type_of_the_weights(tmp_path: Path) -> None:
     spec = ("--model", "ckptool.reference.nets:LeNet")
     run(LENET, tmp_path / "half.pth", "--strip-module", "--dtype", "bfloat16", "--to", "cpu", *spec)

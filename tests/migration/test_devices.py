@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -83,13 +81,6 @@ def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: An
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
     assert report.retagged == {tag: 2}
     assert report.location == "cpu"
-
-
-@pytest.mark.parametrize(("form", "name"), in_turn(["state_dict", "same"], FORGED))
-def test_no_tag_of_a_fixture_is_left(name: str, form: Any, tmp_path: Path) -> None:
-    if form == "state_dict" and name.startswith("list-"):
-        pytest.skip("of two models, neither is the weights")
-    no_tag_is_left(VALID / name, form, tmp_path / "x.pth")
 
 
 @exhaustive
@@ -241,14 +232,6 @@ def test_what_no_torch_takes_for_a_device_is_refused(device: str, tmp_path: Path
 
     assert caught.value.kind == "not-a-device"
     assert caught.value.hint
-
-
-@each("device", ["cpu", "cuda", "cuda:0", "cuda:127", "mps", "mps:0", "xpu:1", "hpu", "meta", "xla:0"])
-def test_what_torch_takes_for_a_device_is_taken(device: str, tmp_path: Path) -> None:
-    torch.device(device)
-    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
-
-    assert migrate(source, tmp_path / "b.pth", to=device, dry_run=True).location == device
 
 
 # Byte order
@@ -418,26 +401,6 @@ for device in ("my_sim2", "my_sim2:1", "my_sim2:128", "sim:0", "My_sim2"):
     except CkptoolError as error:
         print(error.kind, "an extension of torch here adds my_sim2" in error.hint)
 """
-
-
-def test_the_device_of_an_extension_has_its_name_in_torch_here(tmp_path: Path) -> None:
-    save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
-    arguments = [sys.executable, "-c", _EXTENSION, str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]
-
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-
-    refused = ["not-a-device True"] * 3
-    assert (done.stdout.splitlines(), done.stderr) == (["['my_sim2']", "['my_sim2:1']", *refused], "")
-
-
-def test_without_torch_extensions_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
-    monkeypatch.setitem(sys.modules, "torch", None)
-
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(source, tmp_path / "b.pth", to="sim:0")
-
-    assert "known only where torch is" in str(caught.value.hint)
 
 
 def test_a_mapping_to_what_is_no_device_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ Every test runs for each kind of folder.
 from __future__ import annotations
 
 import os
-import random
 import stat
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests import build
 from tests.migration import test_faults
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
-from tests.scale import scaled, step, times
+from tests.scale import scaled, step
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
 
@@ -200,23 +199,6 @@ def test_without_a_name_it_stands_beside_the_source(options: dict[str, Any], fol
     assert content(Path(report.target)) == new_one(folder, options)
     with pytest.raises(OutputExists):
         migrate(folder / "model.pth", **options)
-
-
-def test_what_appears_while_we_write_stays(
-    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish = OutputFolder.publish
-
-    def late(self: OutputFolder) -> None:
-        old_one(folder)
-        publish(self)
-
-    monkeypatch.setattr(OutputFolder, "publish", late)
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / "out", **options)
-
-    assert names_in(folder / "out") == {"model.safetensors", "config.json"}
-    assert names_in(folder) == {"model.pth", "out"}
 
 
 @pytest.mark.parametrize("happens", ["goes", "comes", "changes"])
@@ -456,32 +438,6 @@ def test_killed_at_every_system_call(
             folders.parts.remove_folder(str(target))
     assert seen == sorted(seen, reverse=True)  # there is one moment at which it gets its name
     assert {"old", "new"} == set(seen)
-
-
-@scaled
-@pytest.mark.parametrize("old", [False, True])
-def test_killed_at_any_moment(options: dict[str, Any], folder: Path, processes: Processes, old: bool) -> None:
-    source, target = folder / "model.pth", folder / "out"
-    source.write_bytes(test_faults.large(times(8, 64) << 20, 24))
-    options = {**options, "max_shard_size": "3MB"} if "max_shard_size" in options else options
-    new = new_one(folder, options)
-    took = processes.run(job(source, folder / "first", options=options))[0].took
-    before = content(old_one(folder)) if old else None
-    dice = random.Random(f"{old}")
-    for number in range(times(2, 8)):
-        delay = took * (number + dice.random()) / times(2, 8)
-        processes.run(job(source, target, force=old, options=options, delay=delay, signal=9))
-        found = found_in(target, before, new)
-        assert found in ("old", "new")
-        left = names_in(folder) - {source.name, target.name, "first"}
-        assert len(left) <= 1  # of this process, or of the one before, which this one had no time to remove
-        assert all(name.startswith(".out.ckptool-") for name in left)
-        if found == "new":
-            folders.parts.remove_folder(str(target))
-            before = content(old_one(folder)) if old else None
-    assert processes.run(job(source, target, force=old, options=options))[0].error is None
-    assert content(target) == new
-    assert names_in(folder) == {source.name, target.name, "first"}
 
 
 @scaled

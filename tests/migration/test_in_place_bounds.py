@@ -163,20 +163,6 @@ def test_names_in_extra_fields_are_not_taken_for_that_of_the_member(name_n: int,
         assert pickle_of(archive) == new
 
 
-def test_a_local_header_with_as_many_extra_fields_as_there_can_be_is_found() -> None:
-    field = pack("<2H", 0x4B42, 0xFFFF - 4) + bytes(0xFFFF - 4)
-    new = build.pickled({"b": 2})
-
-    assert pickle_of(read(edited(torch_zip(extra=field, prefix=bytes(1000)), new))) == new
-
-
-def test_a_name_that_is_no_utf8_is_not_looked_for() -> None:
-    data = torch_zip(name=b"\x81/data.pkl")
-    for new in (build.pickled({"b": 2}), build.pickled({"longer": 2})):
-        with pytest.raises(MigrationRefused, match="another name in the directory"):
-            plan_zip(read(data), "\u00fc/data.pkl", new)
-
-
 def test_a_member_whose_name_begins_or_ends_alike_is_another() -> None:
     old = build.pickled({"a": 1})
     names = [f"{NAME}2", "m/data.pk", NAME, f"{NAME}.unused"]

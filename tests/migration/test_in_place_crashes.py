@@ -11,12 +11,10 @@ import errno
 import fcntl
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -122,21 +120,6 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
         for part in parts if len(parts) < 20 else parts[:: step(173, 11)]:
             edited.check(done(files, part))
         files = done(files, entry)
-
-
-@LAYOUT
-def test_without_the_poison_a_torn_pickle_would_be_taken(layout: str, tmp_path: Path) -> None:
-    if layout in ("header", "tail"):
-        pytest.skip("a torn header is no JSON, a torn tail has no end")
-    edited = Recorded(layout, tmp_path, count=8)
-    writes = [entry for entry in edited.log if entry.what == "write" and entry.file == edited.path.name]
-    pickled = next(entry for entry in writes if entry.data.startswith(b"\x80\2"))
-    silent = 0
-    for cut in range(1, len(pickled.data), step(9, 3)):
-        put(done(edited.start(), pickled._replace(data=pickled.data[:cut])), edited.path)
-        silent += any(found not in (edited.known[0][one], edited.known[1][one]) for one, found in readings(edited.path))
-
-    assert silent  # so the tests above can fail
 
 
 @LAYOUT
@@ -297,95 +280,6 @@ def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
 
     assert failed.value.kind == "verification-failed"
     assert more < 0 or path.read_bytes() == old
-
-
-class Killed(Stepped):
-    """Ends its process at an operation, in the middle of it if it writes."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-
-    def cut(self, nbytes: int) -> int:
-        """Stop anywhere."""
-        return random.randrange(nbytes)
-
-    def before(self, what: str) -> None:
-        """End, or go on."""
-        self._left -= 1
-        if self._left < 0:
-            _kill_myself()
-
-
-def _kill_myself() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@LAYOUT
-def test_a_process_that_is_killed_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
-    edited = Recorded(layout, tmp_path)
-    operations = len([entry for entry in edited.log if entry.what in ("create", "write", "sync", "rename", "unlink")])
-    met = set()
-    for number in range(times(3, 30)):
-        put(edited.start(), edited.path)
-        child = os.fork()
-        if child == 0:
-            try:
-                edit(edited.path, LAYOUTS[layout].changes, Killed(number % (operations + 1)))
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        files = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-        met.add(edited.check(files))
-
-    assert "old" in met
-
-
-def test_a_damaged_journal_changes_nothing(tmp_path: Path) -> None:
-    edited = Recorded("slot", tmp_path)
-    files = edited.start()
-    for entry in edited.log[:7]:
-        files = done(files, entry)
-    journal = Path(journal_path(str(edited.path)))
-    for at in range(0, len(files[journal.name]), 97):
-        data = bytearray(files[journal.name])
-        data[at] ^= 1
-        put({**files, journal.name: bytes(data)}, edited.path)
-        with pytest.raises(CkptoolError) as refused:
-            recover(edited.path)
-        assert refused.value.kind == ("damaged-journal" if at >= 16 else "foreign-journal")
-        assert edited.path.read_bytes() == files[edited.path.name]
-        assert journal.exists()
-
-
-def test_a_journal_is_of_one_file_alone(tmp_path: Path) -> None:
-    edited = Recorded("slot", tmp_path)
-    files = edited.start()
-    for entry in edited.log[:7]:
-        files = done(files, entry)
-    put(files, edited.path)
-    (tmp_path / "other").write_bytes(b"another file")
-    (tmp_path / "other").rename(edited.path)
-
-    with pytest.raises(CkptoolError) as refused:
-        recover(edited.path)
-    assert refused.value.kind == "another-file"
-    assert edited.path.read_bytes() == b"another file"
-
-
-def test_a_file_that_was_written_anew_under_its_journal_is_left_alone(tmp_path: Path) -> None:
-    edited = Recorded("tail", tmp_path)
-    files = edited.start()
-    for entry in edited.log[:7]:
-        files = done(files, entry)
-    for data in (edited.old * 2, edited.old[:-1]):
-        put({**files, edited.path.name: data}, edited.path)
-        with pytest.raises(CkptoolError) as refused:
-            recover(edited.path)
-        assert refused.value.kind == "another-file"
-        assert edited.path.read_bytes() == data
 
 
 def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:

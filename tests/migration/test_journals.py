@@ -22,13 +22,12 @@ from safetensors.torch import save_file
 from ckptool import load, migrate, open_checkpoint, recover
 from ckptool.cli import cli
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, UnfinishedEdit
-from ckptool.migration.changes import Changes
 from ckptool.migration.output.editing import Operations
 from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each
-from tests.migration.in_place import LAYOUTS, Files, Stepped, edit, put, states, torn, weights, write
-from tests.scale import some, times
+from tests.migration.in_place import LAYOUTS, Files, edit, put, states, torn, weights, write
+from tests.scale import times
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 NOBODY = 65534
@@ -349,45 +348,6 @@ def test_a_file_that_was_saved_over_is_read_and_never_written_to(layout: str, co
 
     assert met <= {(0, False), (1, True)}  # as it was, or stale
     assert count == 8 or met == {(1, True)}
-
-
-@pytest.mark.parametrize("epoch", some([2, 1, 200], 3))
-def test_a_training_that_went_on_over_a_killed_edit_loses_nothing(epoch: int, tmp_path: Path) -> None:
-    class Dies(Stepped):
-        def before(self, what: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os._exit(9)
-
-    path = tmp_path / "last.ckpt"
-
-    def save(epoch: int) -> None:
-        torch.save({"state_dict": {"module.w": torch.full((1000,), float(epoch))}, "epoch": epoch}, path)
-
-    died = 0
-    for number in range(30):
-        save(1)
-        child = os.fork()
-        if child == 0:
-            left = number
-            edit(path, Changes(strip_module=True), Dies())
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        died += code == 9
-        save(epoch)
-        new = path.read_bytes()
-        for _ in range(2):
-            run("recover", path)
-            assert path.read_bytes() == new
-        found = torch.load(path)
-        assert (found["epoch"], found["state_dict"]["module.w"][0]) == (epoch, epoch)
-        for name in (journal_of(path), Path(f"{journal_of(path)}.new")):
-            name.unlink(missing_ok=True)
-        if code == 0:
-            break
-
-    assert died >= 12
 
 
 def mixed(old: bytes, new: bytes, dice: random.Random) -> bytearray:

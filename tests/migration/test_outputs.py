@@ -111,11 +111,6 @@ def test_what_exists_is_replaced_when_asked(way: str, folder: Path, tmp_path: Pa
     assert names_in(folder) == {"model.pth", "out.pth"}
 
 
-def test_a_dry_run_writes_nothing(folder: Path) -> None:
-    assert not migrate(folder / "model.pth", folder / "out.pth", dry_run=True).written
-    assert names_in(folder) == {"model.pth"}
-
-
 @pytest.mark.parametrize("what", ["file", "link", "folder"])
 def test_what_appears_while_we_write_stays(way: str, what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Output.publish
@@ -191,38 +186,6 @@ def test_a_file_system_without_links_will_do(
 
 
 # Small pieces wait for each other
-
-
-def test_pieces_stand_in_the_order_in_which_they_came(way: str, tmp_path: Path) -> None:
-    large, source = os.urandom(outputs._WAITING_NBYTES + 1), tmp_path / "source"
-    source.write_bytes(b"copied" * 1000)
-    with Output(str(tmp_path / "out")) as output:
-        expected = b""
-        for number in range(300):
-            for piece in (b"%d," % number, b"", bytearray(b"x" * 9_000), memoryview(large[:number])):
-                output.write(piece)
-                expected += piece
-            if number % 70 == 0:
-                place = output.leave(5000)
-                output.fill(place, memoryview(source.read_bytes()[3:5003]))
-                output.filled(5000)
-                output.write(large)
-                expected += source.read_bytes()[3:5003] + large
-            assert output.position == len(expected)
-        output.publish()
-
-    assert (tmp_path / "out").read_bytes() == expected
-
-
-@pytest.mark.parametrize("look", ["flush", "nbytes"])
-def test_what_waits_is_there_for_whoever_looks(way: str, look: str, tmp_path: Path) -> None:
-    with Output(str(tmp_path / "out")) as output:
-        output.write(b"waiting")
-        if look == "flush":
-            output.flush()
-            assert os.stat(output.reading_path()).st_size == 7  # noqa: PTH116 - a link only the system can follow
-        else:
-            assert output.nbytes == 7
 
 
 # The source is the target
@@ -454,20 +417,6 @@ def test_a_new_file_has_the_mode_of_its_source_less_the_umask(
             (folder / name).unlink()
 
 
-@pytest.mark.parametrize(
-    ("mask", "mode"), in_turn([0o000, 0o022, 0o077], [0o600, 0o640, 0o644, 0o664, 0o666, 0o400, 0o444, 0o755])
-)
-def test_an_old_file_keeps_its_mode(way: str, mode: int, mask: int, folder: Path, umask: Callable[[int], int]) -> None:
-    (folder / "out.pth").write_bytes(OLD)
-    (folder / "out.pth").chmod(mode)
-    umask(mask)
-
-    migrate(folder / "model.pth", folder / "out.pth", force=True)
-
-    assert stat.S_IMODE((folder / "out.pth").stat().st_mode) == mode
-    assert stat.S_IMODE((folder / "model.pth").stat().st_mode) == 0o644
-
-
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root gives files away")
 def test_an_old_file_keeps_its_owner(way: str, folder: Path) -> None:
     (folder / "out.pth").write_bytes(OLD)
@@ -572,24 +521,6 @@ def test_failures_leave_no_descriptor_open(way: str, folder: Path, monkeypatch: 
 
     assert open_descriptors() == before
     assert names_in(folder) == {"model.pth", "out.pth", "damaged.pth"}
-
-
-def test_torch_is_not_imported(folder: Path) -> None:
-    (folder / "legacy.pth").write_bytes(
-        build.legacy({"w": build.tensor(build.storage(rest=(None,)))}, [("0", 4, build.floats())])
-    )
-    code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from ckptool.migration.migrate import migrate
-for name in ("model.pth", "legacy.pth"):
-    for target, form in (("a.pth", "same"), ("b.pth", "state_dict"), ("c.safetensors", "safetensors")):
-        assert migrate(name, name + target, form=form, to="cpu").verified
-assert migrate("model.pthc.safetensors", "d.pth").verified
-assert "torch" not in sys.modules, "torch"
-assert "pickle" not in sys.modules or "numpy" in sys.modules, "pickle"
-"""
-    subprocess.run([sys.executable, "-I", "-c", code, str(ROOT)], cwd=folder, check=True, timeout=60)
 
 
 def test_what_somebody_elsewhere_writes_is_not_removed(folder: Path) -> None:

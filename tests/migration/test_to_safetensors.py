@@ -286,14 +286,6 @@ def test_a_reference_library_that_does_not_know_a_newer_type_is_not_asked(
         migrate(tmp_path / "old.pth", tmp_path / "old.safetensors")
 
 
-def test_what_is_no_safetensors_file_is_read_back_by_our_own_readers(tmp_path: Path) -> None:
-    torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
-
-    assert migrate(tmp_path / "a.pth", tmp_path / "b.pth").read_back_by == ("ckptool",)
-    assert migrate(tmp_path / "a.pth", tmp_path / "c.pth", verify=False).read_back_by == ()
-    assert migrate(tmp_path / "a.pth", tmp_path / "d.safetensors", dry_run=True).read_back_by == ()
-
-
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     save_file({"a.b": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "title": "tiny", "x": "a"})
     migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=[renaming.strip_prefix("a")])

@@ -304,15 +304,6 @@ def test_a_whole_model_gives_its_state_dict_without_its_class(
     assert addresses == ties or container == "pickle"  # there, a view has a storage of its own
 
 
-def test_the_source_of_a_model_is_not_touched(tmp_path: Path) -> None:
-    source = ROOT / "fixtures" / "valid" / "model-data-parallel-forged-cuda0-legacy.pth"
-    before = (source.read_bytes(), source.stat().st_mtime_ns)
-
-    migrate(source, tmp_path / "x.pth", strip_module=True, to="cpu")
-
-    assert (source.read_bytes(), source.stat().st_mtime_ns) == before
-
-
 @pytest.mark.parametrize(
     "name", ["data-parallel-forged-cuda0-zip", "ddp-forged-cuda0-legacy", "compiled-forged-cuda0-zip"]
 )
