@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation as Cancellation
     from ckptool.checking.check import CheckReport as CheckReport, check as check
     from ckptool.checkpoints.checkpoint import Checkpoint as Checkpoint, StateDict as StateDict
-    from ckptool.checkpoints.companions import ClassSource as ClassSource, Member as Member
+    from ckptool.checkpoints.parsed import ClassSource as ClassSource, Member as Member
     from ckptool.diffing.diff import diff as diff
     from ckptool.diffing.report import DiffReport as DiffReport
     from ckptool.errors import AmbiguousWeights as AmbiguousWeights, Cancelled as Cancelled
@@ -48,7 +48,7 @@ _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
-    "ckptool.checkpoints.companions": ("ClassSource", "Member"),
+    "ckptool.checkpoints.parsed": ("ClassSource", "Member"),
     "ckptool.diffing.diff": ("diff",),
     "ckptool.diffing.report": ("DiffReport",),
     "ckptool.errors": (

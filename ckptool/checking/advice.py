@@ -97,7 +97,7 @@ def _may_be_kept(checkpoint: Checkpoint) -> bool:
     return (
         checkpoint.form in ("state_dict", "checkpoint", "tensors", "training")
         and checkpoint.traits.has_tree
-        and not (checkpoint.clashes or checkpoint.shards or checkpoint.lost)
+        and not (checkpoint.contents.clashes or checkpoint.shards or checkpoint.lost)
         and all(is_allowed(one.module, one.name) for one in checkpoint.globals)
     )
 
@@ -127,7 +127,7 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
     fitting = [_is_plain(one.info) if is_plain else _is_written(one.info) for one in tensors]
     fits = any(fitting) if "drop_unsupported" in options else all(fitting)
     others = [(name, value) for name, value in entries_of(checkpoint, chosen) if name not in chosen]
-    if not fits or checkpoint.clashes or not any(one.info.numel for one in tensors):
+    if not fits or checkpoint.contents.clashes or not any(one.info.numel for one in tensors):
         return None
     if is_plain:
         return [] if not others or "drop_unsupported" in options else None

@@ -38,6 +38,10 @@ def examine(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     known = summarise(checkpoint)
     given = {
         **checkpoint.__dict__,
+        "walks": checkpoint.walks,
+        "unreadable": checkpoint.contents.unreadable,
+        "clashes": checkpoint.contents.clashes,
+        "bound_method": checkpoint.contents.bound_method,
         "is announced": checkpoint.announced_nbytes is not None,
         "is program": checkpoint.traits.program,
         "prefixes": known.prefixes,
@@ -324,15 +328,15 @@ def without_values(checkpoint: Checkpoint) -> Iterator[Finding]:
 def bound_method(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK405: a method was saved, and with it the whole model."""
     why = "Save model.state_dict() instead."
-    if checkpoint.bound_method:
+    if checkpoint.contents.bound_method:
         fact = "a bound method was saved, and the whole model with it: state_dict is missing its parentheses"
         yield Finding("CK405", "warning", fact, *(state_dict(checkpoint, why) or Advice(why)))
 
 
 def unreadable(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK406: parameters or buffers that only code can make into tensors."""
-    if checkpoint.unreadable:
-        names = [f"{name} ({cls})" for name, cls in checkpoint.unreadable]
+    if checkpoint.contents.unreadable:
+        names = [f"{name} ({cls})" for name, cls in checkpoint.contents.unreadable]
         yield Finding(
             "CK406",
             "warning",
@@ -352,14 +356,15 @@ def mixed_devices(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def clashing_names(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK109: two tensors have one dotted name."""
-    if checkpoint.clashes:
+    clashes = checkpoint.contents.clashes
+    if clashes:
         head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
-        in_weights = any(name.removeprefix(head) in (weights or ()) for name in checkpoint.clashes)
+        in_weights = any(name.removeprefix(head) in (weights or ()) for name in clashes)
         yield Finding(
             "CK109",
             "warning" if in_weights else "info",
-            f"{counted(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without "
-            f"it: {some(list(checkpoint.clashes))}",
+            f"{counted(len(clashes), 'name')} with a number added, as another tensor has the name without "
+            f"it: {some(list(clashes))}",
         )
 
 

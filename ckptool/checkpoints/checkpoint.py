@@ -9,8 +9,7 @@ from math import prod
 from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
 
-from ckptool.checkpoints.contents import Contents, Form
-from ckptool.checkpoints.modules import StateDictWalk
+from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.closing import Closing
@@ -109,7 +108,7 @@ class StateDict(Mapping[str, LazyTensor]):
         return _html(repr(self), self._tensors)
 
 
-class Checkpoint(Closing):
+class Checkpoint(Parsed, Closing):
     """
     What is in one file, or in files that belong together. Tensors are lazy: their bytes are read when
     ``LazyTensor.read`` is called.
@@ -119,80 +118,27 @@ class Checkpoint(Closing):
     """
 
     def __init__(self, path: str, source: Source, parsed: Parsed) -> None:
-        contents = parsed.contents
+        self.__dict__.update(parsed.__dict__)
         self.facts: dict[Callable[[Checkpoint], Any], Any] = {}
         """What was worked out of it; see ``once``."""
         self.path = path
-        self.member = parsed.member
-        """Name of the archive member that was opened, where the file is an archive of others."""
-        self.format = parsed.format
-        self.traits = parsed.traits
-        """What is true of every file of its format."""
         self.source = source
-        self.file_nbytes = parsed._replace(source=source).nbytes
-        """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
-        self.root = parsed.root
-        """The whole pickled tree, inert; None where the format has none."""
-        self.pickles = parsed.pickles
-        """The pickles of the first of ``streams``, where they were kept: in one of them is the tree."""
-        self.rebuilder = parsed.rebuilder
-        """What recognises the tensors of the tree."""
-        self.streams = parsed.streams
-        """The pickles that were read."""
-        self.archives = parsed.archives
-        """The archives that it lies in, outermost first; with shards, the one that each is, in their order."""
-        self.shards = parsed.shards
-        """The files that hold the tensors, where the one that was opened is an index of them. They are all open."""
-        self.shard_of = parsed.shard_of
-        """For each tensor, the name of the shard that holds it."""
-        self.announced_nbytes = parsed.announced_nbytes
-        """The size of all tensors, as an index of shards has it (``total_size``)."""
-        self.beside = parsed.beside
-        """What lies in the same folder and is no part of it, where a folder was opened."""
-        self.part_of = parsed.part_of
-        """The set of files that the one file is a part of, going by its name."""
-        self.metadata = parsed.metadata
-        """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
-        self.recorded = parsed.recorded
-        """What that text says about the tensors."""
-        self.class_sources = parsed.class_sources
-        self.notes = parsed.notes
-        """What is odd about the container though nothing in it can be misread."""
-        self.remarks = parsed.remarks
-        """What is notable about how the files of a directory fit together."""
-        self.lost = parsed.lost
-        """Names of values that the index has, and that cannot be read."""
-        self.parts = parsed.parts
-        """The files inside the files of a directory, which are opened one by one."""
-        self.absent = parsed.absent
-        """Names that the weights should have, and that have no values in any of its files."""
-        self.unmerged = parsed.unmerged
-        """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
-        self.damage = parsed.damage
-        """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
-        self.members = parsed.members
-        self.inside = {name: Checkpoint("", one.source, one) for name, one in parsed.inside.items()}
-        """The other checkpoints in its archive by name, as ``FILE::NAME`` opens them; all, where none was picked."""
-        self.unopened = parsed.unopened
-        """Members of its archive that seem to be checkpoints and cannot be opened: their names, and why."""
-        self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
-        self.unreadable: tuple[tuple[str, str], ...] = tuple(contents.unreadable)
-        """Entries of a state_dict that are tensors of a kind we cannot read: their names, and their classes."""
-        self.clashes: Mapping[str, str] = dict(contents.clashes)
-        """Names that were given to tensors whose own name another has already (``a.b#2``), and that own name."""
-        self.bound_method = contents.bound_method
+        self.fixed_form = parsed.form
+        contents, self.contents = parsed.contents, parsed.contents.remarks()
+        self.inside: Mapping[str, Checkpoint] = {
+            name: Checkpoint("", one.source, one) for name, one in parsed.inside.items()
+        }
         self.tensors: dict[str, LazyTensor] = ByName(
             {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
         )
         """Every tensor by full dotted name, in file order; a tied one has an entry for each of its names."""
         self.attributes = {
-            name: LazyTensor(name, info) for name, info in (contents.attributes | dict(parsed.constants)).items()
+            name: LazyTensor(name, info) for name, info in (contents.attributes | dict(self.constants)).items()
         }
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
         self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
         """What is not a tensor: the largest subtrees without one, by path."""
         self.state_dicts = tuple(_state_dicts(contents, self.tensors))
-        self.form: Form = parsed.form
         self._is_open = True
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -263,7 +209,8 @@ class Checkpoint(Closing):
 
     def release_tree(self) -> None:
         """Free the pickled tree: the one change after opening. Tensors stay readable. For long-lived checkpoints."""
-        self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), walks=(), inside={})
+        self.contents.walks = []
+        self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), inside={})
         for state_dict in self.state_dicts:
             state_dict.node = None
 

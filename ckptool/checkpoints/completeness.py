@@ -228,7 +228,7 @@ def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
         if _holds(names, path):
             yield _in_module(path, cls)
     yield from _kept_for_hooks(walk, outside)
-    for name, cls in checkpoint.unreadable:
+    for name, cls in checkpoint.contents.unreadable:
         if name.startswith(head) and any(entry.name == name[len(head) :] for entry in walk.entries):
             yield Gap(name[len(head) :], cls, name[len(head) :])
 

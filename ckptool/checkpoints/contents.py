@@ -81,6 +81,12 @@ class Contents:
         """Names that were given to tensors whose own name another has already, and that own name."""
         self.bound_method = bound_method
 
+    def remarks(self) -> Contents:
+        """Return what there is to say of it, without all that a checkpoint has under names of its own."""
+        rest = Contents(bound_method=self.bound_method)
+        rest.walks, rest.unreadable, rest.clashes = self.walks, self.unreadable, self.clashes
+        return rest
+
 
 _Place: TypeAlias = "tuple[Inert, str, Group | None]"
 """A node on the way down, its dotted path, and the group that its direct tensors belong to."""

@@ -1,8 +1,15 @@
-"""``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made of it."""
+"""
+``Parsed``: the record of what the reader of a format found in a file; a ``Checkpoint`` is one that is open.
 
-from collections.abc import Callable, Iterable, Mapping
+With what few have: shards, members, files beside them, the set that they are of, source code, remarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Form
@@ -13,9 +20,10 @@ from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
-if TYPE_CHECKING:  # most checkpoints are alone, and each of these classes takes a while to make
-    from ckptool.checkpoints.companions import Beside, ClassSource, Member, PartOf, Remark, Shard
-    from ckptool.checkpoints.modules import ModuleFacts
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
+
+    from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -77,7 +85,7 @@ class Stream(NamedTuple):
     opcodes: Mapping[int, int] = {}
     """Opcodes in them, but for the frequent ones of protocol 2, and the offset of the first of each."""
 
-    def inside(self, file: str) -> "Stream":
+    def inside(self, file: str) -> Stream:
         """Return it as one of a file that is one of several, or a member: ``FILE::RECORD``."""
         return self._replace(record=f"{file}::{self.record}" if self.record else file)
 
@@ -91,9 +99,9 @@ class Part:
         self,
         what: str,
         file: str,
-        open: "Callable[[], Parsed]",  # noqa: A002 - what it does
-        contradiction: "Callable[[Parsed], str | None] | None" = None,
-        twin: "Callable[[], Parsed] | None" = None,
+        open: Callable[[], Parsed],  # noqa: A002 - what it does
+        contradiction: Callable[[Parsed], str | None] | None = None,
+        twin: Callable[[], Parsed] | None = None,
     ) -> None:
         self.what = what
         self.file = file
@@ -111,45 +119,144 @@ class Recorded(NamedTuple):
     """Names that were left out of the file, and for each the name under which its tensor is stored."""
     order: tuple[str, ...] = ()
     """All names, the left-out ones too, in the order that they had; empty where it is not recorded."""
-    modules: "Mapping[str, ModuleFacts]" = MappingProxyType({})
+    modules: Mapping[str, ModuleFacts] = MappingProxyType({})
     texts: Mapping[str, str] = _NOTHING
 
 
-class Parsed(NamedTuple):
-    """What is in one file, or in files that belong together. ``Checkpoint`` describes the fields that it shares."""
+_NOTHING_RECORDED: Final = Recorded()
+
+
+class Shard(NamedTuple):
+    """One of the files that an index names, with some of the tensors."""
+
+    name: str
+    """As the index has it: a path from the index's folder."""
+    tensors: int
+    nbytes: int
+    """Size of the file."""
+    source: Source
+    holds: str = "tensor"
+    """What is counted: tensors, or items, which may be pieces of them."""
+
+
+class Member(NamedTuple):
+    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
+
+    name: str
+    format: str
+    form: Form
+    tensors: int
+    nbytes: int
+    """Size of the member, unpacked."""
+
+
+class Beside(NamedTuple):
+    """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
+
+    name: str
+    role: str
+    """What it is for, by its name: ``optimizer``, ``scheduler``, ``rng``, ``duplicate``…"""
+    path: str
+    """The path to give, to open it."""
+    nbytes: int | None = None
+    """None for a folder."""
+    about: str | None = None
+    """What it says in short, where that is known without opening a checkpoint."""
+
+
+class PartOf(NamedTuple):
+    """The set of files that a file is one of."""
+
+    what: str
+    """What the file is, in words."""
+    path: str
+    """The path to give for all of them together."""
+    is_slice: bool = False
+    """Whether its tensors are parts themselves, or not all that a model has: no model fits it."""
+    remedy: str = ""
+    """What to do, where it is not to save the model whole."""
+
+
+class ClassSource(NamedTuple):
+    """The source of a class, as legacy files carry it. Text: never compiled."""
+
+    name: str
+    path: str
+    """Of the source file on the machine that saved the checkpoint."""
+    text: str
+
+
+class Remark(NamedTuple):
+    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
+
+    code: str
+    what: str
+    hint: str | None = None
+
+
+@dataclass(eq=False)
+class Parsed:
+    """What is in one file, or in files that belong together. It never changes: ``_replace`` gives another."""
 
     source: Source
     format: str
     traits: Traits
+    """What is true of every file of its format."""
     contents: Contents
     fixed_form: Form | None = None
-    """The form, where the format knows it without looking at the contents."""
+    """The form, where it is known without looking at the contents."""
     root: Inert = None
+    """The whole pickled tree, inert; None where the format has none."""
     pickles: tuple[Pickle, ...] = ()
+    """The pickles of the first of ``streams``, where they were kept: in one of them is the tree."""
     rebuilder: Rebuilder | None = None
-    constants: Mapping[str, TensorInfo] = MappingProxyType({})
+    """What recognises the tensors of the tree."""
+    constants: Mapping[str, TensorInfo] = field(default_factory=dict)
     """Tensors of a program that are no attributes of its modules."""
-    metadata: Mapping[str, str] = _NOTHING
-    recorded: Recorded = Recorded()
-    class_sources: "tuple[ClassSource, ...]" = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
+    recorded: Recorded = _NOTHING_RECORDED
+    """What that text says about the tensors."""
+    class_sources: tuple[ClassSource, ...] = ()
     notes: tuple[str, ...] = ()
+    """What is odd about the container though nothing in it can be misread."""
     damage: str | None = None
+    """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
     member: str | None = None
-    members: "tuple[Member, ...]" = ()
-    inside: "Mapping[str, Parsed]" = MappingProxyType({})
+    """Name of the archive member that was opened, where the file is an archive of others."""
+    members: tuple[Member, ...] = ()
+    inside: Mapping[str, Parsed] = field(default_factory=dict)
+    """The other checkpoints in its archive by name, as ``FILE::NAME`` opens them; all, where none was picked."""
     unopened: tuple[tuple[str, str], ...] = ()
+    """Members of its archive that seem to be checkpoints and cannot be opened: their names, and why."""
     streams: tuple[Stream, ...] = ()
+    """The pickles that were read."""
     archives: tuple[Archive, ...] = ()
-    shards: "tuple[Shard, ...]" = ()
-    shard_of: Mapping[str, str] = _NOTHING
+    """The archives that it lies in, outermost first; with shards, the one that each is, in their order."""
+    shards: tuple[Shard, ...] = ()
+    """The files that hold the tensors, where the one that was opened is an index of them. They are all open."""
+    shard_of: Mapping[str, str] = field(default_factory=dict)
+    """For each tensor, the name of the shard that holds it."""
     announced_nbytes: int | None = None
-    remarks: "tuple[Remark, ...]" = ()
+    """The size of all tensors, as an index of shards has it (``total_size``)."""
+    remarks: tuple[Remark, ...] = ()
+    """What is notable about how the files of a directory fit together."""
     lost: tuple[str, ...] = ()
+    """Names of values that the index has, and that cannot be read."""
     parts: Iterable[Part] = ()
+    """The files inside the files of a directory, which are opened one by one."""
     absent: tuple[str, ...] = ()
+    """Names that the weights should have, and that have no values in any of its files."""
     unmerged: str | None = None
-    beside: "tuple[Beside, ...]" = ()
-    part_of: "PartOf | None" = None
+    """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
+    beside: tuple[Beside, ...] = ()
+    """What lies in the same folder and is no part of it, where a folder was opened."""
+    part_of: PartOf | None = None
+    """The set of files that the one file is a part of, going by its name."""
+
+    def _replace(self, **changes: Any) -> Self:
+        """Return the record with other values of some fields, as a NamedTuple does."""
+        return replace(self, **changes)
 
     @property
     def form(self) -> Form:
@@ -157,7 +264,12 @@ class Parsed(NamedTuple):
         return self.fixed_form or _form(self.contents)
 
     @property
-    def nbytes(self) -> int:
+    def walks(self) -> Sequence[tuple[str, StateDictWalk]]:
+        """For each whole model: its path, and what could not be known about its state_dict()."""
+        return self.contents.walks
+
+    @property
+    def file_nbytes(self) -> int:
         """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
         own = self.source.nbytes + sum(shard.nbytes for shard in self.shards)
         return own or sum(member.nbytes for member in self.members)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.checkpoints.companions import PartOf
+from ckptool.checkpoints.parsed import PartOf
 from ckptool.checkpoints.quantized_layouts import (
     ALONE,
     FLOATS,

@@ -325,7 +325,7 @@ def prepare(
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
     """Raise AmbiguousFile where two tensors would need one name."""
     head = f"{state_dict.key}." if state_dict.key else ""
-    for given, wanted in checkpoint.clashes.items():
+    for given, wanted in checkpoint.contents.clashes.items():
         if given.startswith(head) and given[len(head) :] in state_dict:
             raise AmbiguousFile(
                 f"two tensors are called {wanted!r}; the second is listed as {given!r}", kind="ambiguous-name"

@@ -18,8 +18,8 @@ from ckptool.rendering import Fact, Section
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
-    from ckptool.checkpoints.companions import Beside
     from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.parsed import Beside
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")

@@ -127,7 +127,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
         facts=_module_facts(weights.modules, list(tensors), aligned=aligned),
         metadata=_metadata(checkpoint),
         has_models=False,
-        unreadable=tuple(name[len(head) :] for name, _ in checkpoint.unreadable if name.startswith(head)),
+        unreadable=tuple(name[len(head) :] for name, _ in checkpoint.contents.unreadable if name.startswith(head)),
         lacks=_lacks(checkpoint),
     )
 
@@ -172,7 +172,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
         facts=facts,
         metadata=_metadata(checkpoint),
         has_models=aligned and any(one.class_name is not None for one in checkpoint.state_dicts),
-        unreadable=tuple(name for name, _ in checkpoint.unreadable),
+        unreadable=tuple(name for name, _ in checkpoint.contents.unreadable),
         lacks=_lacks(checkpoint),
     )
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
-from ckptool.checkpoints.companions import Member
 from ckptool.checkpoints.contents import Contents
-from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.parsed import Member, Parsed, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import (
     CkptoolError,

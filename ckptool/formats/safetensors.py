@@ -14,10 +14,9 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.companions import Remark
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.modules import facts_by_module
-from ckptool.checkpoints.parsed import Parsed, Recorded, Traits
+from ckptool.checkpoints.parsed import Parsed, Recorded, Remark, Traits
 from ckptool.errors import (
     AmbiguousFile,
     LimitExceeded,

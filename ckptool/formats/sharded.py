@@ -16,9 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Recorded, Stream, Traits
+from ckptool.checkpoints.parsed import Parsed, Recorded, Shard, Stream, Traits
 from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,

@@ -19,8 +19,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.companions import ClassSource
-from ckptool.checkpoints.parsed import Parsed, Stream, Traits
+from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits

@@ -88,4 +88,4 @@ def differences(saved: dict[str, Any], expected: dict[str, torch.Tensor], *, is_
     with ckptool.open_checkpoint(file.getvalue()) as checkpoint:
         tensors = checkpoint.tensors
         wrong = [name for name, value in expected.items() if name not in tensors or not same(tensors[name], value)]
-        return [*wrong, *checkpoint.clashes]
+        return [*wrong, *checkpoint.contents.clashes]

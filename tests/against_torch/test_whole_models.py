@@ -126,7 +126,7 @@ def test_models_nested_in_dicts_and_lists_are_state_dicts_of_their_own(saved: Pa
 @pytest.mark.parametrize("model", ["bound_method", "bound_method_of_wrapped"])
 def test_a_method_saved_instead_of_its_result_is_rescued_and_told_of(saved: Path, model: str, container: str) -> None:
     with opened(saved, model, container) as checkpoint:
-        assert checkpoint.bound_method
+        assert checkpoint.contents.bound_method
         assert checkpoint.form == "model"
 
 

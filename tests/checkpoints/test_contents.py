@@ -90,7 +90,7 @@ def test_names_that_are_equal_are_told_apart(tree: Any, names: list[str]) -> Non
     found = opened(tree)
 
     assert list(found.tensors) == names
-    assert {finding.code for finding in examine(found)} >= {"CK109"} or not found.clashes
+    assert {finding.code for finding in examine(found)} >= {"CK109"} or not found.contents.clashes
 
 
 def test_a_key_that_a_mapping_has_twice_is_refused() -> None:
@@ -172,7 +172,7 @@ def test_a_parameter_that_is_no_tensor_is_told_and_the_others_are_read() -> None
     found = opened(module({"w": T, "v": call(named("a", "b"))}))
 
     assert list(found.tensors) == ["w"]
-    assert list(found.unreadable) == [("v", "a.b")]
+    assert list(found.contents.unreadable) == [("v", "a.b")]
 
 
 def test_a_module_inside_itself_is_refused() -> None:

@@ -11,9 +11,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from ckptool.checkpoints.companions import Beside, Remark
 from ckptool.checkpoints.completeness import GATHER
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Beside, Parsed, Remark
 from ckptool.errors import Failure
 from ckptool.formats import filenames
 from ckptool.formats.filenames import ADAPTER, ENGINE, TRAINER, Choice

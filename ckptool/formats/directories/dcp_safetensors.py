@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors, sharded
 from ckptool.formats.directories.side_by_side import AGAIN, Part, whole

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Final
 
-from ckptool.checkpoints.companions import Remark
-from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import pointers, side_by_side
 from ckptool.formats.directories.deepspeed.merged import beside, state_dict

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories import side_by_side

@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from shlex import join, quote
 from typing import Final, TypeAlias
 
-from ckptool.checkpoints.companions import Member, Remark, Shard
 from ckptool.checkpoints.contents import Contents, collect
-from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.parsed import Member, Parsed, Remark, Shard, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pointers, slices
 from ckptool.formats.directories.side_by_side import TreeBuilder, nested
@@ -174,7 +173,7 @@ def _file(found: Parsed) -> str:
 
 
 def _member(name: str, found: Parsed) -> Member:
-    return Member(name, found.format, found.form, found.number, found.nbytes)
+    return Member(name, found.format, found.form, found.number, found.file_nbytes)
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.companions import Remark, Shard
-from ckptool.checkpoints.parsed import Parsed, Stream, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
 from ckptool.errors import CkptoolError, Failure, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe

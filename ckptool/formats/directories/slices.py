@@ -27,8 +27,7 @@ from itertools import pairwise
 from shlex import join
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.companions import PartOf, Remark
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
 from ckptool.formats import filenames, sharded
 from ckptool.formats.directories.beside import hollow_adapter

@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.companions import Remark, Shard
-from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.dcp.index import (

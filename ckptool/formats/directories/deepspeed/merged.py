@@ -28,7 +28,7 @@ from struct import pack, unpack
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import check_cancelled, each
-from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Remark
 from ckptool.errors import MalformedFile
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, agree
