@@ -271,20 +271,4 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
     if not is_wary:
         return None
     given = passed((*args, call.kwargs))
-    if given is None and package_of(name) in table.KNOWN and name not in table.KEEPERS:
-        given = next(filter(None, map(_made_function, args)), None)
     return f"{table.PASSED}: {given}" if given else None
-
-
-def _made_function(node: Inert) -> str | None:
-    maker = nodes.global_of(node.func) if type(node) is Call else None
-    name = canonical(maker.module, maker.name) if maker is not None else ""
-    return name if is_maker(name) else None
-
-
-def sets_inside(state: Inert) -> bool:
-    """Say whether a state sets attributes one by one that lead from an object to what it is made of."""
-    if not (type(state) is tuple and len(state) == 2 and type(state[1]) is Dict):
-        return False
-    keys = (key for key, _ in state[1].pairs[:_MOST_PAIRS] if type(key) is str)
-    return any(key in table.INSIDE and key not in ("__defaults__", "__kwdefaults__") for key in keys)

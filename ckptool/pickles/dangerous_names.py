@@ -271,17 +271,6 @@ CALLED_CLASSES: Final = words(
 )
 """Classes that load what they are told when they are called. Picklers make their objects without calling them."""
 
-KNOWN: Final = STDLIB | {"torch", "numpy"}
-KEEPERS: Final = frozenset(
-    _each("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
-    | _each("collections", "OrderedDict defaultdict")
-    | _each("functools", "partial partialmethod lru_cache")
-    | _each("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType")
-    | _each("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
-    | {"argparse.Namespace"}
-)
-"""Calls of known packages that keep what they are given, and do not call it."""
-
 METHODS: Final = frozenset(name for kind in (dict, list, set, str) for name in dir(kind)) | words(
     "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
     " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"

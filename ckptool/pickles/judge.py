@@ -286,11 +286,10 @@ def _of_unnamed(call: Call, how: How) -> Verdict:
 
 
 def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
-    if is_wary:
-        found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
-        if found is not None:
-            return f"{table.PASSED}: {found}"
-    return table.THROUGH if alarms.sets_inside(call.state) else None
+    if not is_wary:
+        return None
+    found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
+    return f"{table.PASSED}: {found}" if found is not None else None
 
 
 def _of_oddity(odd: Oddity) -> Verdict:

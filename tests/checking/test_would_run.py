@@ -189,7 +189,7 @@ REFUSED = {
     "__setstate__ of a storage", "a method of a location",
 }  # fmt: skip
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
-UNTOLD = {"a method of text", "_rebuild_from_type"}
+UNTOLD = {"a method of text", "_rebuild_from_type", "a made function that list() calls", "another class, by slots"}
 """What no name tells of: they are code."""
 CONTAINERS: dict[str, Callable[[bytes], bytes]] = (
     PACKED

@@ -31,16 +31,13 @@ from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
 """Archives, and pickles in the bytes of pickles, inside each other."""
-_INSIDE_NBYTES: Final = 1 << 24
-_INSIDE_RATIO: Final = 4
-"""Strings of pickles that are looked into may come to so many bytes, or to so many times the file's, inside each other:
-the same byte counts once for each level."""
-_MOST_MEMBERS: Final = 100_000
-_MOST_STRINGS: Final = 100_000
-"""Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
-_NBYTES_OF_STRING: Final = 128
-_MOST_PICKLES: Final = 10_000
-"""That no format has read, or one for each so many bytes of the file."""
+_MOST_COST: Final = 1 << 24
+_MOST_RATIO: Final = 4
+"""What is looked at inside others may cost so much, or so many times the bytes of the file: its own bytes, so that the
+same byte counts once for each level, and for each thing by itself"""
+_COST: Final = 128
+_COST_OF_PICKLE: Final = 512
+"""so much, and so much where no format has read it."""
 _HEAD: Final = 512
 _OF_PROGRAMS: Final = (
     ".py",
@@ -76,18 +73,13 @@ class Search(Found):
     def __init__(self, limits: Limits, beside: Callable[[], str | None] | None = None) -> None:
         super().__init__()
         self.limits = limits
-        self._members = 0
-        self._strings = 0
-        self._most_strings = _MOST_STRINGS
         self._unpacking = Unpacking(limits)
-        self._inside_nbytes = 0
-        self._strings_unseen = False
-        self._pickles_read = 0
+        self._cost = 0
         self._judge = Judge(beside)
 
     def stream(self, stream: Stream, record: str, pickles: Sequence[Pickle] = (), depth: int = 0) -> None:
         """Judge consecutive pickles; read them, if that was not done before."""
-        self._allow_strings(stream.source)
+        self._unpacking.of_file(stream.source)
         for one in pickles:
             self._judged(one, stream.source, record, None, depth)
         if pickles:
@@ -108,7 +100,7 @@ class Search(Found):
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
-        self._allow_strings(source)
+        self._unpacking.of_file(source)
         found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
         self._judged(found, source, record, nested_at, depth)
         if found.is_over_limit:
@@ -127,13 +119,13 @@ class Search(Found):
         if pickle.blocks:
             self._only_sure(read_as_far(source, pickle.start), record, nested_at, pickle.blocks[0].start)
 
-    def _allow_strings(self, source: Source) -> None:
-        self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
-        self._unpacking.of_file(source)
-
-    def _has_too_many_strings(self) -> bool:
-        most = max(_INSIDE_NBYTES, _INSIDE_RATIO * self._unpacking.file_nbytes)
-        return self._strings > self._most_strings or self._inside_nbytes > most
+    def _affords(self, cost: int, record: str) -> bool:
+        """Say whether one thing more may be looked at; the first that may not is told of."""
+        most, before = max(_MOST_COST, _MOST_RATIO * self._unpacking.file_nbytes), self._cost
+        self._cost += cost
+        if before <= most < self._cost:
+            self.miss(f"{record or 'the file'}: more pickles, strings and members inside it than are looked at")
+        return self._cost <= most
 
     def _string(self, value: str | bytes, source: Source, record: str, where: int, depth: int) -> None:
         """Look into a string of a pickle that lies in ``source``."""
@@ -145,12 +137,7 @@ class Search(Found):
         self._inside(inner, record, where, depth)
 
     def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
-        self._strings += 1
-        self._inside_nbytes += source.nbytes
-        if self._has_too_many_strings():
-            if not self._strings_unseen:
-                self._strings_unseen = True
-                self.miss(f"{record or 'the file'}: strings that may be pickles after {self._strings:,}")
+        if not self._affords(_COST + source.nbytes, record):
             return
         if depth >= _DEEPEST:
             self.miss(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
@@ -165,7 +152,7 @@ class Search(Found):
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
-        self._allow_strings(source)
+        self._unpacking.of_file(source)
         if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
             self.programs(source, record)
         contents = self._unpacking.contents(source, head, record)
@@ -226,10 +213,7 @@ class Search(Found):
             self.miss(f"the zip at its end: {error.message}")
 
     def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
-        self._members += 1
-        if self._members > _MOST_MEMBERS:
-            if self._members == _MOST_MEMBERS + 1:
-                self.miss(f"members of an archive after {_MOST_MEMBERS:,}")
+        if not self._affords(_COST, record):
             return
         try:
             if depth >= _DEEPEST:
@@ -279,9 +263,8 @@ class Search(Found):
         Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
         that begins with a name that reaches the system is no text.
         """
-        self._pickles_read += 1
-        if self._pickles_read > max(_MOST_PICKLES, self._unpacking.file_nbytes // _NBYTES_OF_STRING):
-            raise LimitExceeded(f"more than {self._pickles_read - 1:,} pickles", kind="pickle-bomb")
+        if not self._affords(_COST_OF_PICKLE, record):
+            return -1
         acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
@@ -304,11 +287,7 @@ class Search(Found):
             place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
             if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
                 end_of_legacy, left = self._end_of_legacy(source, at, place), _OF_LEGACY
-            try:
-                end = self._unread(source, at, record, None, 0)
-            except LimitExceeded as error:
-                self.miss(f"{place}: {error.message}")
-                return
+            end = self._unread(source, at, record, None, 0)
             if end < 0:
                 return
             self.further.append(place)
