@@ -14,8 +14,7 @@ from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.torch_load import GlobalUse
-from ckptool.cli.completion import choices
-from ckptool.cli.options import brief_option, many_files, pager_option, refuse_idle
+from ckptool.cli.options import brief_option, choices, many_files, pager_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, error_object, finding_object, print_json, say_each
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine, in_options, say, with_options

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import click
 
 from ckptool.cli.verbs import Command
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 _SHELLS = ("bash", "zsh", "fish")
-
-
-def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Callable[..., list[CompletionItem]]:
-    """Return what completes the value of an option by one of several; with ``is_list``, the last of some by commas."""
-
-    def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        before, comma, last = typed.rpartition(",") if is_list else ("", "", typed)
-        return [CompletionItem(f"{before}{comma}{one}") for one in found() if one.startswith(last)]
-
-    return complete
 
 
 @click.command(cls=Command)

@@ -16,10 +16,10 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.cli import inspect_report, tables
-from ckptool.cli.completion import choices
 from ckptool.cli.options import (
     allow_unmatched_option,
     brief_option,
+    choices,
     left_out,
     limit_of,
     many_files,
@@ -110,7 +110,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
             else Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
         )
 
-    code = say_each(files, options, look, failed, columns=_COLUMNS)
+    is_bare = options["show_globals"] or options["show_source"]
+    code = say_each(files, options, look, failed, columns=_COLUMNS, is_bare=is_bare)
     sys.exit(max(code, int(selection.refused())))
 
 
@@ -180,6 +181,8 @@ class _Inspected(Result):
 
     @property
     def note(self) -> str | None:
+        if self._options["show_globals"]:
+            return None
         if self._options["show_source"]:
             return None if self._checkpoint.class_sources else f"{self.path}: it carries no source code"
         return self._selection.nothing(self._checkpoint.tensors, self._tensors)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.completion import choices
-from ckptool.cli.options import RayCommand, brief_option, ray_option, refuse_idle
+from ckptool.cli.options import RayCommand, brief_option, choices, ray_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, output_for, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
@@ -195,7 +194,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
-    output = output_for({**options, "names_alone": options["quiet"]}, sources, is_list=len(sources) > 1)
+    output = output_for(options, sources, is_list=len(sources) > 1, is_bare=options["quiet"])
     changes = _changes(options, click.get_current_context().meta[ORDER])
     work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)

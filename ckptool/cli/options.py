@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.completion import choices
 from ckptool.cli.verbs import Command
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +62,19 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
 }
 """By verb: an option, what it does, and those that then have nothing to do."""
+
+
+def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Callable[..., list[CompletionItem]]:
+    """Return what completes the value of an option by one of several; with ``is_list``, the last of some by commas."""
+
+    def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        before, comma, last = typed.rpartition(",") if is_list else ("", "", typed)
+        return [CompletionItem(f"{before}{comma}{one}") for one in found() if one.startswith(last)]
+
+    return complete
+
 
 brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
 allow_unmatched_option = click.option(

@@ -129,6 +129,7 @@ def say_each(
     *,
     columns: Sequence[Column] = (),
     has_totals: bool = True,
+    is_bare: bool = False,
 ) -> int:
     """
     Say what is found in each of the files that paths stand for, and return the worst exit code.
@@ -141,7 +142,7 @@ def say_each(
     code = passed = 0
     with pager(asked=options["pager"]):
         paths, is_list = [one.shown for one in found], is_many(files, found)
-        output = output_for(options, paths, is_list=is_list, columns=columns, has_totals=has_totals)
+        output = output_for(options, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
         line = ProgressLine(len(found), shown=output.shows_progress)
         for target in found:
             line.next(target.path)
@@ -174,15 +175,16 @@ def output_for(
     is_list: bool,
     columns: Sequence[Column] = (),
     has_totals: bool = True,
+    is_bare: bool = False,
 ) -> Output:
-    """Return what says results as the options ask."""
+    """Return what says results as the options ask; where it is ``bare``, people get nothing but that."""
     if options.get("as_sarif"):
         return Sarif()
     if options["as_json"] or options["as_lines"]:
         return Json(as_lines=options["as_lines"], is_list=is_list)
     if options.get("table_format") is not None:
         return Rows(options["table_format"], has_paths=is_list)
-    if any(options.get(name) for name in ("show_source", "names_alone")):
+    if is_bare:
         return Text(None, None, is_bare=True)
     width = None if options.get("wide") else terminal_width()
     totals = Totals(whole=width is None)
@@ -288,8 +290,6 @@ _SHARE_OF_TEXT: Final = 0.45
 
 class Rows(Output):
     """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its file in front."""
-
-    shows_progress = False
 
     def __init__(self, table_format: str, *, has_paths: bool) -> None:
         self._format = table_format

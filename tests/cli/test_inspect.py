@@ -249,11 +249,15 @@ def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -
     assert rough(number) == shown
 
 
-def test_a_file_without_source_code_says_so() -> None:
-    done = CliRunner().invoke(cli, ["inspect", "--source", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")])
+def test_what_is_to_be_pasted_is_all_that_is_printed() -> None:
+    plain = FIXTURES / "lenet-state-dict-cpu-zip.pth"
+    done = CliRunner().invoke(cli, ["inspect", "--source", str(plain)])
 
     assert (done.exit_code, done.stdout) == (0, "")
     assert "it carries no source code" in done.stderr
+    each = [run("--globals", one) for one in (CHECKPOINT, plain)]
+    assert run("--globals", CHECKPOINT, plain) == "".join(each)
+    assert all(len(line.split()) == 1 for line in each[0].splitlines())
 
 
 @pytest.mark.parametrize("verb", ["inspect", "stat"])
