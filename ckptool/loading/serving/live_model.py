@@ -41,7 +41,7 @@ from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
-from ckptool.loading.custom_loading import fill, rehearse
+from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
 from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows, refuse_overflows_in, tied_apart
 from ckptool.loading.memory.assembly import Assembly
@@ -277,21 +277,15 @@ class LiveModel(Closing):
         staged = assembly.tensors(filling.taken)
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
-        kinds = {one.name: self._type_of(one.tensor, staged[one.name].dtype) for one in filling.targets}
-        refuse_overflows((name, [staged[name]], kind) for name, kind in kinds.items())
+        refuse_overflows_in(model, staged)
         self._ask(staged)
-        for one in filling.targets:
-            if one.tensor.is_meta:
-                staged[one.name] = moved(staged[one.name], self._device, kinds[one.name])
-        if self._commit == "swap":
-            fresh = with_weights(model, filling.targets, staged)
-            self._serving = Serving(ready(fresh), digest)
-            retire(model)
-        else:
-            with self._gate.alone(cancellation):
-                self._serving = Serving(model, None)  # for as long as it has some of both
-                overwrite(model, filling.targets, staged)
-                self._serving = Serving(ready(model), digest)
+        staged |= self._placed({one.name: staged[one.name] for one in filling.targets if one.tensor.is_meta})
+        self._serve(
+            digest,
+            lambda: with_weights(model, filling.targets, staged),
+            lambda: overwrite(model, filling.targets, staged),
+            cancellation,
+        )
         return Reload(report_of(self.model, checkpoint.path, found.key, filling, started), digest)
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, limits: Limits) -> Reload:
@@ -308,28 +302,41 @@ class LiveModel(Closing):
             digest = _digest(checkpoint, chosen.state_dict, made, limits)
             refuse_overflows_in(model, state)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-                of_type = {name: one for name, one in state.items() if isinstance(one, torch.Tensor)}
-                kinds = {name: self._type_of(None, one.dtype) for name, one in of_type.items()}
-                refuse_overflows((name, [one], kinds[name]) for name, one in of_type.items())
-                state.update((name, moved(one, self._device, kinds[name])) for name, one in of_type.items())
-            if self._commit == "swap":
+                state |= self._placed({name: one for name, one in state.items() if isinstance(one, torch.Tensor)})
+            rehearsed = None if self._commit == "swap" else rehearse(model, state, strict=True)
+            taken: list[OwnLoading] = []
+
+            def build() -> torch.nn.Module:
                 fresh = copy_of(model)
-                taken = fill(fresh, state, strict=True, is_fresh=True)
-                self._serving = Serving(ready(fresh), digest)
-                retire(model)
-            else:
-                rehearsed = rehearse(model, state, strict=True)
-                with self._gate.alone(cancellation):
-                    self._serving = Serving(model, None)  # for as long as it has some of both
-                    try:
-                        taken = fill_in_place(model, state, rehearsed)
-                    finally:
-                        ready(model)  # also where a hook fails: whoever calls it next meets whole tensors
-                    self._serving = Serving(model, digest)
-            report = report_through(self.model, checkpoint.path, chosen, taken, started)
+                taken.append(fill(fresh, state, strict=True, is_fresh=True))
+                return fresh
+
+            self._serve(digest, build, lambda: taken.append(fill_in_place(model, state, rehearsed)), cancellation)
+            report = report_through(self.model, checkpoint.path, chosen, taken[0], started)
             return Reload(report._replace(changes=changes), digest)
 
         return through_own_code(model, checkpoint, *self._which, load)
+
+    def _serve(
+        self,
+        digest: str,
+        build: Callable[[], torch.nn.Module],
+        change: Callable[[], object],
+        cancellation: Cancellation | None,
+    ) -> None:
+        """Serve a second model that is built with new weights; or change the one that serves, while nobody calls it."""
+        model = self.model
+        if self._commit == "swap":
+            self._serving = Serving(ready(build()), digest)
+            retire(model)
+            return
+        with self._gate.alone(cancellation):
+            self._serving = Serving(model, None)  # for as long as it has some of both
+            try:
+                change()
+            finally:
+                ready(model)  # also where a hook fails: whoever calls it next meets whole tensors
+            self._serving = Serving(model, digest)
 
     def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise UnsupportedFeature if the caller does not accept new weights."""
@@ -343,11 +350,12 @@ class LiveModel(Closing):
         if is_refused:
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
-    def _type_of(self, old: torch.Tensor | None, own: torch.dtype) -> torch.dtype:
-        """Return the type that values of a type get in the place of a tensor; None is any on the meta device."""
-        if old is not None and not old.is_meta:
-            return old.dtype
-        return self._dtype if self._dtype is not None and is_castable(own) else own
+    def _placed(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what takes the place of tensors on the meta device."""
+        dtype = self._dtype
+        kinds = {name: dtype if dtype and is_castable(one.dtype) else one.dtype for name, one in values.items()}
+        refuse_overflows((name, [one], kinds[name]) for name, one in values.items())
+        return {name: moved(one, self._device, kinds[name]) for name, one in values.items()}
 
     def watch(
         self,
