@@ -1,7 +1,7 @@
 """
 Diff: open both → line up names → compare what is said of each tensor → compare values.
 
-Everything but the values comes from the two indexes. Values are compared in bounded pieces, and torch is imported
+Everything but the values comes from the two indexes. Values are compared in bounded pieces, and numpy is imported
 only to say by how much they differ.
 """
 
@@ -64,12 +64,12 @@ def diff(
     ``stat`` also says how alike tensors are whose values differ, as vectors; it needs numpy. ``progress`` is
     called with the bytes that were compared so far, and those to be compared in all.
 
-    Memory stays bounded whatever the size, and torch is not imported unless values differ.
+    Memory stays bounded whatever the size, and numpy is not imported unless values differ.
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
-        MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ; or
-            numpy is not, and ``stat`` needs it.
+        MissingPackage: numpy is not installed, and ``stat`` needs it, or, where bytes differ, a tolerance or
+            ``ignore_dtype``.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
         ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
@@ -187,7 +187,7 @@ class _Differences:
         self.unknown: list[str] = []
         """Tensors without bytes or parts that are known."""
         self.two_types: list[str] = []
-        """Tensors of two types where torch, which compares their values, is missing."""
+        """Tensors of two types where numpy, which compares their values, is missing."""
 
     def compare(
         self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor], cancellation: Cancellation | None
@@ -383,12 +383,12 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
 
 
 def _not_computed(found: _Differences, comparer: ValueComparer | None) -> Iterator[str]:
-    if comparer is None or comparer.torch_missing is None:
+    if comparer is None or comparer.numpy_missing is None:
         return
     if found.values:
-        yield f"by how much values differ: {comparer.torch_missing.message}"
+        yield f"by how much values differ: {comparer.numpy_missing.message}"
     if found.two_types:
-        yield f"the values of {counted(len(found.two_types), 'tensor')} of two types: {comparer.torch_missing.message}"
+        yield f"the values of {counted(len(found.two_types), 'tensor')} of two types: {comparer.numpy_missing.message}"
 
 
 def _common(a: Side, b: Side) -> int:

@@ -1,9 +1,9 @@
 """
 Whether two tensors hold the same values: byte for byte in bounded pieces, and by how much where they do not.
 
-Equal bytes need no arithmetic and no torch. Elements that are stored as they are, or strided alike, are compared where
+Equal bytes need no arithmetic and no numpy. Elements that are stored as they are, or strided alike, are compared where
 they are stored, in two buffers that are used again and again; others are gathered piece by piece. Only what differs
-goes through ``torch_ops.differences``; where torch is not installed, elements that differ are counted.
+goes through ``torch_ops.differences``; where numpy is not installed, elements that differ are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ValueDiff(NamedTuple):
     How the values of one tensor differ.
 
     Differences are computed in float64, those of integers exactly. They are None where the elements are no numbers
-    that torch computes with (packed bits), or torch is not installed. NaN counts for neither of the two.
+    that can be computed with (packed bits), or numpy is not installed. NaN counts for neither of the two.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ValueComparer:
         # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
         self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
         self._buffers: tuple[bytearray, bytearray] | None = None
-        self.torch_missing: MissingPackage | None = None
+        self.numpy_missing: MissingPackage | None = None
         """Why nothing says by how much values differ; None as long as that was not needed."""
 
     def difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
@@ -91,7 +91,7 @@ class ValueComparer:
         Raises:
             UnsupportedFeature: There are no plain bytes to compare.
             LimitExceeded: A tensor is far larger than its storage, or all so far than the files.
-            MissingPackage: Two types or a tolerance need arithmetic, and torch is not installed.
+            MissingPackage: Two types or a tolerance need arithmetic, and numpy is not installed.
         """
         key = (identity(a), identity(b))
         if key not in self._known:
@@ -201,14 +201,14 @@ class ValueComparer:
             tally.add(start, block)
 
     def _compare(self, a: bytearray, a_type: DType, b: bytearray, b_type: DType) -> list[BlockDiff]:
-        """Return by how much elements differ or, where torch is missing, which: all that bits of one type can tell."""
-        if self.torch_missing is None:
+        """Return by how much elements differ or, where numpy is missing, which: all that bits of one type can tell."""
+        if self.numpy_missing is None:
             try:
                 return differences.compare(a, a_type.name, b, b_type.name, self._tolerance)
             except MissingPackage as error:
-                self.torch_missing = error  # to import it for every block would take long
+                self.numpy_missing = error  # to import it for every block would take long
         if a_type != b_type or self._tolerance is not None:
-            raise self.torch_missing
+            raise self.numpy_missing
         return [differences.compare_bits(a, b, a_type.itemsize)]
 
 

@@ -1,8 +1,8 @@
 """
-By how much the elements of two tensors differ, and how alike they are as vectors.
+By how much the elements of two tensors differ, and how alike they are as vectors: with numpy, in float64.
 
-torch computes the differences; without it, which elements differ is known. It is imported inside the functions, so that
-importing this module costs nothing. Numpy computes the likeness, in one pass.
+Without numpy, which elements differ is known. It is imported inside the functions, so that importing this module costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,45 +11,22 @@ import math
 from operator import ne
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops.needed import needed
 from ckptool.torch_ops.statistics import as_float64
-from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
 
-_SIGN: Final = -(1 << 63)
-_MODULUS: Final = 1 << 64
-
-# Unsigned integers are read as signed ones: torch computes with the wide ones only since 2.3, and then with gaps.
-_INTEGERS: Final = {
-    "bool": ("uint8", 0xFF),
-    "uint8": ("uint8", 0xFF),
-    "quint8": ("uint8", 0xFF),
-    "int8": ("int8", None),
-    "qint8": ("int8", None),
-    "int16": ("int16", None),
-    "uint16": ("int16", 0xFFFF),
-    "int32": ("int32", None),
-    "qint32": ("int32", None),
-    "uint32": ("int32", 0xFFFFFFFF),
-    "int64": ("int64", None),
-    "uint64": ("int64", None),
-}
-"""How torch is told to read them, and the bits to keep of what it widens."""
-
-_FLOATS: Final = {
-    **{name: name for name in ("float64", "float32", "float16", "bfloat16")},
-    **{name: name for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")},
-    "complex128": "float64",
-    "complex64": "float32",
-    "complex32": "float16",
-}
-"""The type of their real numbers."""
-
-
+BLOCK_NUMEL: Final = 1 << 14
+"""Elements that are widened at a time: what stays in a core's cache as float64."""
+_SIGNED: Final = frozenset({"int8", "int16", "int32", "int64", "qint8", "qint32"})
+_INTEGERS: Final = _SIGNED | {"bool", "uint8", "uint16", "uint32", "uint64", "quint8"}
+_FLOATS: Final = frozenset({
+    "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+})  # fmt: skip
 _CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """Unsigned integers of so many bytes: elements are compared as these, bit for bit."""
 
@@ -87,7 +64,7 @@ class BlockDiff(NamedTuple):
 
 def comparable(a_type: str, b_type: str) -> bool:
     """Say whether values of two types can be compared with each other."""
-    return all(name in _INTEGERS or name in _FLOATS for name in (a_type, b_type))
+    return {a_type, b_type} <= _INTEGERS | _FLOATS
 
 
 def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
@@ -98,114 +75,106 @@ def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tol
     integers. A tolerance is for floating values: integers must be equal.
 
     Raises:
-        MissingPackage: torch is not installed.
+        MissingPackage: numpy is not installed.
     """
-    needed()
-    np = needed("numpy", "numpy")
-    import torch
-
-    if not all(name in _INTEGERS or hasattr(torch, _FLOATS.get(name, "")) for name in (a_type, b_type)):
-        return [compare_bits(a, b)]  # float8 came with torch 2.1, float8_e8m0fnu with 2.7
-    one, other = np.frombuffer(a, _bits(a_type)), np.frombuffer(b, _bits(b_type))
-    # Elements of one type that are not the same bit for bit, which numpy finds with one thread; all of two types.
+    np = needed("numpy", "numpy", "'ckptool[stat]'")
+    if not comparable(a_type, b_type):
+        return [compare_bits(a, b)]
+    one, other = (np.frombuffer(data, _bits(name)) for data, name in ((a, a_type), (b, b_type)))
+    # Elements of one type that are not the same bit for bit; all of two types.
     found = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
-    return [
-        _compare(_wide(one[places], a_type), a_type, _wide(other[places], b_type), b_type, tolerance).among(places)
-        for places in (found[start : start + BLOCK_NUMEL] for start in range(0, len(found), BLOCK_NUMEL))
-    ]
+    parts = (found[start : start + BLOCK_NUMEL] for start in range(0, len(found), BLOCK_NUMEL))
+    with np.errstate(all="ignore"):  # infinity minus itself, a number by zero
+        return [_compare(one[places], a_type, other[places], b_type, tolerance).among(places) for places in parts]
 
 
-def _compare(
-    left: torch.Tensor, a_type: str, right: torch.Tensor, b_type: str, tolerance: Tolerance | None
-) -> BlockDiff:
-    """Compare values; those of one type all differ, bit for bit."""
-    import torch
+def _bits(name: str) -> str:
+    """Return the type of numpy for elements of a type as they are, bit for bit."""
+    nbytes = BY_NAME[name].itemsize
+    return f"u{nbytes}" if nbytes <= 8 else f"V{nbytes}"
 
-    integers = left.dtype == right.dtype == torch.int64
-    if integers and (a_type == "uint64") == (b_type == "uint64"):
-        return _compare_integers(left, right, unsigned=a_type == "uint64", boolean=a_type == b_type == "bool")
-    other = _other_integers(left, a_type, right, b_type)
-    left, right = _floating(left, a_type), _floating(right, b_type)
-    equal = ((left == right) & ~other) | (left.isnan() & right.isnan())
-    unlike = torch.ones_like(equal) if a_type == b_type else ~equal
-    gap = torch.where(left == right, torch.where(other, 1.0, 0.0), (left - right).abs())
-    size = right.abs()
-    if tolerance is None:
-        differing = unlike
-    else:
-        differing = ~(equal | (gap.isfinite() & (gap <= tolerance.atol + tolerance.rtol * size)))
+
+def _compare(a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, tolerance: Tolerance | None) -> BlockDiff:
+    """Compare elements, given bit for bit; those of one type all differ."""
+    np = needed("numpy")
+    left, right = _wide(a, a_type), _wide(b, b_type)
+    if left.dtype == right.dtype and left.dtype.kind in "iu":
+        return _compare_integers(left, right, boolean=a_type == b_type == "bool")
+    other = _other_integers(left, right)
+    left, right = (one.astype("f8") if one.dtype.kind in "iu" else one for one in (left, right))
+    nan_a, nan_b = np.isnan(left), np.isnan(right)
+    equal = ((left == right) & ~other) | (nan_a & nan_b)
+    unlike = np.ones_like(equal) if a_type == b_type else ~equal
+    gap = np.where(left == right, np.where(other, 1.0, 0.0), np.abs(left - right))
+    size = np.abs(right)
+    differing = unlike
+    if tolerance is not None:
+        differing = ~(equal | (np.isfinite(gap) & (gap <= tolerance.atol + tolerance.rtol * size)))
     # Infinity to a number is infinitely far, and in proportion too; NaN is no distance at all.
-    relative = torch.where(gap == 0, 0.0, torch.where(gap.isinf(), gap, gap / size))
-    nan = left.isnan() ^ right.isnan()
-    return _block(unlike, differing, int(nan.sum()), gap.nan_to_num(-1.0, float("inf")), relative, left, right)
-
-
-def _other_integers(left: torch.Tensor, a_type: str, right: torch.Tensor, b_type: str) -> torch.Tensor:
-    """Say where one is an integer that the other is not, though float64 has one number for both: beyond 2**53."""
-    import torch
-
-    if left.is_complex() or right.is_complex() or torch.int64 not in (left.dtype, right.dtype):
-        return torch.zeros_like(left, dtype=torch.bool)
-    (high, low), (other_high, other_low) = _halves(left, a_type), _halves(right, b_type)
-    return (high != other_high) | (low != other_low)
-
-
-def _halves(values: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return integers, and floats as far as they are integers, as multiples of 2**32 and what is left of each."""
-    import torch
-
-    if values.dtype != torch.int64:
-        high = (values / 2.0**32).floor()
-        return high, values - high * 2.0**32
-    high = values >> 32
-    return (high & 0xFFFFFFFF if name == "uint64" else high).to(torch.float64), (values & 0xFFFFFFFF).to(torch.float64)
-
-
-def _compare_integers(left: torch.Tensor, right: torch.Tensor, *, unsigned: bool, boolean: bool) -> BlockDiff:
-    import torch
-
-    flip = _SIGN if unsigned else 0
-    # The distance as an unsigned number of 64 bits: exact, however far apart the two are.
-    gap = torch.where((left ^ flip) < (right ^ flip), right - left, left - right)
-    unlike = left != right
-    at = int((gap ^ _SIGN).argmax())
-    kind = "uint64" if unsigned else "int64"
-    relative = torch.where(unlike, _floating(gap, "uint64") / _floating(right, kind).abs(), 0.0)
+    relative = np.where(gap == 0, 0.0, np.where(np.isinf(gap), gap, gap / size))
+    gap, relative = (np.nan_to_num(one, nan=-1.0, posinf=math.inf) for one in (gap, relative))
     first = _first(unlike)
     if first is None:
         return BlockDiff(None)
-    rel_at = int(relative.argmax())
-    a, b = (_number(values, at, unsigned=unsigned, boolean=boolean) for values in (left, right))
-    distance = int(gap[at]) % _MODULUS
-    return BlockDiff(first, int(unlike.sum()), 0, distance, at, a, b, float(relative[rel_at]), rel_at)
-
-
-def _block(
-    unlike: torch.Tensor,
-    differing: torch.Tensor,
-    nan: int,
-    gap: torch.Tensor,
-    relative: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
-) -> BlockDiff:
-    first = _first(unlike)
-    if first is None:
-        return BlockDiff(None)
-    at = int(gap.argmax())
-    max_abs = max(0.0, float(gap[at]))
+    at, rel_at = int(gap.argmax()), int(relative.argmax())
+    max_abs, max_rel = max(0.0, float(gap[at])), max(0.0, float(relative[rel_at]))
     if max_abs == 0:  # negative zeros, NaN
         outside = _first(differing)
         at = first if outside is None else outside
-    relative = relative.nan_to_num(-1.0, float("inf"))
-    rel_at = int(relative.argmax())
-    max_rel = max(0.0, float(relative[rel_at]))
-    a, b = left[at].item(), right[at].item()
-    return BlockDiff(first, int(differing.sum()), nan, max_abs, at, a, b, max_rel, rel_at if max_rel else at)
+    values = left[at].item(), right[at].item()
+    nan = int((nan_a ^ nan_b).sum())
+    return BlockDiff(first, int(differing.sum()), nan, max_abs, at, *values, max_rel, rel_at if max_rel else at)
+
+
+def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return elements as integers or floats of 64 bits, or as complex128; only what may be larger is unsigned."""
+    if name in _INTEGERS:
+        values = bits.view(f"i{bits.itemsize}") if name in _SIGNED else bits
+        return values if name == "uint64" else values.astype("i8")
+    values = as_float64(bits.tobytes(), name)
+    return values.view("c16") if name.startswith("complex") else values
+
+
+def _other_integers(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Say where one is an integer that the other is not, though float64 has one number for both: beyond 2**53."""
+    np = needed("numpy")
+    if "c" in left.dtype.kind + right.dtype.kind or left.dtype.kind == right.dtype.kind == "f":
+        none: NDArray[Any] = np.zeros(len(left), dtype=bool)
+        return none
+    (high, low), (other_high, other_low) = _halves(left), _halves(right)
+    found: NDArray[Any] = (high != other_high) | (low != other_low)
+    return found
+
+
+def _halves(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return integers, and floats as far as they are integers, as multiples of 2**32 and what is left of each."""
+    if values.dtype.kind == "f":
+        high: NDArray[Any] = needed("numpy").floor(values / 2.0**32)
+        return high, values - high * 2.0**32
+    return (values >> 32).astype("f8"), (values & values.dtype.type(0xFFFFFFFF)).astype("f8")
+
+
+def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool) -> BlockDiff:
+    np = needed("numpy")
+    unlike = left != right
+    first = _first(unlike)
+    if first is None:
+        return BlockDiff(None)
+    # The distance as an unsigned number of 64 bits: exact, however far apart the two are.
+    gap = np.where(left < right, right - left, left - right).view("u8")
+    relative = np.where(unlike, gap.astype("f8") / np.abs(right.astype("f8")), 0.0)
+    at, rel_at = int(gap.argmax()), int(relative.argmax())
+    a, b = ((bool if boolean else int)(one[at]) for one in (left, right))
+    return BlockDiff(first, int(unlike.sum()), 0, int(gap[at]), at, a, b, float(relative[rel_at]), rel_at)
+
+
+def _first(mask: NDArray[Any]) -> int | None:
+    found = int(mask.argmax())
+    return found if mask[found] else None
 
 
 def compare_bits(a: bytearray, b: bytearray, itemsize: int = 1) -> BlockDiff:
-    """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no torch."""
+    """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
     code = _CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)
     differ = list(map(ne, left, right))
@@ -214,49 +183,6 @@ def compare_bits(a: bytearray, b: bytearray, itemsize: int = 1) -> BlockDiff:
     count = sum(differ)
     first = differ.index(True) if count else None
     return BlockDiff(first, count, at=first or 0, rel_at=first or 0)
-
-
-def _bits(name: str) -> str:
-    """Return the type of numpy for elements of a type as they are, bit for bit."""
-    import torch
-
-    nbytes = getattr(torch, _INTEGERS[name][0] if name in _INTEGERS else _FLOATS[name]).itemsize
-    nbytes *= 2 if name.startswith("complex") else 1
-    return f"u{nbytes}" if nbytes <= 8 else f"V{nbytes}"
-
-
-def _wide(bits: NDArray[Any], name: str) -> torch.Tensor:
-    """Return elements as int64, float64 or complex128."""
-    import torch
-
-    packed = torch.from_numpy(bits.view("u1"))
-    if name in _INTEGERS:
-        read_as, mask = _INTEGERS[name]
-        values = packed.view(getattr(torch, read_as)).to(torch.int64)
-        return values & mask if mask is not None else values
-    values = packed.view(getattr(torch, _FLOATS[name])).to(torch.float64)
-    return torch.view_as_complex(values.view(-1, 2)) if name.startswith("complex") else values
-
-
-def _floating(values: torch.Tensor, name: str) -> torch.Tensor:
-    import torch
-
-    if values.dtype != torch.int64:
-        return values
-    wide = values.to(torch.float64)
-    return torch.where(values < 0, wide + float(_MODULUS), wide) if name == "uint64" else wide
-
-
-def _first(mask: torch.Tensor) -> int | None:
-    import torch
-
-    found = int(mask.to(torch.uint8).argmax())
-    return found if bool(mask[found]) else None
-
-
-def _number(values: torch.Tensor, at: int, *, unsigned: bool, boolean: bool) -> Number:
-    found = int(values[at])
-    return bool(found) if boolean else found % _MODULUS if unsigned else found
 
 
 class Likeness(NamedTuple):

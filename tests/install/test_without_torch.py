@@ -16,6 +16,7 @@ from tests import build
 
 COMMAND = "pip install 'ckptool[torch]'"
 MISSING = f"Error: this needs torch, which is not installed: {COMMAND}\n"
+NO_NUMPY = "this needs numpy, which is not installed: pip install 'ckptool[stat]'"
 
 # As if it were not installed: what is None here cannot be imported.
 HIDE = "import sys; sys.modules.update(torch=None, numpy=None); "
@@ -34,9 +35,8 @@ REFUSED = {
     "device check": ["check", "--device-check", "a.pth"],
     "fit": ["check", "--model", "a:B", "a.pth"],
     "devices": ["devices"],
-    "tolerance": ["diff", "a.pth", "other.pth", "--rtol", "0.1"],
-    "two types": ["diff", "a.pth", "wide.pth", "--ignore-dtype"],
 }
+NEED_NUMPY = (["--rtol", "0.1", "other.pth"], ["--ignore-dtype", "wide.pth"])
 
 
 @pytest.fixture
@@ -127,7 +127,10 @@ def test_a_difference_is_counted_where_nothing_says_by_how_much(folder: Path) ->
     (known,) = ckptool.diff(folder / "a.pth", folder / "other.pth").values
 
     assert (values["differing"], values["numel"], values["max_abs"]) == (known.differing, known.numel, None)
-    assert found["not_compared"] == [f"by how much values differ: {MISSING.removeprefix('Error: ').strip()}"]
+    assert found["not_compared"] == [f"by how much values differ: {NO_NUMPY}"]
+    for options in NEED_NUMPY:
+        done = run(folder, "diff", "a.pth", *options)
+        assert (done.returncode, done.stderr.strip()) == (2, f"Error: {NO_NUMPY}")
 
 
 def test_two_types_are_a_difference_whose_values_are_not_compared(folder: Path) -> None:
@@ -135,7 +138,7 @@ def test_two_types_are_a_difference_whose_values_are_not_compared(folder: Path) 
 
     assert (done.returncode, done.stderr) == (1, "")
     assert "dtype        w: float32 -> float64" in done.stdout
-    assert f"not compared the values of 1 tensor of two types: {MISSING.removeprefix('Error: ')}" in done.stdout
+    assert f"not compared the values of 1 tensor of two types: {NO_NUMPY}\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -160,9 +163,10 @@ def test_a_torch_that_does_not_start_is_not_called_missing(raised: str, said: st
     assert fact.startswith(first)
     assert hint == "Hint: Run python -c 'import torch' to see all that it says."
 
+    (folder / "numpy.py").write_text(f"raise {raised}\n")
     done = python(folder, show, "diff", "a.pth", "other.pth")
     assert done.returncode == 1
-    assert f"by how much values differ: {first.removeprefix('Error: ')}" in done.stdout
+    assert f"by how much values differ: numpy is installed, but cannot be imported: {said}" in done.stdout
 
 
 def test_other_packages_are_named_with_what_installs_them() -> None:
