@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.zoo.box import Box, Net, library, trained
+from tests.zoo.box import Box, library, trained
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -219,24 +218,6 @@ def timm(box: Box) -> None:
     box.save("whole.pt", model, model)
 
 
-@library("open_clip_torch")
-def open_clip(box: Box) -> None:
-    """A checkpoint as its training script writes it."""
-    from open_clip.model import CLIP
-
-    vision = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16, "head_width": 32}
-    text = {"context_length": 8, "vocab_size": 30, "width": 32, "heads": 2, "layers": 1}
-    model = CLIP(16, vision, text)
-    optimizer = torch.optim.AdamW(model.parameters())
-    content = {"epoch": 1, "name": "run", "optimizer": optimizer.state_dict()}
-    box.save("epoch_1.pt", content | {"state_dict": model.state_dict()}, model)
-    wrapped = {f"module.{name}": value for name, value in model.state_dict().items()}
-    box.weights(box.save("epoch_1_ddp.pt", content | {"state_dict": wrapped}), model)
-    program = torch.jit.script(model)
-    program.save(str(box.path("scripted.pt")))
-    box.weights("scripted.pt", torch.jit.load(str(box.path("scripted.pt"))).state_dict())  # attn_mask is kept there
-
-
 @library("torchao")
 def torchao(box: Box) -> None:
     """Tensors of quantised layers."""
@@ -299,17 +280,6 @@ def bitsandbytes(box: Box) -> None:
         box.attempt(f"{name} whole", lambda name=name, model=model: box.save(f"{name}_whole.pt", model, model))
 
 
-@library("setfit")
-def setfit(box: Box) -> None:
-    """A head of a classifier."""
-    import joblib
-    from setfit.modeling import SetFitHead
-
-    head = SetFitHead(in_features=4, out_features=3)
-    joblib.dump(head, box.path("model_head.pkl"))
-    box.save("head.pt", head.state_dict(), head)
-
-
 @library("compressed-tensors")
 def compressed_tensors(box: Box) -> None:
     """Packed weights, as its compressor writes them."""
@@ -347,28 +317,3 @@ def safetensors(box: Box) -> None:
             {"w": (raw % 2).bool() if kind is torch.bool else raw.view(kind)}, box.path(f"{name}.safetensors")
         ))  # fmt: skip
     save_file({}, box.path("empty.safetensors"))
-
-
-@library("trl")
-def trl(box: Box) -> None:
-    """A model with a head for values."""
-
-    class Valued(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pretrained_model = _llama()
-            self.v_head = nn.Linear(16, 1)
-
-    model = Valued()
-    box.save("valued.bin", model.state_dict(), model)
-
-
-@library("gliner")
-def gliner(box: Box) -> None:
-    """Layers of its own."""
-    from gliner.modeling.layers import LstmSeq2SeqEncoder  # noqa: F401
-    from gliner.modeling.span_rep import SpanRepLayer
-
-    layer = SpanRepLayer(hidden_size=8, max_width=3, span_mode="markerV0", dropout=0.1)
-    box.save("span.bin", layer.state_dict(), layer)
-    box.save("net.bin", copy.deepcopy(Net()).state_dict())
