@@ -5,8 +5,23 @@ from typing import Final, NamedTuple
 from ckptool.cancellation import Cancellation
 from ckptool.errors import LimitExceeded
 
-_LONGEST: Final = 4096
+# What no caller changes: each is far above what writers make, and below what would cost more than the file is large.
+IDENTIFIER: Final = 4096
 """Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
+TENSOR_PARTS: Final = 1_000_000
+"""Parts and attributes of all tensors of a file: they may be shared, so that a short file names very many."""
+TENSOR_DEPTH: Final = 32
+"""Tensors inside tensors: a parameter around a subclass around a quantised tensor is four."""
+FOLDER_NAMES: Final = 1_000_000
+"""Names in one folder, which is listed as a whole."""
+FOLDER_OBJECTS: Final = 100_000
+"""Objects below a prefix of a store: each answer lists a thousand."""
+TAR_NAME_NBYTES: Final = 1 << 16
+"""An extended header of a tar, which is read into memory."""
+BEHIND_TAR_NBYTES: Final = 1 << 24
+"""Bytes behind the end of a tar in which another is looked for."""
+UNSIZED_NBYTES: Final = 16 << 30
+"""What is downloaded at most where the server does not say how much there is."""
 
 
 class Limits(NamedTuple):
@@ -64,12 +79,12 @@ def refuse_long(what: str, *texts: str) -> None:
         LimitExceeded: One is longer.
     """
     length = max(map(len, texts))
-    if length > _LONGEST:
+    if length > IDENTIFIER:
         raise LimitExceeded(
-            f"{what} has {length:,} characters; {_LONGEST:,} are allowed",
+            f"{what} has {length:,} characters; {IDENTIFIER:,} are allowed",
             kind="name-too-long",
             needed=length,
-            actual=_LONGEST,
+            actual=IDENTIFIER,
         )
 
 

@@ -23,13 +23,10 @@ from ckptool.errors import (
     TruncatedFile,
     UnsupportedFeature,
 )
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.limits import BEHIND_TAR_NBYTES, DEFAULT_LIMITS, TAR_NAME_NBYTES, Limits
 from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
-_SEARCHED: Final = 1 << 24
-"""Bytes behind the end of a tar in which another is looked for."""
-_LONGEST_NAME: Final = 1 << 16
 _FILES: Final = (b"0", b"\0", b"7")
 _NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6", b"K", b"g")
 """Links, devices and folders, which have no payload; what stands for the name of a link, and for several members."""
@@ -108,12 +105,12 @@ def _behind(source: Source, end: int) -> int | None:
         LimitExceeded: More follows than is searched.
     """
     ahead, left = ReadAhead(source), source.nbytes - end
-    for at in range(end, end + min(left, _SEARCHED), BLOCK):
+    for at in range(end, end + min(left, BEHIND_TAR_NBYTES), BLOCK):
         block = ahead.read(at, BLOCK)
         if block[:1] != b"\0" and is_tar(block):
             return at
-    if left > _SEARCHED:
-        raise LimitExceeded("more behind the end of a tar than is searched", needed=left, actual=_SEARCHED)
+    if left > BEHIND_TAR_NBYTES:
+        raise LimitExceeded("more behind the end of a tar than is searched", needed=left, actual=BEHIND_TAR_NBYTES)
     return None
 
 
@@ -148,7 +145,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
         if is_extension:
             if payload + nbytes > source.nbytes:
                 raise _truncated(payload, payload + nbytes, source.nbytes)
-            if nbytes > _LONGEST_NAME:
+            if nbytes > TAR_NAME_NBYTES:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
             text = source.read(payload, nbytes)
             override |= _pax(text, payload) if kind == b"x" else {"path": _text(text)}

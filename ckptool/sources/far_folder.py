@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, LimitExceeded
+from ckptool.limits import FOLDER_OBJECTS
 from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
@@ -20,7 +21,6 @@ from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Ta
 from ckptool.sources.remote.source import RemoteSource
 from ckptool.sources.source import versions_of
 
-_MOST_OBJECTS: Final = 100_000
 _KEPT_NBYTES: Final = 32 << 20
 
 
@@ -114,9 +114,11 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
         chunks = iter(bucket.library.list(bucket.store, bucket.key or None))
         while (chunk := in_time(lambda: next(chunks, None), cancellation)) is not None:
             facts.update((one["path"], (one["e_tag"], one["size"])) for one in chunk)
-            if len(facts) > _MOST_OBJECTS:
+            if len(facts) > FOLDER_OBJECTS:
                 hint = "Name a folder in it."
-                raise LimitExceeded(f"a folder of more than {_MOST_OBJECTS:,} objects", hint=hint, actual=_MOST_OBJECTS)
+                raise LimitExceeded(
+                    f"a folder of more than {FOLDER_OBJECTS:,} objects", hint=hint, actual=FOLDER_OBJECTS
+                )
     except Exception as error:
         raise bucket.explained(error) from error
     if not facts:

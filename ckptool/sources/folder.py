@@ -15,6 +15,7 @@ from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, Failure, LimitExceeded, SourceChanged
+from ckptool.limits import FOLDER_NAMES
 from ckptool.sources.descriptors import (
     NO_DESCRIPTOR,
     POOL,
@@ -29,8 +30,6 @@ from ckptool.sources.descriptors import (
 from ckptool.sources.files import FileSource, not_permitted, pooled
 from ckptool.sources.source import CLOSED, Source, versions_of
 from ckptool.sources.versions import AGAIN, check_names
-
-_MOST_NAMES = 1_000_000
 
 
 class FolderSource:
@@ -78,8 +77,8 @@ class FolderSource:
             for entry in entries:
                 check_cancelled(self.cancellation)
                 (folders if _is_folder(entry) else files).append(entry.name)
-                if len(files) + len(folders) > _MOST_NAMES:
-                    raise LimitExceeded(f"a folder of more than {_MOST_NAMES:,} files", actual=_MOST_NAMES)
+                if len(files) + len(folders) > FOLDER_NAMES:
+                    raise LimitExceeded(f"a folder of more than {FOLDER_NAMES:,} files", actual=FOLDER_NAMES)
         found = self._listed[folder] = tuple(sorted(files)), tuple(sorted(folders))
         return found
 

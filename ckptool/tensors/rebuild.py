@@ -17,7 +17,7 @@ from struct import pack
 from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
-from ckptool.limits import refuse_long
+from ckptool.limits import TENSOR_DEPTH, TENSOR_PARTS, refuse_long
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
@@ -35,10 +35,6 @@ from ckptool.tensors.tensor import (
     is_size,
     row_major,
 )
-
-_MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
-_MAX_PARTS: Final = 1_000_000
-
 
 Resolve: TypeAlias = Callable[[Inert], TypedStorage | TensorInfo | None]
 """Returns what a persistent id refers to, or None if that is neither a storage nor a tensor."""
@@ -77,7 +73,7 @@ class Rebuilder:
         """Of each state of a subclass: what was spent on it, the tensors among them, and if it is a buffer's."""
         self._unfinished: set[int] = set()
         self._cycles = 0  # how often a tensor was met inside itself
-        self._parts_left = _MAX_PARTS
+        self._parts_left = TENSOR_PARTS
         self._depth = 0
         self._plain: Global | None = None
         """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
@@ -146,7 +142,7 @@ class Rebuilder:
         # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
         self._parts_left -= count
         if self._parts_left < 0:
-            raise LimitExceeded(f"tensors with more than {_MAX_PARTS:,} parts and attributes", actual=_MAX_PARTS)
+            raise LimitExceeded(f"tensors with more than {TENSOR_PARTS:,} parts and attributes", actual=TENSOR_PARTS)
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
@@ -167,8 +163,8 @@ class Rebuilder:
         return None
 
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
-        if self._depth == _MAX_DEPTH:
-            raise malformed_tensor(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
+        if self._depth == TENSOR_DEPTH:
+            raise malformed_tensor(f"tensors inside tensors, more than {TENSOR_DEPTH} deep")
         if isinstance(node, PersistentId):
             found = self._resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None

@@ -338,12 +338,12 @@ def test_a_sparse_tensor_has_its_parts_its_size_and_maybe_a_flag() -> None:
 def test_tensors_may_have_as_many_parts_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Dict([(f"part {number}", plain()) for number in range(5)])
     subclass = made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
-    monkeypatch.setattr(rebuild, "_MAX_PARTS", 10)  # five attributes, and the five tensors that they are
+    monkeypatch.setattr(rebuild, "TENSOR_PARTS", 10)  # five attributes, and the five tensors that they are
     found = known().tensor(subclass)
     assert found is not None
     assert len(found.parts) == 5
 
-    monkeypatch.setattr(rebuild, "_MAX_PARTS", 9)
+    monkeypatch.setattr(rebuild, "TENSOR_PARTS", 9)
     with pytest.raises(LimitExceeded):
         known().tensor(subclass)
 

@@ -104,7 +104,7 @@ def endless(connection: socket.socket) -> None:
 
 
 def test_a_download_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_MOST_UNSIZED_NBYTES", 3 * MIB)
+    monkeypatch.setattr(web, "UNSIZED_NBYTES", 3 * MIB)
     with speaking(endless) as address:
         with pytest.raises(FileUnavailable, match="at most 3,145,728 are taken") as caught:
             open_checkpoint(Remote(address, download=True))

@@ -31,6 +31,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
+from ckptool.limits import UNSIZED_NBYTES
 from ckptool.sources.remote.address import Place, Remote, check_peer, follow, place_of
 from ckptool.sources.remote.parts import Tail, changed_far, memory_of, missing_far
 from ckptool.sources.source import CLOSED
@@ -42,8 +43,6 @@ T = TypeVar("T")
 
 _SMALL_NBYTES: Final = 8 << 20
 """What a server without ranges may give as a whole."""
-_MOST_UNSIZED_NBYTES: Final = 16 << 30
-"""Downloaded at most where the server does not say how much there is."""
 _LEFT_FREE: Final = 16
 """One part in so many of what is free on the disk is left."""
 _MOST_REDIRECTS: Final = 5
@@ -240,7 +239,7 @@ def _downloadable(nbytes: int | None) -> int:
     free = _free_nbytes()
     room = free - free // _LEFT_FREE
     if nbytes is None:
-        return min(room, _MOST_UNSIZED_NBYTES)
+        return min(room, UNSIZED_NBYTES)
     if nbytes > room:
         raise _too_large(f"it has {nbytes:,} bytes", room)
     return nbytes
