@@ -141,7 +141,7 @@ def _tensors(archive: Archive, root: str, entries: list[Json]) -> list[TensorInf
             tuple(map(_number, _list(entry, "strides"))),
             _number(entry.get("offset")),
             storage,
-            device,
+            storage.location,  # memory that is shared is on one device
             entry.get("requiresGrad") is True,
         )
         check_extent(info)

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import ckptool
 from ckptool import FileUnavailable, IncompleteWeights
 from ckptool.cli import cli
+from tests.scale import in_turn
 
 Tensors = dict[str, torch.Tensor]
 
@@ -74,12 +75,9 @@ def test_an_adapter_without_weights_is_not_fine(
     file = write_adapter(tmp_path / "a", tensors, name, **settings)
 
     for path in (file, file.parent):
-        assert said(path)["CK122"] == "warning"
-        done = run("check", path)
-        assert done.exit_code == 1
-        assert "ZeRO-3" in done.output
-    rows = [json.loads(line) for line in run("scan", tmp_path).stdout.splitlines()]
-    assert all("CK122" in row["findings"] for row in rows)
+        (found,) = [one for one in ckptool.check(path).findings if one.code == "CK122"]
+        assert found.severity == "warning"
+        assert "ZeRO-3" in str(found.hint)
 
 
 def test_stubs_of_an_adapter_are_not_fine(tmp_path: Path) -> None:
@@ -118,10 +116,13 @@ def test_a_whole_adapter_is_fine(tensors: Tensors, settings: dict[str, object], 
         assert run("check", path).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
 @pytest.mark.parametrize(
-    ("left", "code"),
-    [(".lora_A.", "CK122"), (".lora_B.", "CK122"), ("0.q_proj", "CK123")],
+    ("name", "left", "code"),
+    [
+        ("adapter_model.safetensors", ".lora_A.", "CK122"),
+        ("adapter_model.bin", ".lora_B.", "CK122"),
+        ("adapter_model.safetensors", "0.q_proj", "CK123"),
+    ],
 )
 def test_half_a_lora_is_not_fine(name: str, left: str, code: str, tmp_path: Path) -> None:
     whole = lora("q_proj", "v_proj")
@@ -146,20 +147,25 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("name", HALVES)
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize(("name", "suffix"), in_turn(HALVES, ["safetensors", "pt"]))
 def test_halves_of_an_adapter_are_none_whatever_the_file_is_called(name: str, suffix: str, tmp_path: Path) -> None:
     tensors = {key: torch.randn(shape) for key, shape in HALVES[name].items()}
     path = tmp_path / f"style.{suffix}"
     save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
 
     assert said(path)["CK122"] == "warning"
-    assert "CK122" in json.loads(run("scan", path).stdout)["findings"]
     for refused in (lambda: ckptool.load(path), lambda: ckptool.migrate(path, tmp_path / "a.pth", form="state_dict")):
         with pytest.raises(IncompleteWeights, match="without the other half"):
             refused()
     assert ckptool.load(path, allow_missing=True).keys() == tensors.keys()
-    assert run("migrate", path, tmp_path / "b.pth", "--form", "state_dict", "--allow-missing").exit_code == 0
+    ckptool.migrate(path, tmp_path / "b.pth", form="state_dict", allow_missing=True)
+
+
+def test_scan_finds_half_an_adapter(tmp_path: Path) -> None:
+    save_file({"h.0.lora_A.weight": torch.randn(4, 8)}, tmp_path / "style.safetensors")
+
+    assert run("check", tmp_path / "style.safetensors").exit_code == 1
+    assert "CK122" in json.loads(run("scan", tmp_path / "style.safetensors").stdout)["findings"]
 
 
 @pytest.mark.parametrize("halves", [("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")])

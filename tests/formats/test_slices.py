@@ -163,11 +163,12 @@ def of_fsdp(rank: int, world: int = 2, *, flat: bool = False) -> Tensors:
     return {name: one.chunk(world)[rank].clone() for name, one in whole.items()}
 
 
-def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False) -> object:
+def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False, left: int | None = None) -> object:
     def write_all(folder: Path) -> list[Path]:
-        for rank in range(ranks):
+        there = [rank for rank in range(ranks) if rank != left]
+        for rank in there:
             write(folder / pattern.format(rank), of_fsdp(rank, ranks, flat=flat))
-        return [folder / pattern.format(rank) for rank in range(ranks)]
+        return [folder / pattern.format(rank) for rank in there]
 
     return write_all
 
@@ -184,6 +185,7 @@ def _grid(pattern: str, of: Callable[[int, int], Tensors]) -> object:
 SLICED = {
     "FSDP's without a word": _cut_first("model_{}.pt"),
     "FSDP's of workers": _cut_first("worker_{}.safetensors", 4),
+    "FSDP's, one of which is not there": _cut_first("model_{}.pt", 3, left=1),
     "FSDP's with the count": _cut_first("model-{}-2.pt"),
     "FSDP's below a host": _cut_first("host0/dev{}/w.pt"),
     "FSDP's below hosts": _grid("host{}/dev{}/w.pt", of_fsdp),
@@ -252,8 +254,8 @@ def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> obje
 def _ranges(*names: str) -> object:
     def write_all(folder: Path) -> list[Path]:
         for rank, name in enumerate(names):
-            write(folder / name, stage(rank, len(names)))
-        return [folder / name for name in names]
+            write(folder / (name or "other.txt"), stage(rank, len(names)))
+        return [folder / name for name in names if name]
 
     return write_all
 
@@ -261,6 +263,7 @@ def _ranges(*names: str) -> object:
 PARTS = {
     "ranges of layers": _ranges("layers_0-2.pt", "layers_3-5.pt"),
     "ranges up to the next": _ranges("layers_0-2.safetensors", "layers_2-4.safetensors", "layers_4-6.safetensors"),
+    "ranges with a gap": _ranges("layers_0-2.pt", "", "layers_5-7.pt"),
     "ranges from one": _ranges("h1to3.pt", "h4to6.pt"),
     "stages from zero in each": _numbered("stage_{}.pt", (0, 1), (0, 1)),
     "three from zero in each": _numbered("pp_rank_{}.safetensors", (0, 1, 2), (0, 1), (0, 1)),
@@ -635,6 +638,12 @@ def chain(number: int, *sizes: int) -> Tensors:
     return {f"{at}.weight": torch.randn(b, a) for at, (a, b) in enumerate(pairwise(sizes))}
 
 
+def heads(number: int, count: int) -> Tensors:
+    """Return layers side by side, each of which gives half of what it takes."""
+    torch.manual_seed(number)
+    return {f"heads.{one}.weight": torch.randn(8, 16) for one in range(count)}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
@@ -701,6 +710,9 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "ranges of data": [(f"data_{n}-{n + 1}.pt", other_seed(n)) for n in (0, 2)],
     "layers of two trainings": [(f"layers_{n}-{n + 1}.pt", stage(0, seed=n)) for n in (0, 2)],
     "ranges that overlap": [(f"layers_{n}-{n + 2}.pt", stage(n, seed=n)) for n in (0, 1)],
+    "heads of one body": [
+        (f"model_{n}.pt", chain(n, 4, 16) | {f"heads.{k}.weight": torch.randn(8, 16) for k in range(3)}) for n in (0, 1)
+    ],
     "nets that narrow": [(f"model_{n}.pt", chain(n, 64, 32, 16, 8)) for n in (0, 1)],
     "nets that grow": [(f"model_{n}.pt", chain(n, 8, 16, 32, 64)) for n in (0, 1)],
     "nets with joined inputs": [

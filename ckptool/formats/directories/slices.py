@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from shlex import join
 from typing import Final, NamedTuple
 
@@ -98,6 +99,8 @@ class _Set(NamedTuple):
     """The others to compare it with: one for each of these numbers."""
     gap: str
     """Which numbers between the first and the last are not there, in words; nothing if all are."""
+    total: int = 1
+    """How many files there are, with those that are not there."""
 
 
 @lru_cache(maxsize=1 << 14)  # each of thousands of files is compared with all others
@@ -139,16 +142,25 @@ def _set_of(name: str, names: Iterable[str]) -> _Set:
             rows[place] = row
     if rows:
         files = [one for one, of in alike.items() if all(of[at] == own[at] for at in range(len(own)) if at not in rows)]
-        missing = [str(one) for row in rows.values() for one in range(min(row), max(row)) if one not in row]
-        gap = f" ({'number' if len(missing) == 1 else 'numbers'} {some(missing)} not there)" if missing else ""
+        count = prod(max(row) - min(row) + 1 for row in rows.values())
         nearest = [min((number, one) for number, one in row.items() if one != name)[1] for row in rows.values()]
-        return _Set(sorted(files, key=alike.__getitem__), [*rows], nearest, gap)
+        missing = [one for row in rows.values() for one in range(min(row), max(row)) if one not in row]
+        return _Set(sorted(files, key=alike.__getitem__), [*rows], nearest, _gap(missing), count)
     files = sorted(alike, key=alike.__getitem__)
     places = [place for place, column in enumerate(zip(*alike.values(), strict=True)) if len({*column}) > 1]
-    if not (_are_ranges([alike[one] for one in files], places) or _are_diagonal(alike.values(), places)):
+    missing = []
+    if _are_ranges([alike[one] for one in files], places):
+        first, last = places
+        missing = [at for a, b in pairwise(files) for at in range(alike[a][last] + 1, alike[b][first])]
+    elif not _are_diagonal(alike.values(), places):
         return _Set((name,), (), (), "")
     at = files.index(name)
-    return _Set(files, places, files[at + 1 : at + 2] or files[at - 1 : at], "")
+    return _Set(files, places, files[at + 1 : at + 2] or files[at - 1 : at], _gap(missing), len(files))
+
+
+def _gap(missing: Sequence[int]) -> str:
+    shown = some([str(one) for one in missing])
+    return f" ({'number' if len(missing) == 1 else 'numbers'} {shown} not there)" if missing else ""
 
 
 def _are_ranks(numbers: Iterable[int]) -> bool:
@@ -163,11 +175,9 @@ def _are_diagonal(numbers: Iterable[tuple[int, ...]], places: Sequence[int]) -> 
 
 
 def _are_ranges(numbers: Sequence[tuple[int, ...]], places: Sequence[int]) -> bool:
-    """Say whether two numbers in each name are a range that goes on in the next name."""
-    if len(places) != 2:
-        return False
-    ranges = [(one[places[0]], one[places[1]]) for one in numbers]
-    return all(a <= b and c - b in (0, 1) for (a, b), (c, _) in pairwise(ranges)) and ranges[0][0] <= 1
+    """Say whether two numbers in each name are a range that ends before that in the next name begins."""
+    ranges = [tuple(one[at] for at in places) for one in numbers]
+    return len(places) == 2 and ranges[0][0] <= 1 and all(a <= b <= c for (a, b), (c, _) in pairwise(ranges))
 
 
 def part_of(
@@ -179,7 +189,7 @@ def part_of(
     own = parsed.contents.tensors
     if any(map(_FLAT.fullmatch, own)):
         return PartOf(_OF_FSDP, place, is_slice=True)
-    files, places, nearest, gap = _set_of(name, names)
+    files, places, nearest, gap, count = _set_of(name, names)
     if not nearest or not own:
         return None
     what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
@@ -188,7 +198,7 @@ def part_of(
     differ = [_spans(name)[at][0] for at in places]
     ranked = [one for one in _RANKED.finditer(name) if one.start(one.lastindex or 0) in differ]
     says_one = bool(ranked) and any(_OF_ONE.search(one[0]) for one in _RANKED.finditer(files[0]))
-    says = _Says(bool(ranked), says_one, len(files))
+    says = _Says(bool(ranked), says_one, count)
     found: str | bool = False
     for other in nearest:
         try:
@@ -265,7 +275,7 @@ def together(found: Mapping[str, Parsed]) -> str | None:
         part = part_of(name, "", inside, parsed, inside.__getitem__)
         if part is None:
             continue
-        files, _, _, gap = _set_of(name, inside)
+        files, gap = _set_of(name, inside).files, _set_of(name, inside).gap
         if name not in found and len({one.partition("/")[0] for one in files}) == 1:
             continue  # the listed folder that they are in says so itself
         are_slices = _WHAT in part.what
@@ -320,17 +330,19 @@ def _is_cut(tensors: Mapping[str, TensorInfo], count: int) -> bool:
     learnt = [(name, info.shape) for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1]
     taken = {shape[1] for _, shape in learnt if len(shape) > 1}
     for world in (one for one in range(2, count + 1) if count % one == 0):
-        cut, whole, given = 0, 0, 0
+        cut, whole, given = list[tuple[int, int]](), set[int](), 0
         for name, shape in learnt:
-            if len(shape) > 1:
-                whole += shape[1] == given
-                cut += _is_part(given, shape[1], world)
+            if len(shape) > 1 and shape[1] == given:
+                whole.add(given)
+            elif len(shape) > 1 and _is_part(given, shape[1], world):
+                cut.append((given, shape[1]))
             elif name.endswith("bias"):
                 continue
-            else:
-                cut += shape[0] not in taken and any(_is_part(shape[0], one, world) for one in taken)
+            elif len(shape) == 1 and shape[0] not in taken and any(_is_part(shape[0], one, world) for one in taken):
+                cut.append((shape[0], 0))
             given = shape[0]
-        if cut > 1 and cut >= 2 * whole:
+        # Layers side by side, on one body, seem to be cut; but not in two ways.
+        if len(cut) > 1 and (not whole or len({*cut}) > max(1, len(whole))):
             return True
     return False
 
