@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -16,16 +14,10 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.cli import cli
-from ckptool.migration.migrate import migrate
 from tests import build
+from tests.cli.test_snapshots import CPU, GPU, WEIGHTS, write_variants
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
-SNAPSHOTS = Path(__file__).parent / "snapshots"
-
-GPU = "checkpoint-ddp-forged-cuda0-zip.pth"
-CPU = "checkpoint-plain-cpu-zip.pth"
-MODEL = "lenet-model-forged-cuda0-legacy.pth"
-WEIGHTS = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -45,47 +37,10 @@ def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
 @pytest.fixture
 def at_fixtures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stand in a folder with the fixtures and files that differ from them in some way."""
-    for name in (GPU, CPU, MODEL, WEIGHTS):
+    for name in (GPU, CPU, WEIGHTS):
         shutil.copy(FIXTURES / name, tmp_path)
     monkeypatch.chdir(tmp_path)
-    weights = torch.load(WEIGHTS, map_location="cpu", weights_only=True)
-    torch.save(weights, "weights.pth")
-    tuned = torch.load(WEIGHTS, map_location="cpu", weights_only=True)
-    tuned["module.conv1.weight"][2, 0, 1, 3] += 0.5
-    tuned["module.fc1.weight"] += 0.001
-    tuned["module.out.bias"][4] = math.nan
-    tuned["module.conv2.bias"][1] = 7
-    torch.save(tuned, "tuned.pth")
-    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
-    half["module.out.weight"] = half["module.out.weight"][:5]
-    half["module.head.weight"] = half.pop("module.fc2.weight")
-    torch.save(half, "half.pth")
-    migrate("weights.pth", "weights.safetensors")
-
-
-SNAPSHOT_CASES: dict[str, tuple[int, list[str]]] = {
-    "same": (0, [MODEL, WEIGHTS, "--ignore-wrappers"]),
-    "training": (1, [GPU, CPU]),
-    "training-ignored": (0, [GPU, CPU, "--ignore-wrappers", "--ignore-device"]),
-    "values": (1, ["weights.pth", "tuned.pth"]),
-    "tolerance": (1, ["weights.pth", "tuned.pth", "--atol", "0.01"]),
-    "types": (1, ["weights.pth", "half.pth"]),
-    "safetensors": (0, [WEIGHTS, "weights.safetensors"]),
-    "no-values": (0, ["weights.pth", "tuned.pth", "--no-values", "--quiet", "--ignore-order"]),
-}
-
-
-@pytest.mark.usefixtures("at_fixtures")
-@pytest.mark.parametrize("case", SNAPSHOT_CASES)
-def test_output_is_the_snapshot(case: str) -> None:
-    """A change of output is a change of design: look at it, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
-    code, arguments = SNAPSHOT_CASES[case]
-    found = run(*arguments, code=code)
-    snapshot = SNAPSHOTS / f"diff-{case}.txt"
-    if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):
-        snapshot.write_text(found, encoding="utf-8")
-
-    assert found == snapshot.read_text(encoding="utf-8")
+    write_variants(tmp_path)
 
 
 @pytest.mark.usefixtures("at_fixtures")
