@@ -19,13 +19,10 @@ from ckptool import (
     UnsupportedFeature,
     open_checkpoint,
 )
-from ckptool.checkpoints import contents
-from ckptool.formats import plain_pickle, torch_legacy, torch_zip
 from ckptool.formats import safetensors as safetensors_format
-from ckptool.formats.probe import Probe
+from ckptool.formats import torch_legacy, torch_zip
 from tests import build
 from tests.bounds.sources import Asked
-from tests.each import each
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
 
 MOST = (1 << 63) - 1
@@ -68,29 +65,9 @@ def test_a_header_may_reach_to_the_end_and_no_further() -> None:
         safetensors_format.places(Asked(described("{}", more=1)))
 
 
-def test_places_are_told_within_the_limit_on_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    length = len(SOUND) - 16
-    for limit, told in ((length, True), (length - 1, False)):
-        monkeypatch.setattr(safetensors_format, "DEFAULT_LIMITS", Limits(header_nbytes=limit))
-        if told:
-            assert list(safetensors_format.places(Asked(SOUND))) == ["w"]
-        else:
-            with pytest.raises(MalformedFile):
-                safetensors_format.places(Asked(SOUND))
-
-
 def test_all_eight_bytes_of_a_length_count() -> None:
     with pytest.raises(MalformedFile):
         safetensors_format.places(Asked(SOUND[:7] + b"\1" + SOUND[8:]))
-
-
-def test_places_are_told_of_a_file_that_was_cut_short() -> None:
-    start = len(SOUND) - 8
-
-    assert safetensors_format.places(Asked(SOUND[:-5])) == {"w": (start, start + 8)}
-    for rest in (0, 7, 8):
-        with pytest.raises(MalformedFile):
-            safetensors_format.places(Asked(SOUND[:rest]))
 
 
 def test_a_header_may_be_as_long_as_is_allowed() -> None:
@@ -140,32 +117,6 @@ def test_a_range_is_two_sizes(offsets: list[Any]) -> None:
     assert "data_offsets" in str(refused(described(one([2], offsets), bytes(8))))
 
 
-@pytest.mark.parametrize("shape", [[0] * 64, [1] * 64, [MOST, 0], [0, MOST], [0, MOST, MOST]])
-def test_shapes_that_are_allowed(shape: list[int]) -> None:
-    numel = 0 if 0 in shape else 1
-
-    assert opened(described(one(shape, [0, 4 * numel]), bytes(4 * numel))).tensors["w"].info.shape == tuple(shape)
-
-
-def test_eight_bytes_are_no_safetensors_file() -> None:
-    assert type(refused_any(pack("<Q", 2))) is not MalformedFile
-    assert len(opened(pack("<Q", 2) + b"{}").tensors) == 0
-
-
-def refused_any(data: bytes) -> CkptoolError:
-    with pytest.raises(CkptoolError) as caught:
-        opened(data)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    "shape", [[1] * 65, [-1], [MOST + 1], [0, MOST + 1], [MOST, 2, 0], [1 << 32, 1 << 31, 0], [1 << 62, 2, 0]]
-)
-def test_shapes_that_are_not(shape: list[int]) -> None:
-    nbytes = 0 if 0 in shape else 4
-    refused(described(one(shape, [0, nbytes]), bytes(nbytes)))
-
-
 @pytest.mark.parametrize(("depth", "read"), [(0, True), (1, True), (125, True), (126, False), (127, False)])
 def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: bool) -> None:
     data = described(one([2], [0, 8], more=json.loads("[" * depth + "1" + "]" * depth)), bytes(8))
@@ -173,16 +124,6 @@ def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: boo
         assert list(opened(data).tensors) == ["w"]
     else:
         refused(data)
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_header_may_begin_with_white_space_of_any_length(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_format, "_BLOCK_NBYTES", most)
-    for spaces in range(4):
-        source = Asked(described(" " * spaces + json.dumps(one([2], [0, 8])), bytes(8)))
-        assert safetensors_format.is_safetensors(source, source.read(0, 16))
-        assert max(source.sizes[1:], default=0) <= most
-    assert not safetensors_format.is_safetensors(Asked(described("   ")), described("   "))
 
 
 def test_fields_that_nobody_knows_are_told_of() -> None:
@@ -312,27 +253,6 @@ def test_a_stream_may_end_with_its_last_storage_and_no_earlier() -> None:
     error = refused(LEGACY[:-1], TruncatedFile)
     assert (error.needed, error.actual) == (len(LEGACY), len(LEGACY) - 1)
     assert "0 of 1 storages are whole" in str(error)
-
-
-def test_of_what_stands_behind_a_stream_a_few_bytes_are_looked_at() -> None:
-    source = Asked(LEGACY + bytes(1 << 20))
-    found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
-
-    assert found.notes == (f"{1 << 20:,} bytes after the last storage",)
-    assert sum(source.sizes) < 1 << 19
-    assert "another saved object" in opened(LEGACY + LEGACY).notes[0]
-    assert "another" not in opened(LEGACY + LEGACY[:5]).notes[0]
-
-
-@pytest.mark.parametrize(("before", "another"), [(23, True), (24, True), (25, False), (48, False)])
-def test_another_stream_is_known_by_its_first_48_bytes(before: int, another: bool) -> None:
-    text = b"119547037146038801333356"
-    for rest in (b"", b"x"):
-        source = Asked(LEGACY + bytes(before) + text + rest)
-        found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
-        assert ("another" in found.notes[0]) == another
-    short = Asked(LEGACY + b"x" * before)
-    assert len(torch_legacy.read(Probe(short, Limits(), lambda _: pytest.fail("packed"))).notes) == 1
 
 
 @pytest.mark.parametrize("sizes", [(4, 5), (5, 4), (4, 3)])
@@ -479,19 +399,6 @@ def test_a_zip_without_its_end_that_holds_all_that_is_announced_says_nothing_of_
 # Plain pickles
 
 
-def test_a_pickle_without_a_mark_is_one_only_if_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    unmarked = build.pickled({"w": [1]}, protocol=0)
-    assert opened(unmarked).format == "pickle"
-    with pytest.raises(CkptoolError):
-        opened(unmarked + b"x")
-
-    monkeypatch.setattr(plain_pickle, "_MAX_UNMARKED_NBYTES", len(unmarked))
-    assert opened(unmarked).format == "pickle"
-    monkeypatch.setattr(plain_pickle, "_MAX_UNMARKED_NBYTES", len(unmarked) - 1)
-    with pytest.raises(CkptoolError):
-        opened(unmarked)
-
-
 def test_what_stands_behind_a_marked_pickle_is_told_of() -> None:
     marked = build.pickled({"w": 1})
 
@@ -541,34 +448,6 @@ def test_names_and_tensors_up_to_their_limits_are_read() -> None:
     assert list(opened(data, name_nbytes=5, tensors=1).tensors) == ["abc.w"]
     assert refused(data, LimitExceeded, name_nbytes=4).needed == 5
     refused(data, LimitExceeded, tensors=0)
-
-
-def test_paths_may_cost_as_much_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_PATH_NBYTES", 0)
-    monkeypatch.setattr(contents, "_PATHS_NBYTES", 65)
-    assert list(opened(zipped(TREE)).tensors) == ["w"]
-
-    monkeypatch.setattr(contents, "_PATHS_NBYTES", 64)
-    refused(zipped(TREE), LimitExceeded)
-
-
-@each(
-    ("key", "shown"),
-    [
-        ((1 << 127), "0"),
-        ((1 << 127) - 1, str((1 << 127) - 1)),
-        (-(1 << 127) + 1, str(-(1 << 127) + 1)),
-        (build.raw(b"x" * 255), "x" * 255),
-        (build.raw(b"x" * 256), "0"),
-        ((1,) * 16, f"({', '.join('1' * 16)})"),
-        ((1,) * 17, "0"),
-        (1.5, "1.5"),
-    ],
-)
-def test_keys_that_are_no_text_are_shown_if_they_are_short(key: Any, shown: str) -> None:
-    tree = b"}" + build.ops(key) + build.ops(TREE["w"]) + b"s"
-
-    assert list(opened(zipped(tree)).tensors) == [shown]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from ckptool import LimitExceeded, Limits, TruncatedFile, open_checkpoint
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
-from tests.bounds.sources import Asked
 from tests.build import torch_zip
 
 MOST = 1 << 20
@@ -46,17 +45,6 @@ def test_a_small_file_may_have_a_mebibyte_and_others_four_times_their_size() -> 
     assert Machine(BytesSource(b"."), 0).left_nbytes == inf
 
 
-@pytest.mark.parametrize(("needed", "left"), [(WINDOW, MOST - 100 - WINDOW), (WINDOW + 1, MOST - 100)])
-def test_an_argument_larger_than_a_window_does_not_count(needed: int, left: int) -> None:
-    machine = Machine(BytesSource(bytes(4 * WINDOW), packed_nbytes=1), 0)
-    machine.pos = 100
-    machine.move_window(100 + needed)
-    machine.pos = needed
-    machine.move_window(needed + 1)
-
-    assert machine.left_nbytes == left
-
-
 def test_what_is_skipped_may_reach_to_the_end_and_no_further() -> None:
     machine = Machine(BytesSource(bytes(100)), 0)
     with pytest.raises(TruncatedFile):
@@ -69,51 +57,10 @@ def test_what_is_skipped_may_reach_to_the_end_and_no_further() -> None:
         machine.peek()
 
 
-def test_what_is_skipped_inside_the_window_is_not_read_again_and_behind_it_a_window_is() -> None:
-    source = Asked(bytes(4 * WINDOW))
-    machine = Machine(source, 0)
-    machine.move_window(1)
-    machine.skip(WINDOW - 1)
-    machine.skip(1)
-    assert (source.sizes, machine.position) == ([WINDOW], WINDOW)
-    machine.skip(7)
-    assert (source.sizes, machine.position) == ([WINDOW, WINDOW], WINDOW + 7)
-    machine.skip(3 * WINDOW - 8)
-    assert (source.sizes[2:], machine.position) == ([1], 4 * WINDOW - 1)
-
-
 def test_long_texts_are_no_opcodes() -> None:
     read(text(WINDOW + 1) * 40)
     with pytest.raises(LimitExceeded):
         read(text(WINDOW) * 40)
-
-
-@pytest.mark.parametrize(("taken", "is_refused"), [(9, False), (10, False), (11, True)])
-def test_a_window_moves_until_there_is_less_than_nothing_left(taken: int, is_refused: bool) -> None:
-    machine = Machine(BytesSource(bytes(100), packed_nbytes=1), 0)
-    machine.left_nbytes, machine.pos = 10, taken
-    if is_refused:
-        with pytest.raises(LimitExceeded):
-            machine.move_window(taken + 1)
-    else:
-        machine.move_window(taken + 1)
-
-
-@pytest.mark.parametrize("register", ["empty", "marks"])
-@pytest.mark.parametrize(("count", "is_refused"), [(4, False), (5, False), (6, True)])
-def test_a_list_may_begin_for_each_two_bytes_and_some_more(
-    register: str, count: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ckptool.pickles.machine._MOST_EMPTY", 3)
-    machine = Machine(BytesSource(bytes(100)), 10)
-    machine.pos = 5
-    setattr(machine, register, count if register == "empty" else [[]] * count)
-    if is_refused:
-        with pytest.raises(LimitExceeded) as caught:
-            machine.move_window(6)
-        assert (caught.value.kind, caught.value.offset) == ("pickle-bomb", 15)
-    else:
-        machine.move_window(6)
 
 
 def test_a_pickle_may_ask_for_as_many_names_as_allowed_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:

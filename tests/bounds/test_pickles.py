@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from struct import pack
 
 import pytest
@@ -101,35 +100,6 @@ def sizes(data: bytes) -> list[int]:
     source = Asked(data)
     read_pickle(source)
     return source.sizes
-
-
-def test_a_window_doubles_until_it_is_wide_and_never_reaches_over_the_end() -> None:
-    found = sizes((b"C\xff" + bytes(255) + b"0") * 70_000 + b"N.")
-
-    assert found[:-1] == [min(WINDOW << turn, WIDEST) for turn in range(len(found) - 1)]
-    assert found.count(WIDEST) > 1
-
-
-@pytest.mark.parametrize("length", [WINDOW - 20, WINDOW, WIDEST - 20, WIDEST, 2 * WIDEST + 5])
-def test_a_string_longer_than_any_window_is_read_in_one_piece(length: int) -> None:
-    found = sizes(pickle.dumps(b"x" * length, 3) + bytes(9 * WIDEST))
-
-    assert len(found) <= 3
-    assert max(found) <= max(2 * WINDOW, WIDEST, length + 16)
-
-
-def test_a_short_pickle_in_front_of_a_long_file_costs_one_window() -> None:
-    assert sizes(b"N." + bytes(WIDEST)) == [WINDOW]
-    assert sizes(b"N.") == [2]
-
-
-def test_a_line_is_searched_in_windows_that_double() -> None:
-    line = b"V" + b"x" * (2 * WIDEST) + b"\n"
-    found = sizes(line + b"." + bytes(9 * WIDEST))
-
-    assert len(found) < 12
-    assert max(found) < 3 * len(line)
-    assert max(sizes(b"Vx\n" * 30_000 + b"0" * 29_999 + b"." + bytes(20 * WIDEST))) <= 1 << 18
 
 
 @each("rest", [b"", b".", b"0"])

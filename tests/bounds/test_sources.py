@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptool import Cancellation, FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.sources import descriptors, files
-from ckptool.sources import source as source_module
+from ckptool import FileUnavailable, SourceChanged, open_checkpoint
+from ckptool.sources import descriptors
 from ckptool.sources.files import FileSource, open_source
-from ckptool.sources.paths import system_text
 from ckptool.sources.source import ReadAhead, StreamSource
 from tests import build
 from tests.bounds.sources import Asked
@@ -84,18 +82,6 @@ def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> 
         os.dup2(keep, 0)
         os.close(keep)
         os.close(number)
-
-
-def test_what_can_be_cancelled_is_read_in_steps(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    pread, sizes = os.pread, list[int]()
-    monkeypatch.setattr(os, "pread", lambda fd, n, at: sizes.append(n) or pread(fd, n, at))
-    monkeypatch.setattr(files, "STEP_NBYTES", 100)
-    monkeypatch.setattr(source_module, "STEP_NBYTES", 100)
-    source.cancellation = Cancellation()
-    for nbytes, steps in ((99, [99]), (100, [100]), (101, [100, 1]), (200, [100, 100])):
-        sizes.clear()
-        assert source.read(5, nbytes) == DATA[5 : 5 + nbytes]
-        assert sizes == steps
 
 
 def test_a_change_of_a_file_that_keeps_its_name_and_times_is_told_of(source: FileSource, tmp_path: Path) -> None:
@@ -176,13 +162,6 @@ def test_where_files_cannot_be_read_by_position_they_are_read_as_streams(
         assert checkpoint.format == "pickle"
 
 
-def test_what_the_system_says_of_itself_is_text_or_nothing(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"MemFree: 5\xff")
-
-    assert system_text(str(tmp_path / "x")) == "MemFree: 5\ufffd"
-    assert system_text(str(tmp_path / "none")) == ""
-
-
 def test_a_folder_names_up_to_four_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "1.pt").touch()  # alone, it would be opened
     for count in range(2, 7):
@@ -238,46 +217,3 @@ def test_a_link_that_was_copied_as_text_is_taken_for_one_up_to_its_greatest_leng
         source = index.open_sibling(name)
         assert source.read(0, source.nbytes) == expected
     index.close()
-
-
-def test_reads_close_together_share_blocks_that_grow() -> None:
-    assert asked(*((at, 8) for at in range(0, len(DATA), 8)))[:4] == [2048, 16_384, 65_536, 65_536]
-    assert max(asked(*((at, 8) for at in range(0, len(DATA), 8)))) == ReadAhead.BLOCK
-
-
-def test_a_read_far_from_the_last_one_fetches_little() -> None:
-    assert asked((100_000, 8), (200_000, 8), (0, 8)) == [256, 256, 256]
-    assert asked((100_000, 8), (100_000 + 256, 8)) == [256, 2048]
-    assert asked((100_000, 8), (100_000 + 512, 8)) == [256, 2048]
-    assert asked((100_000, 8), (100_000 + 513, 8)) == [256, 256]
-    assert asked((100_000, 8), (99_999, 8)) == [256, 256]
-
-
-def test_what_a_block_holds_is_not_asked_for_again() -> None:
-    assert asked((100_000, 8), (100_000, 256), (100_255, 1), (100_000, 0), (100_256, 0)) == [256]
-    assert asked((100_000, 8), (100_000, 257)) == [256, 2048]
-    assert asked((100_000, 8), (100_255, 2)) == [256, 2048]
-
-
-def test_a_read_larger_than_a_block_is_one() -> None:
-    assert asked((0, 100_000)) == [100_000]
-    assert asked((0, 2049), (0, 2048)) == [2049]
-
-
-def test_at_the_end_there_is_less() -> None:
-    source = Asked(DATA)
-    ahead = ReadAhead(source)
-
-    assert ahead.read(len(DATA) - 5, 100) == DATA[-5:]
-    assert ahead.read(len(DATA), 100) == b""
-    assert ahead.read(len(DATA) - 300, 300) == DATA[-300:]
-    assert max(source.sizes) == 300
-
-
-def test_behind_the_end_there_is_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(DATA[:100])
-    source = FileSource(str(path))
-
-    assert ReadAhead(source).read(105, 4) == b""
-    source.close()

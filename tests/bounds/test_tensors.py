@@ -80,42 +80,6 @@ def test_elements_of_every_size_are_turned_round(dtype: str) -> None:
 # Reading in pieces
 
 
-@each(
-    ("nbytes", "pieces"),
-    [
-        (1000, [240]),
-        (240, [240]),
-        (239, [216, 24]),
-        (72, [72, 72, 72, 24]),
-        (48, [48] * 5),
-        (47, [24] * 10),
-        (24, [24] * 10),
-        (23, [20, 4] * 10),
-        (4, [4] * 60),
-        (1, [4] * 60),
-    ],
-)
-def test_pieces_are_as_large_as_they_may_be(nbytes: int, pieces: list[int]) -> None:
-    found = list(LazyTensor("x", info((10, 6), (6, 1))).chunks(nbytes))
-
-    assert [len(piece) for piece in found] == pieces
-    assert b"".join(found) == DATA
-
-
-def test_pieces_of_a_turned_tensor_are_those_of_its_own_rows() -> None:
-    turned = LazyTensor("x", info((6, 10), (1, 6)))
-
-    for nbytes in (1, 4, 12, 40, 79, 80, 120, 239, 240):
-        found = list(turned.chunks(nbytes))
-        assert b"".join(found) == turned.read()
-        assert max(len(piece) for piece in found) <= max(nbytes, 4)
-
-
-def test_what_has_no_rows_or_packs_them_comes_in_one_piece() -> None:
-    assert list(LazyTensor("x", info((), ())).chunks(1)) == [DATA[:4]]
-    assert list(LazyTensor("x", info((4, 6), (6, 1), dtype="quint4x2")).chunks(5)) == [DATA[:12]]
-
-
 # Strided reading
 
 
@@ -154,40 +118,6 @@ def test_every_way_to_gather_elements_gives_the_same(
         ((5, 3, 2), (1, 5, 15), 0),
     ):
         assert LazyTensor("x", info(shape, stride, offset, data=data)).read() == flat(shape, stride, offset, data)
-
-
-def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_SPAN_NBYTES", 100)
-    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
-    reads = {}
-    for count, step in ((5, 6), (5, 5), (4, 8), (12, 4), (12, 5)):
-        found = info((count,), (step,))
-        LazyTensor("x", found).read()
-        assert found.storage is not None
-        assert isinstance(found.storage.source, Asked)
-        reads[count, step] = found.storage.source.sizes
-
-    assert reads[5, 6] == [100]  # 4 · (1 + 4 · 6): as much as is small
-    assert reads[4, 8] == [100]
-    assert reads[5, 5] == [84]
-    assert reads[12, 4] == [180]  # 4 · (1 + 11 · 4), of which 48 are wanted
-    assert reads[12, 5] == [4] * 12  # 224, more than four times 48, and more than 16 for each read
-
-
-def test_scattered_elements_are_read_in_as_few_pieces_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_SPAN_NBYTES", 40)
-    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
-
-    def reads(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
-        found = info(shape, stride)
-        LazyTensor("x", found).read()
-        assert found.storage is not None
-        assert isinstance(found.storage.source, Asked)
-        return found.storage.source.sizes
-
-    assert reads((3, 2), (0, 50)) == [4, 4]  # what a step of 0 repeats, once
-    assert reads((4, 2), (1, 50)) == [16, 16]  # two runs, and not four pairs
-    assert reads((5, 5), (5, 6)) == [180]  # 25 reads would be more work
 
 
 def test_a_tensor_may_be_as_large_as_is_allowed_and_no_larger() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
-from ckptool import LimitExceeded, MalformedFile
-from ckptool.tensors.pieces import Box, BoxIndex, boxes_of, check_tiling, intersection
-from ckptool.tensors.reading import copy_box, cut_up
+from ckptool import MalformedFile
+from ckptool.tensors.pieces import Box, BoxIndex, check_tiling, intersection
+from ckptool.tensors.reading import copy_box
 from ckptool.tensors.tensor import MAX_RANK, row_major
 from tests.each import each
 
@@ -20,11 +18,6 @@ def refused(shape: tuple[int, ...], boxes: list[Box]) -> MalformedFile:
     with pytest.raises(MalformedFile) as caught:
         check_tiling("w", shape, boxes)
     return caught.value
-
-
-def halves(rank: int) -> list[Box]:
-    """Return a cube of two elements along each side, cut into single elements."""
-    return [(place, (1,) * rank) for place in product((0, 1), repeat=rank)]
 
 
 # Tilings
@@ -57,41 +50,7 @@ def test_a_hole_is_told_from_an_overlap() -> None:
     assert refused((), [((), ()), ((), ())]).message.endswith("two pieces overlap")
 
 
-@each(
-    ("rank", "corners", "places", "read"),
-    [
-        (3, 0, 0, True),
-        (4, 16 << 4, 3**4, True),
-        (4, (16 << 4) - 1, 3**4, False),
-        (4, 16 << 4, 3**4 - 1, False),
-    ],
-)
-def test_few_dimensions_may_be_cut_in_any_number_of_boxes(rank: int, corners: int, places: int, read: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{PLACE}._MOST_CORNERS", corners)
-        patch.setattr(f"{PLACE}._MOST_PLACES", places)
-        if read:
-            check_tiling("w", (2,) * rank, halves(rank))
-        else:
-            with pytest.raises(LimitExceeded):
-                check_tiling("w", (2,) * rank, halves(rank))
-
-
 # Boxes in boxes
-
-
-@each(
-    ("one", "other", "common"),
-    [
-        (((0,), (2,)), ((2,), (2,)), None),
-        (((0,), (3,)), ((2,), (2,)), ((2,), (1,))),
-        (((0, 0), (3, 3)), ((1, 3), (1, 1)), None),
-        (((0, 0), (3, 3)), ((1, 1), (9, 1)), ((1, 1), (2, 1))),
-        (((), ()), ((), ()), ((), ())),
-    ],
-)
-def test_boxes_that_touch_have_nothing_in_common(one: Box, other: Box, common: Box | None) -> None:
-    assert intersection(one, other) == intersection(other, one) == common
 
 
 def test_an_index_finds_what_meets_a_box_in_order() -> None:
@@ -99,43 +58,6 @@ def test_an_index_finds_what_meets_a_box_in_order() -> None:
     for box in [((0, 0), (1, 1)), ((3, 5), (7, 9)), ((0, 0), (30, 20)), ((29, 19), (1, 1))]:
         expected = [(at, common) for at, one in enumerate(boxes) if (common := intersection(one, box)) is not None]
         assert list(BoxIndex(boxes).meeting(box)) == expected
-
-
-@each(
-    ("start", "stop", "expected"),
-    [
-        (0, 24, [((0, 0, 0), (2, 3, 4))]),
-        (0, 12, [((0, 0, 0), (1, 3, 4))]),
-        (12, 24, [((1, 0, 0), (1, 3, 4))]),
-        (4, 12, [((0, 1, 0), (1, 2, 4))]),
-        (5, 7, [((0, 1, 1), (1, 1, 2))]),
-        (3, 21, [((0, 0, 3), (1, 1, 1)), ((0, 1, 0), (1, 2, 4)), ((1, 0, 0), (1, 2, 4)), ((1, 2, 0), (1, 1, 1))]),
-        (7, 7, []),
-    ],
-)
-def test_a_run_of_elements_is_few_boxes(start: int, stop: int, expected: list[Box]) -> None:
-    assert list(boxes_of((2, 3, 4), start, stop)) == expected
-
-
-@each(
-    ("numel", "expected"),
-    [
-        (12, [((5, 0), (3, 4))]),
-        (11, [((5, 0), (2, 4)), ((7, 0), (1, 4))]),
-        (8, [((5, 0), (2, 4)), ((7, 0), (1, 4))]),
-        (7, [((5, 0), (1, 4)), ((6, 0), (1, 4)), ((7, 0), (1, 4))]),
-        (4, [((5, 0), (1, 4)), ((6, 0), (1, 4)), ((7, 0), (1, 4))]),
-        (3, [((5 + row, at), (1, size)) for row in range(3) for at, size in ((0, 3), (3, 1))]),
-        (1, [((5 + row, at), (1, 1)) for row in range(3) for at in range(4)]),
-    ],
-)
-def test_a_box_is_cut_into_parts_as_large_as_allowed(numel: int, expected: list[Box]) -> None:
-    assert list(cut_up(*((5, 0), (3, 4)), numel)) == expected
-
-
-def test_a_box_is_cut_along_the_first_dimension_that_can_be() -> None:
-    assert list(cut_up(*((0, 0), (2, 9)), 9)) == [((0, 0), (1, 9)), ((1, 0), (1, 9))]
-    assert list(cut_up(*((0, 3, 0), (1, 2, 2)), 3)) == [((0, 3, 0), (1, 1, 2)), ((0, 4, 0), (1, 1, 2))]
 
 
 # Elements to their places

@@ -6,12 +6,9 @@ import random
 from pathlib import Path
 from zlib import crc32
 
-import pytest
-
-from ckptool import DamagedFile
 from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
-from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file, threads
+from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, ReadAhead
 from ckptool.tensors.dtypes import BY_NAME
@@ -62,14 +59,6 @@ def sent(folder: Path, payload: Payload, *, checksums: bool = True, checksum: bo
     return found, target.read_bytes()
 
 
-@each(("processors", "expected"), [(1, 1), (2, 2), (4, 4), (5, 4), (64, 4)])
-def test_four_threads_are_the_most(processors: int, expected: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
-        with threads() as pool:
-            assert pool._max_workers == expected
-
-
 @each("nbytes", [ReadAhead.BLOCK - 1, ReadAhead.BLOCK, ReadAhead.BLOCK + 1, 3 * ReadAhead.BLOCK + 7])
 def test_ranges_of_more_than_a_block_have_their_checksum(nbytes: int) -> None:
     for begin in (0, 3):
@@ -92,22 +81,6 @@ def test_a_storage_of_any_size_is_copied_with_its_checksum(nbytes: int, tmp_path
     assert sent(tmp_path, BytesPayload(data)) == (crc32(data), data)
 
 
-@each(("nbytes", "is_small"), [(WORTH_A_THREAD - 1, True), (WORTH_A_THREAD, False), (WORTH_A_THREAD + 1, False)])
-def test_without_checksums_none_is_computed_of_what_is_large(nbytes: int, is_small: bool, tmp_path: Path) -> None:
-    data = DATA[:nbytes]
-    computed = crc32(data)
-    assert sent(tmp_path, stored(tmp_path / "in", nbytes), checksums=False) == (computed if is_small else 0, data)
-    assert sent(tmp_path, stored(tmp_path / "in", nbytes), checksums=False, checksum=True) == (computed, data)
-    damaged = stored(tmp_path / "in", nbytes, known=1)
-    if is_small:
-        with pytest.raises(DamagedFile):
-            sent(tmp_path, damaged, checksums=False)
-    else:
-        assert sent(tmp_path, damaged, checksums=False) == (1, data)
-    with pytest.raises(DamagedFile):
-        sent(tmp_path, damaged)
-
-
 @each(("columns", "is_small"), [((1 << 19) - 1, True), (1 << 19, False), ((1 << 19) + 1, False)])
 def test_pieces_that_are_no_runs_are_put_together(columns: int, is_small: bool, tmp_path: Path) -> None:
     boxes: list[Box] = [((0, 0), (2, 5)), ((0, 5), (2, columns - 5))]
@@ -116,19 +89,6 @@ def test_pieces_that_are_no_runs_are_put_together(columns: int, is_small: bool, 
     assert sent(tmp_path, payload) == (crc32(data), data)
     assert sent(tmp_path, payload, checksums=False) == (crc32(data) if is_small else 0, data)
     assert sent(tmp_path, payload, checksums=False, checksum=True) == (crc32(data), data)
-
-
-def test_pieces_are_put_together_band_by_band(tmp_path: Path) -> None:
-    rows, columns = 600, 8738  # two bands, the second one shorter
-    told: list[int] = []
-    payload = in_pieces(tmp_path / "in", (rows, columns), [((0, 0), (rows, 900)), ((0, 900), (rows, columns - 900))])
-    data = DATA[: rows * columns]
-    assert sent(tmp_path, payload) == (crc32(data), data)
-    with Output(str(tmp_path / "again"), progress=lambda written, _: told.append(written)) as output:
-        with Transfer(output) as transfer:
-            transfer.send(payload)
-        output.publish()
-    assert told[-1] == len(data)
 
 
 @each("checksums", [True, False])

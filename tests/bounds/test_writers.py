@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -15,15 +14,8 @@ from ckptool.archives.zip_directory import FULL32
 from ckptool.archives.zips import read_zip
 from ckptool.errors import OutputFailed
 from ckptool.migration import zip_writer
-from ckptool.migration.output import _WAITING_NBYTES, Output
-from ckptool.migration.transfer import Transfer
+from ckptool.migration.output import Output
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
-from ckptool.sources.checksums import WORTH_A_THREAD, checksums_of_file, threads
-from ckptool.sources.files import FileSource
-from ckptool.sources.source import ReadAhead
-from ckptool.tensors.payloads import StoragePayload
-from ckptool.tensors.tensor import StorageRef
-from tests.bounds.sources import Asked
 from tests.each import each
 
 # Zips round 4 GiB, of which only the frame is written
@@ -123,48 +115,7 @@ def end_record(frame: Frame) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[at : at + size], "little") for at, size in ((8, 2), (10, 2), (12, 4), (16, 4)))
 
 
-def test_the_end_record_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = written("x", 5, 6)
-    directory = frame.parts[-1][0]
-    nbytes = frame.nbytes - 98 - directory
-    assert end_record(frame) == (7, 7, nbytes, directory)
-
-    monkeypatch.setattr(zip_writer, "FULL16", 6)
-    monkeypatch.setattr(zip_writer, "FULL32", nbytes - 1)
-    frame = written("x", 5, 6)
-    assert end_record(frame)[:2] == (6, 6)
-    assert end_record(frame)[2:] == (nbytes - 1, nbytes - 1)
-
-
 # Outputs
-
-
-@pytest.fixture
-def written_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the sizes of what is handed to the system."""
-    sizes: list[int] = []
-    write = os.write
-
-    def counted(fd: int, data: Any) -> int:
-        sizes.append(len(data))
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", counted)
-    return sizes
-
-
-def test_small_pieces_wait_until_there_would_be_too_many(tmp_path: Path, written_out: list[int]) -> None:
-    with Output(str(tmp_path / "x")) as output:
-        output.write(bytes(_WAITING_NBYTES - 1))
-        output.write(b"x")
-        assert written_out == []
-        output.write(b"y")
-        assert written_out == [_WAITING_NBYTES]
-        output.write(bytes(_WAITING_NBYTES))
-        assert written_out == [_WAITING_NBYTES, 1]
-        output.write(bytes(_WAITING_NBYTES + 1))
-        assert written_out == [_WAITING_NBYTES, 1, _WAITING_NBYTES, _WAITING_NBYTES + 1]
-        assert output.nbytes == output.position == 3 * _WAITING_NBYTES + 2
 
 
 def test_just_enough_space_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,58 +154,7 @@ def test_an_output_may_have_the_first_descriptor_of_all(tmp_path: Path) -> None:
     assert [place.name for place in tmp_path.iterdir()] == ["x"]
 
 
-def test_an_output_can_be_given_up_twice(tmp_path: Path) -> None:
-    output = Output(str(tmp_path / "x"))
-    output.close()
-    output.close()
-
-    assert list(tmp_path.iterdir()) == []
-
-
 # Checksums
 
 
-@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (3, 3), (4, 4), (64, 4)])
-def test_there_is_a_thread_for_each_processor_up_to_four(
-    processors: int, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    with threads() as pool:
-        assert pool._max_workers == workers
-
-
-@pytest.mark.parametrize("nbytes", [WORTH_A_THREAD - 1, WORTH_A_THREAD, WORTH_A_THREAD + 1])
-def test_ranges_round_the_size_that_is_worth_a_thread(nbytes: int) -> None:
-    data = os.urandom(nbytes + 10)
-
-    assert checksums_of_file(Asked(data), [(5, 5 + nbytes)]) == ([crc32(data[5:-5])], crc32(data[:5] + data[-5:]))
-
-
-@pytest.mark.parametrize("nbytes", [ReadAhead.BLOCK - 1, ReadAhead.BLOCK, ReadAhead.BLOCK + 1, 5 * ReadAhead.BLOCK])
-def test_what_no_thread_takes_is_read_block_by_block(nbytes: int) -> None:
-    data = os.urandom(nbytes)
-    source = Asked(data)
-
-    assert checksums_of_file(source, []) == ([], crc32(data))
-    assert max(source.sizes) <= ReadAhead.BLOCK
-    source = Asked(data)
-    assert checksums_of_file(source, [(0, nbytes)]) == ([crc32(data)], 0)
-    assert max(source.sizes) <= ReadAhead.BLOCK
-
-
 # Transfers
-
-
-@pytest.mark.parametrize(("nbytes", "by_threads"), [(WORTH_A_THREAD - 1, False), (WORTH_A_THREAD, True)])
-def test_what_is_worth_a_thread_is_copied_by_threads(nbytes: int, by_threads: bool, tmp_path: Path) -> None:
-    data = os.urandom(nbytes)
-    (tmp_path / "x").write_bytes(data)
-    source = FileSource(str(tmp_path / "x"))
-    with Output(str(tmp_path / "y")) as output, Transfer(output) as transfer:
-        payload = StoragePayload(StorageRef("0", "cpu", nbytes, source, 0), 1)
-        assert transfer.send(payload) == crc32(data)
-        assert (transfer._pool is not None) == by_threads
-        output.publish()
-    source.close()
-
-    assert (tmp_path / "y").read_bytes() == data
