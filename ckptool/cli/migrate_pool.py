@@ -47,15 +47,15 @@ class FileWriters:
         """
         next_job = partial(next, iter(jobs), None)
         found = self._pool.answers(
-            _Writing(), next_job, starts_here=lambda job: is_relative(job.order.source), tries=self._tries
+            _Writing(), next_job, starts_here=lambda job: is_relative(job.source), tries=self._tries
         )
         with closing(found):
             for job, answer in (one for answers in found for one in answers):
                 if isinstance(answer, Lost):
                     fact = f"{job.name!r} was not written: {self._tries} times, {answer.message}"
-                    raise CkptoolError(fact, kind=answer.kind, path=job.order.folder)
+                    raise CkptoolError(fact, kind=answer.kind, path=job.folder)
                 if isinstance(answer, Written):
-                    tell(job.number, answer.nbytes, answer.nbytes if job.order.verifies else 0)
+                    tell(job.number, answer.nbytes, answer.nbytes if job.verifies else 0)
                     yield answer
                 else:
                     tell(job.number, *answer)
@@ -78,9 +78,9 @@ class _Writing:
                 raise
 
     def _source_of(self, job: Job) -> Opened:
-        if self._number != job.order.number or self._opened is None:
+        if self._number != job.order or self._opened is None:
             self._let_go()
-            _Writing._opened, _Writing._number = Opened(job.order), job.order.number
+            _Writing._opened, _Writing._number = Opened(job), job.order
         assert self._opened is not None
         return self._opened
 

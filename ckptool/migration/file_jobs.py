@@ -39,8 +39,8 @@ Versions: TypeAlias = dict[str, Version]
 """What tells the versions of files, by their paths: size and time, or what their server says."""
 
 
-class Order(NamedTuple):
-    """What all jobs of a folder have in common: plain data, but for nothing."""
+class Job(NamedTuple):
+    """One file of a folder: plain data, all but the last four the same for each."""
 
     source: str
     reached: dict[str, Any] | None
@@ -55,14 +55,8 @@ class Order(NamedTuple):
     versions: Versions
     mark: int
     """Of the plan: another plan has another."""
-    number: str
-    """No other order has it, whichever process made it."""
-
-
-class Job(NamedTuple):
-    """One file of a folder."""
-
-    order: Order
+    order: str
+    """The same for all jobs of one folder, whichever process made it, and for no others."""
     number: int
     """Its place among the files of the plan."""
     name: str
@@ -101,41 +95,41 @@ def write(job: Job) -> Written:
         OutputFailed: It could not be written, or is not what was to be written.
         CkptoolError: The source cannot be read, or is damaged.
     """
-    with Opened(job.order) as opened:
+    with Opened(job) as opened:
         return opened.write(job)
 
 
 class Opened(Closing):
-    """The source of an order, open for its jobs; used in a ``with`` block."""
+    """The source of the jobs of one folder, of which one is given; used in a ``with`` block."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        source = order.source
-        if order.reached is not None:
+    def __init__(self, job: Job) -> None:
+        self._versions = job.versions
+        source = job.source
+        if job.reached is not None:
             from ckptool.sources.remote.address import Remote  # few sources are far away
 
-            source = Remote(source, **order.reached)
-        self._changes = Changes.from_plain(order.changes)
+            source = Remote(source, **job.reached)
+        self._changes = Changes.from_plain(job.changes)
         with ExitStack() as opened:
             self._checkpoint = opened.enter_context(open_checkpoint(source))
             with about(self._checkpoint.path), gc_paused():
-                self._plan = make_plan(self._checkpoint, order.target, self._changes)
+                self._plan = make_plan(self._checkpoint, job.target, self._changes)
                 self._checkpoint.release_tree()
                 self._compare()
-            if _mark(self._plan.file) != order.mark:
+            if _mark(self._plan.file) != job.mark:
                 raise _changed(self._checkpoint.path)
             self._opened = opened.pop_all()
 
     def write(self, job: Job, progress: Progress | None = None, read_back: Progress | None = None) -> Written:
         """Do one of the jobs; raises what the function ``write`` does."""
-        checkpoint, order = self._checkpoint, self._order
+        checkpoint = self._checkpoint
         file, casting = self._plan.file.files[job.number], self._plan.casting
-        limits = DEFAULT_LIMITS if order.verifies else None
+        limits = DEFAULT_LIMITS if job.verifies else None
         writing = Writing(checkpoint, self._plan, self._changes, limits, Meter(read_back, file.nbytes))
         with about(checkpoint.path):
             checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan.file))
             with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
-                writing.file(file, output, syncs=order.syncs, about=order.folder)
+                writing.file(file, output, syncs=job.syncs, about=job.folder)
                 output.publish()
             versions = self._compare()
         pieces = [payload.pieces() for payload in file.payloads]
@@ -146,7 +140,7 @@ class Opened(Closing):
     def _compare(self) -> Versions:
         """Return the versions of the files that were opened; refuse others than those that were planned with."""
         found = _versions(self._checkpoint.source)
-        _refuse_others(self._order.versions, found)
+        _refuse_others(self._versions, found)
         return found
 
     def close(self) -> None:
@@ -163,73 +157,80 @@ def _read_for(file: OutFile, whole: Planned) -> Iterator[TensorInfo]:
     return (info for _, info in islice(whole.expected, begin, begin + count))
 
 
-class HandedOut:
-    """The files of a folder as jobs, and what became of them: what ``write_folder`` has written elsewhere."""
+def hand_out(
+    writers: Writers,
+    source: str,
+    target: str | None,
+    progress: Progress | None,
+    read_back: Progress | None,
+    writing: Writing,
+    folder: SinkFolder,
+) -> None:
+    """
+    Have the files of a folder written as jobs, and note what became of them.
 
-    def __init__(
-        self,
-        writers: Writers,
-        source: str,
-        target: str | None,
-        progress: Progress | None,
-        read_back: Progress | None,
-    ) -> None:
-        self._writers = writers
-        self._source = source
-        self._target = target
-        self._progress = progress
-        self._read_back = read_back
+    Raises:
+        SourceChanged: Not all of them are of one source.
+        OutputFailed: One is not there, or not as it was planned.
+        CkptoolError: One could not be written.
+    """
+    jobs = _jobs(source, target, writing, folder)
+    left = {job.number: job for job in jobs}
+    far: tuple[dict[int, int], dict[int, int]] = {}, {}
 
-    def __call__(self, writing: Writing, folder: SinkFolder) -> None:
-        """
-        Have the files written.
+    def tell(number: int, *done: int) -> None:
+        for show, known, nbytes in zip((progress, read_back), far, done, strict=True):
+            if nbytes > known.get(number, 0):  # one that is done again does not go back
+                known[number] = nbytes
+                if show is not None:
+                    show(sum(known.values()), writing.plan.file.nbytes)
 
-        Raises:
-            SourceChanged: Not all of them are of one source.
-            OutputFailed: One is not there, or not as it was planned.
-            CkptoolError: One could not be written.
-        """
-        plan = writing.plan.file
-        order = self._order(writing, folder)
-        jobs = list(_jobs(order, plan, folder))
-        tally = _Tally(plan.nbytes, self._progress, self._read_back)
-        left = {job.number: job for job in jobs}
-        with closing(self._writers(jobs, tally.tell)) as found:
-            for written in found:
-                job = left.pop(written.number, None)
-                if job is not None:  # else it was done twice
-                    _take(written, job, writing)
-        for job in left.values():
-            raise _failed(f"{job.name!r} was not written", folder)
-        for job in jobs:
-            _refuse_missing(job, folder)
-        writing.checkpoint.check_unchanged()
-        writing.meter.read(sum(job.nbytes for job in jobs))
+    with closing(writers(jobs, tell)) as found:
+        for written in found:
+            job = left.pop(written.number, None)
+            if job is not None:  # else it was done twice
+                _take(written, job, writing)
+    for job in left.values():
+        raise _failed(f"{job.name!r} was not written", folder)
+    for job in jobs:
+        _refuse_missing(job, folder)
+    writing.checkpoint.check_unchanged()
+    writing.meter.read(sum(job.nbytes for job in jobs))
 
-    def _order(self, writing: Writing, folder: SinkFolder) -> Order:
-        reached = None
-        if is_far(self._source):
-            from ckptool.sources.remote.address import as_remote
 
-            reached = as_remote(self._source).reached
-        return Order(
-            source=str(self._source),
-            reached=reached,
-            target=None if self._target is None else str(self._target),
-            changes=writing.changes.as_plain(),
-            verifies=writing.limits is not None,
-            syncs=writing.syncs(folder),
-            folder=folder.path,
-            versions=_versions(writing.checkpoint.source),
-            mark=_mark(writing.plan.file),
-            number=os.urandom(16).hex(),
-        )
+def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder) -> list[Job]:
+    reached = None
+    if is_far(source):
+        from ckptool.sources.remote.address import as_remote
+
+        reached = as_remote(source).reached
+    first = Job(
+        source=str(source),
+        reached=reached,
+        target=None if target is None else str(target),
+        changes=writing.changes.as_plain(),
+        verifies=writing.limits is not None,
+        syncs=writing.syncs(folder),
+        folder=folder.path,
+        versions=_versions(writing.checkpoint.source),
+        mark=_mark(writing.plan.file),
+        order=os.urandom(16).hex(),
+        number=0,
+        name="",
+        nbytes=0,
+        place=Place("", ""),
+    )
+    return [
+        first._replace(number=number, name=one.name, nbytes=one.nbytes, place=folder.elsewhere(one.name, one.nbytes))
+        for number, one in enumerate(writing.plan.file.files)
+        if one.payloads
+    ]
 
 
 def _take(written: Written, job: Job, writing: Writing) -> None:
     """Note what another process found out as it wrote a file, as if it had been found out here."""
-    _refuse_others(job.order.versions, written.versions)
-    job.order.versions.update(written.versions)
+    _refuse_others(job.versions, written.versions)
+    job.versions.update(written.versions)
     writing.readers.update(dict.fromkeys(written.readers))
     copied = writing.plan.file.files[job.number].payloads
     for number in written.compared:
@@ -238,29 +239,6 @@ def _take(written: Written, job: Job, writing: Writing) -> None:
             pieces.release()
     if writing.plan.casting is not None:
         writing.plan.casting.written_elsewhere(written.errors)
-
-
-class _Tally:
-    """Adds up how far the jobs are; one that is done again does not go back."""
-
-    def __init__(self, total: int, progress: Progress | None, read_back: Progress | None) -> None:
-        self._total = total
-        self._shown = (progress, read_back)
-        self._done: tuple[dict[int, int], dict[int, int]] = {}, {}
-
-    def tell(self, number: int, written: int, read: int) -> None:
-        """Say how many bytes of a job were written, and how many of them were read back."""
-        for show, done, nbytes in zip(self._shown, self._done, (written, read), strict=True):
-            if nbytes > done.get(number, 0):
-                done[number] = nbytes
-                if show is not None:
-                    show(sum(done.values()), self._total)
-
-
-def _jobs(order: Order, plan: Planned, folder: SinkFolder) -> Iterator[Job]:
-    for number, file in enumerate(plan.files):
-        if file.payloads:
-            yield Job(order, number, file.name, file.nbytes, folder.elsewhere(file.name, file.nbytes))
 
 
 def _mark(plan: Planned) -> int:

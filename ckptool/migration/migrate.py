@@ -179,9 +179,9 @@ def migrate_by(
         on_written, mode = _cancellable(progress, limits.cancellation), mode_of(checkpoint.source)
         elsewhere = None
         if writers is not None and plan.file.is_folder:
-            from ckptool.migration.file_jobs import HandedOut  # most folders are written here
+            from ckptool.migration.file_jobs import hand_out  # most folders are written here
 
-            elsewhere = HandedOut(writers, src, dst, on_written, read_back)
+            elsewhere = partial(hand_out, writers, src, dst, on_written, read_back)
         meter = Meter(read_back, plan.file.nbytes)
         writing = Writing(checkpoint, plan, asked, limits if verify else None, meter)
         is_folder = plan.file.is_folder

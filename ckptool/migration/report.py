@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -133,7 +132,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         written=False,
         read_back_by=(),
         before=before,
-        after=_planned_facts(checkpoint, plan, nbytes, before),
+        after=_planned_facts(checkpoint, plan, nbytes),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
         files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.file.files if plan.file.is_folder),
     )
@@ -164,16 +163,15 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
     return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 
 
-def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int, before: FileFacts) -> FileFacts:
+def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
     file, weights = plan.file, plan.weights
-    is_folder_of_items = plan.form == "dcp"
     infos = [info for _, info in file.expected]
     if plan.form == "safetensors":
         form, names = "state_dict" if infos else "data", [name for name, _ in file.expected if name is not None]
     elif weights is not None:
         names = list(weights.tensors)
-        form = "checkpoint" if (weights.others and is_folder_of_items) or len(infos) != len(names) else "state_dict"
+        form = "checkpoint" if (weights.others and plan.form == "dcp") or len(infos) != len(names) else "state_dict"
         form = "model" if plan.builds_model else form
     else:
         form = "model" if plan.form == "model" else checkpoint.form
@@ -181,15 +179,10 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int, before: File
     layout = {"safetensors": "safetensors", "dcp": "dcp"}.get(plan.form, "torch_zip")
     layout = checkpoint.format if plan.keeps_layout else layout
     tags = ["cpu" if name in (file.packed or ()) else retagged(info, plan.location) for name, info in file.expected]
-    prefixes = prefixes_of(names)
-    if file.packed is None and plan.casting is None and len(infos) == before.tensors and weights is None:
-        # What is not changed is not counted again.
-        same = before._replace(format=layout, form=form, file_nbytes=nbytes)
-        return same._replace(devices=dict(Counter(tags)), prefixes=prefixes)
     counts = count(infos, tags)
     if file.packed is not None:  # what is tied is written under each name, or under one
         counts = counts._replace(tied=0, numel=sum(info.numel for info in infos))
-    return FileFacts(layout, form, nbytes, *counts, prefixes)
+    return FileFacts(layout, form, nbytes, *counts, prefixes_of(names))
 
 
 def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:

@@ -24,7 +24,7 @@ from ckptool import MigrationRefused, SourceChanged
 from ckptool.errors import CkptoolError, DamagedFile, OutputExists, OutputFailed
 from ckptool.migration import dcp_plan
 from ckptool.migration.changes import Changes
-from ckptool.migration.file_jobs import Job, Order, Tell, Written, write
+from ckptool.migration.file_jobs import Job, Tell, Written, write
 from ckptool.migration.migrate import migrate, migrate_by
 from ckptool.migration.output.parts import Place
 from ckptool.names import renaming
@@ -35,8 +35,8 @@ Done = Generator[Written, None, None]
 
 
 def in_json(job: Job) -> Job:
-    order, number, name, nbytes, place = json.loads(json.dumps(job))
-    return Job(Order(*order), number, name, nbytes, Place(*place))
+    *others, place = json.loads(json.dumps(job))
+    return Job(*others, Place(*place))
 
 
 def elsewhere(jobs: Sequence[Job], tell: Tell) -> Done:
@@ -227,8 +227,7 @@ def cut_one(jobs: Sequence[Job], tell: Tell) -> Done:
 
 
 def another_plan(jobs: Sequence[Job], tell: Tell) -> Done:
-    order = jobs[0].order
-    yield write(jobs[0]._replace(order=order._replace(changes={**order.changes, "max_shard_size": 2400})))
+    yield write(jobs[0]._replace(changes={**jobs[0].changes, "max_shard_size": 2400}))
 
 
 @each(
