@@ -59,10 +59,7 @@ class Output(Closing):
         self._fd = -1
         self._temporary: str | None = None
         self._syncing: Future[None] | None = None
-        try:
-            self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
-        except ValueError as error:  # a NUL in it
-            raise OutputFailed("not a path", kind="not-a-path") from error
+        self.path = real_path(path)
         self._shown = shown or self.path
         self._force = force
         self._progress = progress
@@ -268,16 +265,9 @@ class Output(Closing):
             self.close()
 
     def _refuse_what_is_there(self) -> None:
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            if not os.path.isdir(self._folder):
-                raise OutputFailed(
-                    "no such folder", kind="no-folder", path=self._folder, hint="Make it first."
-                ) from None
+        mode = mode_there(self.path, self._shown)
+        if mode is None:
             return
-        except OSError as error:
-            raise self._failed(error) from error
         if not stat.S_ISREG(mode):
             raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self._shown)
         refuse_edited(self.path, "whole", "torn")
@@ -349,6 +339,32 @@ class Output(Closing):
             needed=self._expected,
             actual=self._written,
         )
+
+
+def real_path(path: str) -> str:
+    """Return the path of what is written: a link stays a link, and what it points to is replaced."""
+    try:
+        return os.path.realpath(path)
+    except ValueError as error:  # a NUL in it
+        raise OutputFailed("not a path", kind="not-a-path") from error
+
+
+def mode_there(path: str, shown: str) -> int | None:
+    """
+    Return the mode of what has a path, which errors call ``shown``; None if nothing has.
+
+    Raises:
+        OutputFailed: There is no folder for it, or the system does not say.
+    """
+    folder = os.path.dirname(path)
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        if not os.path.isdir(folder):
+            raise OutputFailed("no such folder", kind="no-folder", path=folder, hint="Make it first.") from None
+        return None
+    except OSError as error:
+        raise failed(error, shown) from error
 
 
 def refuse_full(fd: int, nbytes: int, path: str) -> None:

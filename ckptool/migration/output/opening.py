@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
-from ckptool.migration.output import Output, failed, parts, refuse_full, sync_folder, take_after
+from ckptool.migration.output import Output, failed, mode_there, parts, real_path, refuse_full, sync_folder, take_after
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Source, versions_of
 
@@ -92,10 +92,7 @@ class OutputFolder(Closing):
     ) -> None:
         self._fd = -1
         self._temporary: str | None = None
-        try:
-            self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
-        except ValueError as error:  # a NUL in it
-            raise OutputFailed("not a path", kind="not-a-path") from error
+        self.path = real_path(path)
         self._force = force
         self._progress = progress
         self._mode_of_files = mode
@@ -191,16 +188,9 @@ class OutputFolder(Closing):
 
     def _refuse_what_is_there(self) -> list[str]:
         """Return the names of the files in a folder that may be replaced; none if there is no folder."""
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            if not os.path.isdir(self._beside):
-                raise OutputFailed(
-                    "no such folder", kind="no-folder", path=self._beside, hint="Make it first."
-                ) from None
+        mode = mode_there(self.path, self.path)
+        if mode is None:
             return []
-        except OSError as error:
-            raise failed(error, self.path) from error
         if not stat.S_ISDIR(mode):
             raise OutputFailed(
                 "not a folder, and a folder is to be written",
