@@ -62,21 +62,6 @@ def test_an_edit_is_what_a_copy_is(layout: str, tmp_path: Path) -> None:
     assert len(dict(readings(path))) == {"header": 1, "stream": 2}.get(layout, 4)
 
 
-def test_a_file_can_be_edited_again_and_again(tmp_path: Path) -> None:
-    path = write("slot", tmp_path)
-    for number in range(4):
-        edit(path, Changes(rename=[("^", f"a.much.longer.prefix.{number}.")]))
-        edit(path, Changes(rename=[(f"^a.much.longer.prefix.{number}.", "")]))
-    edit(path, SHORTER)
-
-    found = torch.load(path)
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
-        name.removeprefix("module."): tensor.tolist() for name, tensor in weights().items()
-    }
-    assert sorted(name for name in zipfile.ZipFile(path).namelist() if ".unused" in name) == ["model/.unused0"]
-    assert torch._C.PyTorchFileReader(str(path)).has_record("data.pkl")
-
-
 def test_old_pickles_are_not_kept_without_end(tmp_path: Path) -> None:
     path = write("slot", tmp_path, 2)
 
@@ -327,29 +312,6 @@ def test_who_mapped_the_file_before_goes_on_reading(layout: str, tmp_path: Path)
         before = [mapped[offset : offset + nbytes] for offset, nbytes in places]
         edit(path, LAYOUTS[layout].changes)
         assert [mapped[offset : offset + nbytes] for offset, nbytes in places] == before
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_two_processes_at_once_make_two_edits_or_one(tmp_path: Path) -> None:
-    path = write("slot", tmp_path)
-    children = []
-    for name in ("one", "two"):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                edit(path, Changes(rename=[("^module", name)]))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    codes = [os.waitpid(child, 0)[1] for child in children]
-
-    firsts = {name.partition(".")[0] for name in torch.load(path)}
-    assert len(firsts) == 1
-    assert firsts <= {"one", "two"}
-    assert 0 in codes
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 def test_whatever_meets_a_file_that_is_neither_old_nor_new_refuses_it(tmp_path: Path) -> None:

@@ -97,20 +97,6 @@ def test_a_stop_before_and_after_each_operation_leaves_the_old_file_or_the_new_o
 
 
 @LAYOUT
-def test_a_write_that_is_torn_at_a_sector_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
-    edited = Recorded(layout, tmp_path, count=12)
-    files = edited.start()
-    states = 0
-    for entry in edited.log:
-        for part in torn(entry, SECTOR) if entry.what == "write" else ():
-            edited.check(done(files, part))
-            states += 1
-        files = done(files, entry)
-
-    assert states > 5
-
-
-@LAYOUT
 def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
     edited = Recorded(layout, tmp_path, count=3)
     files = edited.start()

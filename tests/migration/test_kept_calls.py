@@ -120,9 +120,3 @@ def test_bytes_that_are_a_pickle_are_looked_into_as_check_does(packed: bool, tmp
         migrate(tmp_path / "evil.pth", tmp_path / "b.pth", form="same", force=True)
     kept = migrate(tmp_path / "evil.pth", tmp_path / "b.pth", form="same", keep_calls=True, force=True)
     assert set(kept.calls) == calls(tmp_path / "b.pth")
-
-
-def test_a_dry_run_says_it_too(evil: Path, tmp_path: Path) -> None:
-    with pytest.raises(MigrationRefused):
-        migrate(evil, tmp_path / "a.pth", form="same", dry_run=True)
-    assert migrate(evil, tmp_path / "a.pth", form="same", dry_run=True, drop=["x"]).calls == ("argparse.Namespace",)

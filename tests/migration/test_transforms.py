@@ -135,21 +135,6 @@ def test_a_pattern_that_is_none_is_refused(pattern: str, replacement: str) -> No
     assert caught.value.kind == "bad-pattern"
 
 
-def test_rules_run_in_order() -> None:
-    rules = [renaming.strip_module, renaming.add_prefix("net"), renaming.substitute("^net.a", "b")]
-
-    assert renaming.rename(["module.a.w", "module.c.w"], rules) == ["b.w", "net.c.w"]
-
-
-def test_names_that_would_become_one_are_refused_with_both() -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        renaming.rename(["net.a", "b", "a"], [renaming.substitute(r"^net\.", "")])
-
-    assert caught.value.kind == "name-collision"
-    assert "'net.a'" in caught.value.message
-    assert "'a'" in caught.value.message
-
-
 def test_a_name_of_which_nothing_would_be_left_is_refused() -> None:
     with pytest.raises(MigrationRefused) as caught:
         renaming.rename(["ab", "b"], [renaming.substitute("^ab$", "")])

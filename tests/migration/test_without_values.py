@@ -43,16 +43,6 @@ def test_no_weights_are_written_of_a_file_without_tensors_and_it_is_said_what_it
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_a_check_says_that_there_is_no_tensor(tmp_path: Path, name: str) -> None:
-    write, held = EMPTY[name]
-    write(tmp_path / name)
-    (found,) = (one for one in ckptool.check(tmp_path / name).findings if one.code == "CK125")
-
-    assert found.message == f"there is no tensor in it, {held}"
-    assert found.severity == ("warning" if held == "and nothing else" else "info")
-
-
 @pytest.mark.parametrize("target", ["out.safetensors", "out.pth"])
 def test_tensors_on_meta_stay_there_or_are_refused(tmp_path: Path, target: str) -> None:
     path = tmp_path / "meta.pth"
