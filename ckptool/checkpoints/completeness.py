@@ -20,8 +20,7 @@ from ckptool.messages import counted, some
 from ckptool.names.renaming import Filter, strip_wrappers
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
-from ckptool.tensors.pieces import fault_of
-from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.reading import LazyTensor, fault_of
 from ckptool.tensors.rebuild import Rebuilder
 
 _PARAM_SHAPES: Final = "param_shapes"

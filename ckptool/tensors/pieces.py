@@ -26,7 +26,6 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource, file_under
-from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import Box as Box
 from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, part_of
@@ -483,11 +482,6 @@ class PiecesSource:
 
     def close(self) -> None:
         """Its files belong to the folder, which closes them."""
-
-
-def fault_of(source: Source) -> CkptoolError | None:
-    """Return why what is stored in a source cannot be read as a whole, as far as is known."""
-    return source.fault if isinstance(source, PiecesSource) else None
 
 
 def _compare(found: int, saved: int, what: str) -> None:

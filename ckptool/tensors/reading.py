@@ -9,7 +9,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.arguments import check_arguments
-from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import BytesSource, FarSource, Source, far_under
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
@@ -297,6 +297,12 @@ def _flip_signs(data: bytes, which: Sequence[bool], unit: int) -> bytes:
     mask = pattern * (len(data) // len(pattern))
     flipped = int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")
     return flipped.to_bytes(len(data), "little")
+
+
+def fault_of(source: Source) -> CkptoolError | None:
+    """Return why what is stored in a source cannot be read as a whole, as far as is known."""
+    found: CkptoolError | None = getattr(source, "fault", None)  # of a tensor in pieces
+    return found
 
 
 def announce(tensors: Iterable[LazyTensor]) -> None:
