@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+import ckptool
 
 State = dict[str, Tensor]
 
@@ -26,6 +29,16 @@ def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
 
 def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
+
+
+def codes(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    """Return integers of both signs."""
+    return torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def said(path: Path) -> list[str]:
+    """Return what is said of quantised weights."""
+    return [one.message for one in ckptool.check(path).findings if one.code in ("CK506", "CK507")]
 
 
 def four_bits(kind: str, *, twice: bool = False, storage: torch.dtype = torch.uint8) -> State:
@@ -291,4 +304,26 @@ def plain() -> dict[str, State]:
             "m.bias": torch.ones(8),
         },
         "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": torch.ones(8)},
+        "masks, positions and images": {
+            "m.position_ids": torch.arange(64)[None],
+            "m.steps": torch.arange(64, dtype=torch.uint8).reshape(8, 8),
+            "m.tril": torch.ones(8, 8, dtype=torch.uint8).tril(),
+            "m.table": torch.arange(64, dtype=torch.int32).flip(0).reshape(8, 8),
+            "m.image": bits(3, 8, 8, dtype=torch.uint8),
+            "m.frames": bits(4, 3, 8, 8, dtype=torch.uint8),
+            "m.rng": bits(5056, dtype=torch.uint8),
+            "m.weight": torch.randn(8, 8),
+            "n.bias": torch.ones(8),
+        },
+        "buckets": {"m.boundaries": torch.rand(8), "m.hash_weight": torch.arange(64).reshape(8, 8)},
+        "groups of data": {"labels": torch.arange(64) % 4, "centroids": torch.rand(4, 3)},
+        "classes": {"m.types": torch.arange(64).reshape(8, 8).to(torch.int8), "m.gain": torch.ones(8)},
+        "a parameter in a net of 8 bits": {
+            **{f"blocks.{one}.weight": fp8(8, 8) for one in range(4)},
+            "cell.A": fp8(8, 8),
+            "cell.a": torch.rand(8),
+            "pos_embed": fp8(1, 8, 8),
+            "cls_token": torch.rand(1, 1, 8),
+        },
+        "weight norm of 8 bits": {"m.weight_v": fp8(8, 8), "m.weight_g": torch.ones(8, 1)},
     }

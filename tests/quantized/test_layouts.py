@@ -1,4 +1,4 @@
-"""No cast and no option breaks what is quantised, in ``migrate`` and ``load`` alike, unless it is said that it may."""
+"""Layouts that are known by name: each is named with its blocks, and no cast and no option breaks it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
+from ckptool.checking.row import row
 from ckptool.cli import cli
-from tests.quantized.layouts import LAYOUTS, Layout, State, fp8
+from tests.corpus.files import FOLDER, MARKS, ROWS
+from tests.each import each
+from tests.quantized.layouts import LAYOUTS, Layout, State, fp8, said, whole
+from tests.scale import in_turn
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NORM = {"norm.weight": torch.linspace(0, 1, 8)}
-CAST = {name: one for name, one in LAYOUTS.items() if name not in ("mxfp8", "mxfp4")}
-"""Those that have something to cast to float64 beside 8 bits."""
+ONLY_8_BITS = ("mxfp8", "mxfp4")
+"""Those that have nothing to cast to float64 beside 8 bits."""
 
 
 def written(layout: Layout, folder: Path, suffix: str = "safetensors") -> Path:
@@ -37,27 +42,30 @@ def same(found: State, wanted: State) -> bool:
     return kinds[0] == kinds[1] and all(raw(found[name]) == raw(one) for name, one in wanted.items())
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_without_an_option_everything_stays_as_it_is(name: str, tmp_path: Path) -> None:
-    path = written(LAYOUTS[name], tmp_path)
+@each(("name", "suffix"), in_turn(LAYOUTS, ["safetensors", "pth"]))
+def test_each_layout_is_named_and_stays_as_it_is(name: str, suffix: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    path, tensors = written(layout, tmp_path, suffix), layout.tensors() | NORM
+    method = (layout.settings or {}).get("quantization_config", {"quant_method": "mlx"})["quant_method"]  # type: ignore[index]
+    says = f"; config.json says {method}" if layout.settings else ""
+
+    assert said(path) == [f"quantised: {layout.says}, 1 of 1 weight has a scale{says}"]
     ckptool.migrate(path, tmp_path / "out.pth")
     ckptool.migrate(tmp_path / "out.pth", tmp_path / "out.safetensors")
+    assert same(torch.load(tmp_path / "out.pth"), tensors)
+    assert same(load_file(tmp_path / "out.safetensors"), tensors)
+    assert same(dict(ckptool.load(path)), tensors)
 
-    assert same(torch.load(tmp_path / "out.pth"), load_file(path))
-    assert same(load_file(tmp_path / "out.safetensors"), load_file(path))
-    assert same(dict(ckptool.load(path)), load_file(path))
 
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-@pytest.mark.parametrize("name", CAST)
+@each(("name", "suffix"), in_turn([one for one in LAYOUTS if one not in ONLY_8_BITS], ["pth", "safetensors"]))
 def test_a_cast_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
-    path = written(CAST[name], tmp_path, suffix)
+    path = written(LAYOUTS[name], tmp_path, suffix)
     before = path.read_bytes()
     args = ["migrate", str(path), str(tmp_path / f"out.{suffix}"), "--dtype", "float64"]
     result = CliRunner().invoke(cli, args)
 
     assert result.exit_code == 1
-    assert f"a cast breaks quantised weights, {CAST[name].says}: it changes " in result.output
+    assert f"a cast breaks quantised weights, {LAYOUTS[name].says}: it changes " in result.output
     assert "--break-quantized" in result.output
     assert {one.name for one in tmp_path.iterdir()} == {"config.json", path.name}
     assert path.read_bytes() == before
@@ -114,7 +122,7 @@ def test_8_bits_without_scales_can_be_cast(tmp_path: Path) -> None:
         assert torch.equal(found["a.weight"], fp8(8, 8).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     path = written(layout, tmp_path)
@@ -201,3 +209,132 @@ def test_a_model_of_the_same_types_takes_it(tmp_path: Path) -> None:
         ckptool.load_into(hollow, tmp_path / "m.pth", dtype=torch.bfloat16)
     with pytest.raises(UnsupportedFeature, match="a cast breaks"):
         live.reload(tmp_path / "m.pth")
+
+
+def test_every_verb_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(LAYOUTS["gptq"].tensors(), path)
+    run = CliRunner().invoke
+    inspected = json.loads(run(cli, ["inspect", "--json", str(path)]).output)
+    line_of_scan = json.loads(run(cli, ["scan", str(path)]).stdout.splitlines()[0])
+
+    line = "CK506 quantised: GPTQ, 4 bits, in groups of 128, 1 of 1 weight has a scale"
+    assert line in run(cli, ["inspect", str(path)]).output
+    assert line in run(cli, ["check", str(path)]).output
+    assert inspected["quantization"] == {
+        "schemes": [{"name": "GPTQ, 4 bits, in groups of 128", "weights": 1, "unscaled": []}],
+        "method": None,
+        "tensors": 4,
+    }
+    assert (line_of_scan["quantized"], line_of_scan["findings"]) == ("GPTQ, 4 bits, in groups of 128", {"CK506": 1})
+    assert run(cli, ["check", str(path)]).exit_code == 0
+
+
+@pytest.mark.parametrize("lacking", ["fp8", "integers", "packed"])
+def test_weights_that_lack_their_scale_are_named(lacking: str, tmp_path: Path) -> None:
+    value, end, scale = {
+        "fp8": (fp8(8, 8), "weight", "weight_scale"),
+        "integers": (whole(8, 8, dtype=torch.int8), "weight", "weight_scale"),
+        "packed": (whole(8, 8), "qweight", "scales"),
+    }[lacking]
+    of_scale = torch.ones(1, 8) if lacking == "packed" else torch.ones(8, 1)
+    tensors = {f"{one}.{end}": value.clone() for one in "abc"} | {f"{one}.{scale}": of_scale.clone() for one in "ab"}
+    save_file(tensors | {"a.bias": fp8(8)}, tmp_path / "m.safetensors")
+
+    first, second = said(tmp_path / "m.safetensors")
+    assert first.endswith("2 of 3 weights have a scale")
+    assert second.startswith("1 of 3 weights in")
+    assert second.endswith(f"have no scale: c.{end}")
+    assert CliRunner().invoke(cli, ["check", str(tmp_path / "m.safetensors")]).exit_code == 1
+
+
+def test_values_that_cannot_be_looked_at_are_taken_for_packed_ones(tmp_path: Path) -> None:
+    hollow = torch.empty(8, 8, dtype=torch.int32, device="meta")
+    torch.save({"m.weight": hollow, "m.scale": torch.ones(1)}, tmp_path / "m.pth")
+
+    assert said(tmp_path / "m.pth") == ["quantised: integers with scales (int32), 1 of 1 weight has a scale"]
+
+
+def test_settings_beside_a_file_do_not_make_floats_quantised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
+    torch.save({"m.weight": torch.ones(8, 8), "position_ids": whole(1, 64)}, tmp_path / "m.pth")
+
+    assert said(tmp_path / "m.pth") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "method"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "a-new-one"}}, "a-new-one"),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "vptq"}}}, "vptq"),
+        ("quantization_config.json", {"quant_method": "exl3", "bits": 4.0}, "exl3"),
+        ("quant_config.json", {"zero_point": True, "w_bit": 4, "q_group_size": 128}, "awq"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8"}}, "W4A8"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
+    ],
+)
+def test_a_layout_that_is_not_known_goes_by_the_settings_beside_it(
+    name: str, settings: object, method: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(json.dumps(settings))
+    table = {"e.position_ids": whole(1, 8, dtype=torch.int64), "e.norm": torch.ones(8)}
+    for values in (whole(8, 8, dtype=torch.int8), whole(64, dtype=torch.int16), whole(3, 8, 8, dtype=torch.int64)):
+        torch.save(
+            {"m.x": values, "m.y": torch.ones(4), "n.store.x": values, "n.store.y": torch.ones(4)} | table,
+            tmp_path / "m.pth",
+        )
+
+        without = f"{method}, 2 weights without a scale that is known"
+        assert said(tmp_path / "m.pth") == [f"quantised: {without}; {name.rpartition('/')[2]} says {method}"]
+        with pytest.raises(ckptool.MigrationRefused, match=r"4 tensors that they consist of: m\.y, n\.store\.y"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", dtype="float16")
+        with pytest.raises(ckptool.MigrationRefused, match=r"n\.store\.x without n\.store\.y"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "out.pth", exclude=["n.store.y"])
+
+
+def test_a_shard_whose_scales_are_in_another_is_not_cast(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    save_file({"m.weight": fp8(8, 8)}, tmp_path / "model-00001-of-00002.safetensors")
+
+    with pytest.raises(ckptool.MigrationRefused, match="quantised"):
+        ckptool.migrate(
+            tmp_path / "model-00001-of-00002.safetensors",
+            tmp_path / "x.safetensors",
+            dtype="bfloat16",
+            allow_missing=True,
+        )
+
+
+def test_states_of_an_optimizer_of_8_bits_are_no_quantised_weights(tmp_path: Path) -> None:
+    of_first = {"weight": whole(8, 8, dtype=torch.int8), "scale": torch.ones(1)}
+    optimizer = {"state": {0: of_first}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    torch.save({"model": {"w": torch.ones(8, 8)}, "optimizer": optimizer}, tmp_path / "m.pth")
+
+    assert said(tmp_path / "m.pth") == []
+
+
+def test_no_fixture_is_called_quantised() -> None:
+    paths = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
+    paths += sorted((FIXTURES / "folders").iterdir())
+    found = {path.name: quantized(path) for path in paths}
+
+    assert len(found) > 50
+    assert {name for name, one in found.items() if one} == set()
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not ROWS, reason=MARKS[1].kwargs["reason"])
+@pytest.mark.parametrize("folder", ["corpus", "corpus-dirs"])
+def test_no_real_file_that_is_not_is_called_quantised(folder: str) -> None:
+    root = FOLDER if folder == "corpus" else FOLDER.with_name(folder)
+    paths = (
+        [path for path in sorted(root.rglob("*")) if path.is_file()] if folder == "corpus" else sorted(root.iterdir())
+    )
+
+    of_torch = {"model_quantized.pth", "quantized_model.pth"} if folder == "corpus" else set()
+    assert {path.name for path in paths if quantized(path)} == of_torch
+
+
+def quantized(path: Path) -> object:
+    """Return what a row of a checkpoint says; None of what cannot be opened."""
+    return row(str(path))["quantized"]
