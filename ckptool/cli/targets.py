@@ -113,7 +113,7 @@ class Listing:
                 yield Target(os.path.join(path, ""))
 
     def _at(self, address: str) -> Iterator[Target]:
-        from ckptool.formats.directories.walk_far import checkpoints_at
+        from ckptool.formats.directories.walk import checkpoints_at
         from ckptool.sources.remote.address import Remote
 
         if isinstance(address, Remote):

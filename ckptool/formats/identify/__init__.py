@@ -1,8 +1,8 @@
 """
 Names what a file is when no format accepts it, from its first bytes; imported only then.
 
-A kind that begins with bytes of its own is one row in ``magic``, a kind of text one row in ``text``, a zip
-with a telling member one row in ``zips``. ``json_text`` and ``binary`` hold the kinds without such a mark.
+A kind that begins with bytes of its own, or is a zip with a telling member, is a row in ``magic``. A kind of text is a
+row in ``text``.
 """
 
 from __future__ import annotations

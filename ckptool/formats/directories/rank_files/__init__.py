@@ -83,7 +83,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         MalformedFile: The files are of different saves.
         AmbiguousFile: There are files of several runs.
     """
-    from ckptool.formats.directories.rank_files.merged import read_sets
+    from ckptool.formats.directories.rank_files.parts import read_sets
 
     found = sets_in(folder, _place(folder) or "")
     stems = [one.stem for one in found]
