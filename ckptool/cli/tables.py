@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -61,20 +60,16 @@ class Column(NamedTuple):
     """The value for programs, where its text is for people."""
 
 
-@lru_cache(maxsize=1 << 10)
-def _list_text(numbers: tuple[int, ...]) -> str:
-    """Return sizes or strides as a list: layers have the same ones again and again."""
-    return str(list(numbers))
+def _of_info(
+    header: str, raw: Callable[[TensorInfo], object], shown: Callable[[Any], str] = str, *, is_number: bool = True
+) -> Column:
+    """Return a column of what the file says of a tensor by itself, with how it is shown to people."""
+    return Column(header, is_number, lambda _name, info, _related: shown(raw(info)), raw)
 
 
 def _dtype(_name: str, info: TensorInfo, _related: Related) -> str:
     what = info.subclass or info.layout
     return info.dtype.name if what == "strided" else f"{info.dtype.name} ({show(what[:_LONGEST])})"
-
-
-def _file_offset(_name: str, info: TensorInfo, _related: Related) -> str:
-    offset = tensor_file_offset(info)
-    return "-" if offset is None else str(offset)
 
 
 def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
@@ -89,35 +84,28 @@ def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
     return "-" if found is None else f"{found}: {some([show(cut_middle(file, _LONGEST)) for file in found.files])}"
 
 
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _yes_no(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
+
+
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
-    "shape": Column(
-        "shape", False, lambda _name, info, _related: _list_text(info.shape), lambda info: list(info.shape)
-    ),
+    "shape": _of_info("shape", lambda info: list(info.shape), is_number=False),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "elements": Column("elements", True, lambda _name, info, _related: f"{info.numel:,}", lambda info: info.numel),
-    "size": Column(
-        "size", True, lambda _name, info, _related: show_nbytes(info.total_nbytes), lambda info: info.total_nbytes
-    ),
-    "bytes": Column(
-        "bytes", True, lambda _name, info, _related: str(info.total_nbytes), lambda info: info.total_nbytes
-    ),
-    "stride": Column(
-        "stride", False, lambda _name, info, _related: _list_text(info.stride), lambda info: list(info.stride)
-    ),
+    "elements": _of_info("elements", lambda info: info.numel, "{:,}".format),
+    "size": _of_info("size", lambda info: info.total_nbytes, show_nbytes),
+    "bytes": _of_info("bytes", lambda info: info.total_nbytes),
+    "stride": _of_info("stride", lambda info: list(info.stride), is_number=False),
     "storage": Column("storage", False, lambda _name, info, _related: show(info.storage.key) if info.storage else "-"),
-    "storage_offset": Column(
-        "storage offset", True, lambda _name, info, _related: str(info.storage_offset), lambda info: info.storage_offset
-    ),
-    "file_offset": Column("file offset", True, _file_offset, lambda info: tensor_file_offset(info)),
-    "requires_grad": Column(
-        "requires grad",
-        False,
-        lambda _name, info, _related: _yes_no(info.requires_grad),
-        lambda info: info.requires_grad,
-    ),
-    "kind": Column("kind", False, lambda _name, info, _related: info.kind or "-", lambda info: info.kind),
+    "storage_offset": _of_info("storage offset", lambda info: info.storage_offset),
+    "file_offset": _of_info("file offset", lambda info: tensor_file_offset(info), _or_dash),
+    "requires_grad": _of_info("requires grad", lambda info: info.requires_grad, _yes_no, is_number=False),
+    "kind": _of_info("kind", lambda info: info.kind, lambda kind: kind or "-", is_number=False),
     "of_parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
     "shared_with": Column("shared with", False, _shared_with),
     "pieces": Column("pieces", False, _pieces),
@@ -247,10 +235,6 @@ def _cell(value: object) -> object:
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and value != "-":
         return f"'{value}"
     return value
-
-
-def _yes_no(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
 
 
 _LISTED: Final = "listed"
