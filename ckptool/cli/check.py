@@ -14,7 +14,7 @@ from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.torch_load import GlobalUse
-from ckptool.cli.options import brief_option, choices, many_files, pager_option, refuse_idle
+from ckptool.cli.options import brief_option, choices, many_files, model_arg_option, pager_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, error_object, finding_object, print_json, say_each
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine, in_options, say, with_options
@@ -41,9 +41,7 @@ CODES_SCHEMA = "ckptool.codes/1"
     "--like", metavar="OTHER", type=AnyPath(), help="Compare names and shapes with those of another checkpoint."
 )
 @click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS, and compare with it.")
-@click.option(
-    "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
-)
+@model_arg_option
 @click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
 @click.option(

@@ -17,12 +17,12 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.cli import inspect_report, tables
 from ckptool.cli.options import (
-    allow_unmatched_option,
     brief_option,
     choices,
     left_out,
     limit_of,
     many_files,
+    patterns,
     refuse_idle,
     rows,
 )
@@ -51,10 +51,7 @@ SCHEMA = "ckptool.inspect/2"
 @click.option("--tree", is_flag=True, help="Show the names as a tree, with the elements and the size of each module.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
 @click.option("--no-fold", is_flag=True, help="Show every layer in the tree, also those that are alike.")
-@click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
-@click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
-@allow_unmatched_option
+@patterns
 @click.option(
     "--sort",
     type=click.Choice([*tables.SORT_KEYS, *tables.OTHER_SORT_KEYS]),

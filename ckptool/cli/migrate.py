@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.options import RayCommand, brief_option, choices, ray_option, refuse_idle
+from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_option, ray_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, output_for, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
@@ -143,9 +143,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     metavar="MODULE:CLASS",
     help="Build this class, or FILE.py:CLASS, load the weights into it, and save the whole model.",
 )
-@click.option(
-    "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
-)
+@model_arg_option
 @click.option(
     "--out-dir",
     type=AnyPath(file_okay=False),

@@ -77,8 +77,14 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
 
 
 brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
-allow_unmatched_option = click.option(
-    "--allow-unmatched", is_flag=True, help="Allow patterns that match no name in any file."
+_patterns = (
+    click.option("--grep", metavar="REGEX", help="Take only tensors whose name matches."),
+    click.option("--include", multiple=True, metavar="GLOB", help="Take only names that match a glob. Repeatable."),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable."),
+    click.option("--allow-unmatched", is_flag=True, help="Allow patterns that match no name in any file."),
+)
+model_arg_option = click.option(
+    "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
 )
 _recursive = click.option(
     "-r",
@@ -106,6 +112,13 @@ _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|
 def many_files(command: F) -> F:
     """Add what verbs take that look at any number of files, one after the other."""
     return _recursive(_json(_jsonl(command)))
+
+
+def patterns(command: F) -> F:
+    """Add what verbs take that look at some tensors of a file."""
+    for option in reversed(_patterns):
+        command = option(command)
+    return command
 
 
 def rows(command: F) -> F:

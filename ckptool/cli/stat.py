@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
-from ckptool.cli.options import allow_unmatched_option, left_out, limit_of, many_files, refuse_idle, rows
+from ckptool.cli.options import left_out, limit_of, many_files, patterns, refuse_idle, rows
 from ckptool.cli.outputs import Failed, Result, plain, say_each
 from ckptool.cli.tables import selection_of
 from ckptool.cli.targets import AnyPath, Target, far_options
@@ -41,10 +41,7 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
     type=click.IntRange(0),
     help="Print one row for all tensors whose names share this many first components.",
 )
-@click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
-@allow_unmatched_option
+@patterns
 @rows
 @far_options
 def stat(files: tuple[str, ...], **options: Any) -> None:

@@ -151,8 +151,8 @@ class Verbs(Command, click.Group):
         if verb not in VERBS:
             return None
         command: click.Command = getattr(import_module(f"ckptool.cli.{verb}"), verb)
-        if not any(isinstance(one, _Version) for one in command.params):
-            command.params.append(_Version())
+        if not any(one.name == "version" for one in command.params):  # where people who see a verb's help look for it
+            click.version_option(__version__, *_VERSION, prog_name="ckptool", hidden=True)(command)
             command.format_epilog = _examples(verb)  # type: ignore[assignment, method-assign]
         return command
 
@@ -228,19 +228,6 @@ def _with_form(error: click.BadOptionUsage, options: Iterable[click.Parameter]) 
     values = option.type.choices if option is not None and isinstance(option.type, click.Choice) else ()
     form = "|".join(map(str, values)) or (option.metavar if option is not None else None)
     return f"{error.format_message().rstrip('.')}: {error.option_name} {form}" if form else error.format_message()
-
-
-class _Version(click.Option):
-    """``--version`` behind a verb, where people who see a verb's help look for it."""
-
-    def __init__(self) -> None:
-        super().__init__([*_VERSION], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_show)
-
-
-def _show(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-    if value and not ctx.resilient_parsing:
-        click.echo(f"ckptool, version {__version__}")
-        ctx.exit()
 
 
 def _examples(verb: str) -> Callable[[click.Context, click.HelpFormatter], None]:
