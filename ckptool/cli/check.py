@@ -95,7 +95,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
     if options["only"] and "fits" not in options["only"] and (options["like"] or options["model"]) is not None:
         raise click.UsageError("--like and --model ask whether it fits, which --only leaves out: add fits.")
-    if options["model_args"] and options["model"] is None:
+    if options["model_arguments"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
 
@@ -141,12 +141,8 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         found = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
-    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "strict", "like", "model", "key")}
-    if options["model_args"]:
-        from ckptool.cli.migrate import model_argument
-
-        arguments["model_arguments"] = dict(model_argument(text) for text in options["model_args"])
-    return {**arguments, "devices": devices}
+    names = ("deep", "values", "strict", "like", "model", "model_arguments", "key")
+    return {**{name: options[name] for name in names}, "devices": devices}
 
 
 def _list_codes(*, as_json: bool) -> None:

@@ -284,9 +284,7 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
     same = {name: options[name] for name in Changes._fields if name in options and name not in (*_NAME_OPTIONS, "to")}
-    model_arguments = dict(model_argument(text) for text in options["model_args"])
-    rules = tuple(_rules(options, order))
-    return Changes(**same, to=_device_tags(options["to"]), rename=rules, model_arguments=model_arguments)
+    return Changes(**same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)))
 
 
 def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
@@ -334,19 +332,6 @@ def _substitution(text: str, option: str) -> renaming.Rule:
         return renaming.substitution(text)
     except MigrationRefused as error:
         raise click.BadParameter(error.message, param_hint=option) from error
-
-
-def model_argument(text: str) -> tuple[str, object]:
-    """Return the name and the value of ``K=V``: a Python literal, or else text."""
-    import ast
-
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"not of the form K=V: {text!r}", param_hint="--model-arg")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def _outcomes(

@@ -83,8 +83,31 @@ _patterns = (
     click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable."),
     click.option("--allow-unmatched", is_flag=True, help="Allow patterns that match no name in any file."),
 )
+
+
+def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
+    """Return what ``K=V`` says: Python literals, or else texts, by their names."""
+    import ast  # most models need none
+
+    found: dict[str, object] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise click.BadParameter(f"not of the form K=V: {text!r}", param_hint="--model-arg")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
 model_arg_option = click.option(
-    "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
+    "--model-arg",
+    "model_arguments",
+    multiple=True,
+    metavar="K=V",
+    callback=_model_arguments,
+    help="Argument for --model: a Python literal, or text.",
 )
 _recursive = click.option(
     "-r",
