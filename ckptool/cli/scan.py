@@ -19,11 +19,12 @@ from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, Listing, as_asked, means_other, reach_options
-from ckptool.cli.text import packaged, say
+from ckptool.cli.text import say
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
+from ckptool.sources.files import packaged
 from ckptool.sources.naming import is_far, is_relative, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.versions import stamp_of

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from shlex import quote
 from typing import Final
 
@@ -31,17 +30,6 @@ _NARROWEST: Final = 40
 """Text in narrower columns than this is not readable: the terminal may break it."""
 pages: list[list[str]] = []
 """What waits for the pager, while there is one."""
-
-
-def packaged(path: Path) -> str:
-    """Return the text of a file of this package."""
-    from ckptool.sources.files import FileSource  # seldom asked for
-
-    source = FileSource(str(path))
-    try:
-        return bytes(source.read(0, source.nbytes)).decode()
-    finally:
-        source.close()
 
 
 def with_options(text: str) -> str:

@@ -16,7 +16,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from shlex import join, quote
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
@@ -366,3 +366,9 @@ def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None
         return under
     own = hasattr(source, "read_into") and not isinstance(source, FileSource)
     return cast("FillsBuffers", source) if own else _Copying(source), offset
+
+
+def packaged(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file of this package."""
+    with closing(FileSource(os.fspath(path))) as source:
+        return bytes(source.read(0, source.nbytes)).decode()

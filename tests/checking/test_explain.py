@@ -23,9 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ckptool.checking.explain import Explanation, explain
-from ckptool.checking.explain.reading import READING
-from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
+from ckptool.checking.explain import Explanation, entries, explain
 from ckptool.cli import cli
 from tests.device.tags import OfADevice
 from tests.each import each
@@ -276,7 +274,7 @@ def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
 def test_every_entry_has_a_message() -> None:
     tested = {kind for kind, _ in PROVOKED.values()} | set(QUOTED.values())
 
-    assert {entry.kind for entry in (*READING, *USING, *GENERAL, *FRAGMENTS)} <= tested
+    assert {entry.kind for entry in entries()} <= tested
 
 
 def test_the_numbers_of_a_message_are_in_its_explanation() -> None:

@@ -8,12 +8,17 @@ says what in it causes the message.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from configparser import ConfigParser
+from functools import cache
+from itertools import islice
 from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
 
-from ckptool.checking.explain.keys import Entry, Explanation, explain_keys
-from ckptool.checking.explain.reading import READING
-from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
+from ckptool.checking.explain.keys import Explanation, explain_keys
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.files import packaged
 
 __all__ = ["Explanation", "explain"]
 
@@ -41,16 +46,59 @@ def explain(
     return look_into(found, plain, origin, limits)
 
 
+class Entry(NamedTuple):
+    """A row of ``messages.ini``, which says what each field is."""
+
+    kind: str
+    pattern: str
+    meaning: str
+    hint: str | None
+    command: str | None
+    beside: str
+    is_otherwise: bool
+
+    def apply(self, text: str) -> Explanation | None:
+        """Return the explanation, if the text holds this message."""
+        found = re.search(self.pattern, text)
+        if found is None or not re.search(self.beside, text):
+            return None
+        groups = [(group or "")[:200] for group in found.groups()]
+        return Explanation(
+            self.kind, self.meaning.format(*groups), self.hint and self.hint.format(*groups), self.command
+        )
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Return the table of messages, in its order."""
+    table = ConfigParser(interpolation=None, delimiters=("=",))
+    table.read_string(packaged(Path(__file__).with_name("messages.ini")))
+    return tuple(_entry(name, table[name]) for name in table.sections())
+
+
+def _entry(name: str, row: Mapping[str, str]) -> Entry:
+    said = {field: value.replace("\n", " ") for field, value in row.items()}
+    return Entry(
+        name.partition(" ")[0],
+        said["pattern"],
+        said["meaning"],
+        said.get("hint"),
+        said.get("command"),
+        said.get("with", ""),
+        "otherwise" in said,
+    )
+
+
 def _explained(text: str) -> tuple[Explanation, ...]:
     keys = explain_keys(text)
-    found = [*([keys] if keys else ()), *_applied(READING, text), *_applied(USING, text)]
-    if not found:
-        found = [*_applied(GENERAL, text), *_applied(FRAGMENTS, text)][:1]
+    found = [*([keys] if keys else ()), *_applied(text, is_otherwise=False)]
+    found = found or list(islice(_applied(text, is_otherwise=True), 1))
     if any(one.kind in ("memory-training", "memory-loading") for one in found):
         found = [one for one in found if one.kind != "memory-device"]
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
 
 
-def _applied(entries: tuple[Entry, ...], text: str) -> list[Explanation]:
-    return [one for entry in entries if (one := entry.apply(text)) is not None]
+def _applied(text: str, *, is_otherwise: bool) -> Iterator[Explanation]:
+    given = (entry.apply(text) for entry in entries() if entry.is_otherwise is is_otherwise)
+    return filter(None, given)

@@ -30,9 +30,10 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.cli.inspect_report import extra_lines, head_facts
 from ckptool.cli.tables import COLUMNS, Related
-from ckptool.cli.text import packaged, with_options
+from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.messages import LISTED, counted, cut, show
+from ckptool.sources.files import packaged
 from ckptool.sources.naming import local_name
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
