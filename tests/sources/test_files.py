@@ -26,7 +26,7 @@ import pytest
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
-from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, StreamSource
+from ckptool.sources.source import BytesSource, SliceSource, Source, StreamSource
 from ckptool.tensors.reading import LazyTensor
 from tests import build
 from tests.scale import times
@@ -221,10 +221,6 @@ class Unseekable(io.BytesIO):
         raise io.UnsupportedOperation("seek")
 
 
-def test_streams_that_give_less_than_asked_for_are_asked_again() -> None:
-    assert StreamSource(Dribble(DATA)).read(10, 500) == DATA[10:510]  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "origin",
     [
@@ -264,37 +260,7 @@ def test_paths_of_text_are_paths_and_bytes_are_contents(checkpoint_path: Path, f
         assert open_checkpoint(origin).path == str(checkpoint_path)  # type: ignore[arg-type]
 
 
-def test_reading_ahead_gives_the_same_bytes_with_fewer_calls() -> None:
-    calls: list[int] = []
-
-    class Counting(BytesSource):
-        def read(self, offset: int, nbytes: int) -> bytes:
-            calls.append(nbytes)
-            return super().read(offset, nbytes)
-
-    data = bytes(range(251)) * 4000
-    ahead = ReadAhead(Counting(data))
-    for offset in range(0, 100_000, 40):
-        assert ahead.read(offset, 30) == data[offset : offset + 30]
-    assert len(calls) < 10
-    assert ahead.read(900_000, 100) == data[900_000:900_100]
-    assert calls[-1] <= ReadAhead.SINGLE
-    assert ahead.read(5, 10) == data[5:15]
-    assert ahead.read(len(data) - 3, 10) == data[-3:]
-    assert ahead.read(len(data), 10) == b""
-
-
 # Files that change
-
-
-def test_a_file_that_shrinks_while_it_is_open_is_told_of(checkpoint_path: Path) -> None:
-    with open_checkpoint(checkpoint_path) as checkpoint:
-        os.truncate(checkpoint_path, 2000)
-        with pytest.raises(SourceChanged) as caught:
-            checkpoint.tensors["w"].read()
-    assert caught.value.needed == 4096 * 4
-    assert caught.value.actual is not None
-    assert caught.value.actual < 2000
 
 
 def test_a_file_that_shrinks_at_any_point_gives_no_wrong_bytes(checkpoint_path: Path) -> None:
@@ -344,16 +310,6 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(checkpoint_path: Path) -> 
         other.replace(checkpoint_path)
         assert checkpoint.tensors["w"].read() == build.floats(4096)
         checkpoint.check_unchanged()  # nobody wrote to it
-
-
-def test_a_stream_that_ends_early_is_told_of() -> None:
-    stream = io.BytesIO(DATA)
-    source = StreamSource(stream)
-    stream.truncate(100)
-
-    with pytest.raises(SourceChanged) as caught:
-        source.read(50, 100)
-    assert (caught.value.needed, caught.value.actual) == (100, 50)
 
 
 @posix
