@@ -7,13 +7,12 @@ A payload is read in bounded pieces and never as a whole, so that memory does no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
-from zlib import crc32
+from typing import Final
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import file_under
-from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
+from ckptool.tensors.pieces import Extent, PiecesSource, Place, file_of, place_of
 from ckptool.tensors.reading import LazyTensor, in_memory, swapped
 from ckptool.tensors.tensor import StorageRef
 
@@ -55,37 +54,30 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
 CHUNK_NBYTES: Final = 1 << 22
 
 
-class Payload(Protocol):
-    """``nbytes`` bytes that can be produced in order, once."""
+class Payload:
+    """``nbytes`` bytes, in order, once; ``known_crc32`` is theirs as the source has it, or 0."""
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes, known before the first chunk."""
-        ...
-
-    @property
-    def known_crc32(self) -> int:
-        """The CRC-32 of the bytes according to the source; 0 where it has none."""
-        ...
+    __slots__ = ()
+    nbytes: int
+    known_crc32 = 0
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """Yield the bytes in order."""
-        ...
+        raise NotImplementedError
 
     def extents(self) -> Sequence[Extent] | None:
         """Return the runs of files that hold these bytes as they are, in order; None where they have to be made."""
-        ...
+        return None
 
     def pieces(self) -> PiecesSource | None:
         """Return the tensor in pieces that these bytes are, from end to end; None if they are something else."""
-        ...
+        return None
 
     def check(self, crc32: int) -> None:
         """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
-        ...
 
 
-class StoragePayload:
+class StoragePayload(Payload):
     """
     A whole storage, in little-endian order, its checksum compared with the file's where that has one.
 
@@ -93,39 +85,30 @@ class StoragePayload:
     compared with the checksum of its own.
     """
 
-    __slots__ = ("_unit", "nbytes", "storage")
+    __slots__ = ("_unit", "known_crc32", "nbytes", "storage")
 
     def __init__(self, storage: StorageRef, unit: int) -> None:
         self.storage = storage
         self._unit = unit if storage.big_endian else 1
         self.nbytes = storage.nbytes
-
-    @property
-    def known_crc32(self) -> int:
-        return 0 if self._unit > 1 else self.storage.crc32
+        self.known_crc32 = 0 if self._unit > 1 else storage.crc32
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
         Yield the bytes.
 
         Raises:
-            DamagedFile: After the last chunk, if they had to be swapped, or put together, and are not those that were
-                saved.
+            DamagedFile: They have to be swapped, or were put together, and are not those that were saved.
         """
         if isinstance(self.storage.source, PiecesSource):
             yield from self.storage.source.chunks()
             return
         storage = in_memory(self.storage)
-        checksum = 0
+        if self._unit > 1 and storage.crc32:
+            self._compare(checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes))
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
             data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))
-            if self._unit == 1:
-                yield data
-            else:
-                checksum = crc32(data, checksum)
-                yield swapped(data, self._unit)
-        if self._unit > 1:
-            self._compare(checksum)
+            yield data if self._unit == 1 else swapped(data, self._unit)
 
     def extents(self) -> Sequence[Extent] | None:
         if isinstance(self.storage.source, PiecesSource):
@@ -149,7 +132,7 @@ class StoragePayload:
             )
 
 
-class TensorPayload:
+class TensorPayload(Payload):
     """One tensor's elements, packed in row-major order."""
 
     __slots__ = ("_tensor", "nbytes")
@@ -161,22 +144,10 @@ class TensorPayload:
     def chunks(self) -> Iterator[bytes]:
         return self._tensor.chunks(CHUNK_NBYTES)
 
-    known_crc32 = 0
-
     def extents(self) -> Sequence[Extent] | None:
         info = self._tensor.info
-        storage = info.storage
-        as_it_is = info.is_contiguous and not (info.conj or info.neg) and info.dtype.packed == 1
-        if storage is None or storage.big_endian or not as_it_is or not info.nbytes:
-            return None
-        under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+        under = file_of(info) if info.dtype.packed == 1 and info.nbytes else None
         return None if under is None else (Extent(*under, self.nbytes),)
-
-    def pieces(self) -> None:
-        return
-
-    def check(self, crc32: int) -> None:
-        """Nothing to compare with: checksums are of whole storages."""
 
 
 def payload_of(tensor: LazyTensor) -> Payload:

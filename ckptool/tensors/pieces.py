@@ -329,7 +329,7 @@ class PiecesSource:
         found = []
         for index, piece in enumerate(self.pieces):
             info = self.info(index)
-            under = self._under(info)
+            under = file_of(info)
             if under is None:
                 return None
             found.append(Extent(*under, info.nbytes, info.known_crc32, self._place(piece)))
@@ -365,7 +365,7 @@ class PiecesSource:
         """Fill a buffer with elements, from the ``first`` on."""
         for box in boxes_of(self.shape, first, first + count):
             for index, common in self._index().meeting(box):
-                as_it_is = self._under(self.info(index)) is not None
+                as_it_is = file_of(self.info(index)) is not None
                 for part in cut_up(*common, (PIECE_NBYTES if as_it_is else _BAND_NBYTES) // self.dtype.itemsize):
                     check_cancelled(self.cancellation)
                     self._copy(index, part, buffer, first)
@@ -376,7 +376,7 @@ class PiecesSource:
         inside = list(map(sub, box[0], piece.offsets))
         part = part_of(info, inside, box[1])
         begin = sum(map(mul, box[0], self.steps)) - first
-        under = self._under(part)
+        under = file_of(part)
         if under is not None and self._is_run(box[1]):
             data = buffer[begin * itemsize :][: part.nbytes]
             under[0].read_into(under[1], data)
@@ -393,13 +393,6 @@ class PiecesSource:
         file, offset = under
         ((_, data),) = parts_of_file(file, offset, offset + part.nbytes)
         return data
-
-    def _under(self, info: TensorInfo) -> tuple[FileSource, int] | None:
-        """Return the file that has the elements as they are, one after the other, and where; None if none has."""
-        storage = info.storage
-        if storage is None or not info.is_as_stored:
-            return None
-        return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
@@ -490,6 +483,14 @@ def _compare(found: int, saved: int, what: str) -> None:
             f"the piece of {what} is damaged: its CRC-32 is {found:08x}, not {saved:08x}",
             hint="Get the file again.",
         )
+
+
+def file_of(info: TensorInfo) -> tuple[FileSource, int] | None:
+    """Return the file that has the elements as they are, one after the other, and where; None if none has."""
+    storage = info.storage
+    if storage is None or not info.is_as_stored:
+        return None
+    return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
 
 
 def place_of(storage: StorageRef) -> Place:

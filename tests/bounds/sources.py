@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptool.sources.source import BytesSource
+from ckptool.tensors.payloads import Payload
 
 
 class Asked(BytesSource):
@@ -45,25 +46,12 @@ class Holed:
         pass
 
 
-class BytesPayload:
+class BytesPayload(Payload):
     """Bytes in memory."""
-
-    __slots__ = ("_data", "nbytes")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.nbytes = len(data)
 
-    known_crc32 = 0
-
     def chunks(self) -> Iterator[bytes]:
         yield self._data
-
-    def extents(self) -> None:
-        return
-
-    def pieces(self) -> None:
-        return
-
-    def check(self, crc32: int) -> None:
-        """Nothing to compare with."""
