@@ -141,7 +141,7 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     folder = folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     if parsed.part_of is None and filenames.may_be_part(os.path.abspath(path), folders=1):
-        from ckptool.formats.directories import slices
+        from ckptool.formats import slices
 
         part = slices.rank_of_megatron(path)
         if part is None and source is not folder:
@@ -169,7 +169,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
         is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
         if not isinstance(path, str) or not is_odd:
             return parsed
-    from ckptool.formats.directories import slices
+    from ckptool.formats import slices
 
     assert isinstance(path, str)
     try:

@@ -93,7 +93,7 @@ def read_member(probe: Probe, name: str) -> Parsed:
 
 def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parsed:
     """Return a member with the set that it is one of, going by its name and by what is in the others."""
-    from ckptool.formats.directories import slices  # few archives hold slices
+    from ckptool.formats import slices  # few archives hold slices
 
     part = slices.part_of(name, "", list(archive), parsed, lambda other: probe.read_inner(archive.open(other)))
     if part is not None:
@@ -141,7 +141,7 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive, folders)
     holding = {name: found for name, found in opened.items() if holds_tensors(found)}
     weights = with_weights(holding)
-    from ckptool.formats.directories import slices
+    from ckptool.formats import slices
 
     apart = slices.together(holding) if len(holding) > 1 else None
     for candidates in () if apart else (holding, weights, _outstanding(weights), opened):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, cast
 
 from ckptool.checkpoints.checkpoint import Checkpoint, once
+from ckptool.checkpoints.completeness import GATHER
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.checkpoints.quantized import Quantization, find, numbers_in
 from ckptool.checkpoints.quantized_layouts import TYPES, Settings
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.summary import may_be_quantized
 from ckptool.errors import Failure
 from ckptool.formats.filenames import ADAPTER
+from ckptool.messages import quoted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
@@ -35,6 +38,24 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "quant_config.json": (),
 }
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
+_PLAIN: Final = re.compile(r"[\w.]{1,80}")
+"""The name of a module, and no pattern."""
+
+
+def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
+    """Yield what an adapter lacks that the settings beside it announce."""
+    kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
+    listed = targets if isinstance(targets, list) else []
+    plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
+    lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
+    if not isinstance(kind, str) or (names and not lacking):
+        return
+    said = f"{ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
+    if not names or len(lacking) == len(plain):
+        what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
+        yield Remark("CK122", f"{what}, and {said}", GATHER)
+    else:
+        yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
 
 
 def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:

@@ -21,11 +21,11 @@ from ckptool.errors import (
     UnknownFormat,
     about,
 )
-from ckptool.formats import filenames, sharded
-from ckptool.formats.directories import beside, pointers, several, slices
+from ckptool.formats import filenames, sharded, slices
+from ckptool.formats.directories import beside, pointers, several
 from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate, Choice
 from ckptool.formats.probe import Probe
-from ckptool.formats.settings import json_object
+from ckptool.formats.settings import hollow_adapter, json_object
 from ckptool.limits import Limits
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
@@ -154,7 +154,7 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         if chosen.kind != "folder":
             parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
         if ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
-            found = beside.hollow_adapter(json_object(folder, ADAPTER), parsed)
+            found = hollow_adapter(json_object(folder, ADAPTER), parsed)
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:

@@ -11,13 +11,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from ckptool.checkpoints.completeness import GATHER
 from ckptool.checkpoints.parsed import Beside, Parsed, Remark
 from ckptool.errors import Failure
 from ckptool.formats import filenames
 from ckptool.formats.filenames import ADAPTER, ENGINE, TRAINER, Choice
 from ckptool.formats.settings import json_object
-from ckptool.messages import counted, quoted, some
+from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely
@@ -37,8 +36,6 @@ _ARGUMENTS: Final = "training_args.bin"
 _TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "state of random numbers"}
 
 
-_PLAIN: Final = re.compile(r"[\w.]{1,80}")
-"""The name of a module, and no pattern."""
 _PARAMETERS: Final = "hyperparams.yaml"
 _FILE: Final = re.compile(r"^[^#\n]*/([\w-]+\.ckpt)\b", re.MULTILINE)
 """A file that a component is loaded from: ``!ref <pretrained_path>/classifier.ckpt``."""
@@ -118,22 +115,6 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
     if row.key and nodes.lookup(nodes.mapping_pairs(opened.root) or [], row.key) is not None:
         what = f"{candidates[0].name!r} is {row.of}, of which there are none here"
         yield Remark("CK165", what, "Get the folder again.")
-
-
-def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
-    """Yield what an adapter lacks that the settings beside it announce."""
-    kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
-    listed = targets if isinstance(targets, list) else []
-    plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
-    lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
-    if not isinstance(kind, str) or (names and not lacking):
-        return
-    said = f"{ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
-    if not names or len(lacking) == len(plain):
-        what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
-        yield Remark("CK122", f"{what}, and {said}", GATHER)
-    else:
-        yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
 
 
 def missing_parts(folder: FolderSource) -> Iterator[Remark]:

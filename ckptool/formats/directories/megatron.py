@@ -26,11 +26,10 @@ from ckptool.formats.directories.pointers import named_by
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.probe import Probe
 from ckptool.formats.settings import json_object
+from ckptool.formats.slices import SIZES, arguments
 from ckptool.messages import counted, some
-from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.tensor import is_size
 
 NAME: Final = "megatron"
 TRAITS: Final = Traits(has_tree=True, loader="megatron.training.checkpointing.load_checkpoint")
@@ -40,7 +39,6 @@ _COMMON: Final = "common.pt"
 _ARRAY: Final = ".zarray"
 _MOST_LOOKED_AT: Final = 16
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
-_SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -109,26 +107,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     return side_by_side.of_files(folder, probe, NAME, TRAITS, files, why)
 
 
-def ranks_said(root: Inert) -> int:
-    """Return how many ranks of model parallelism saved a file each, as one of them says: Megatron's, or DeepSpeed's."""
-    world = nodes.lookup(nodes.mapping_pairs(root) or [], "mp_world_size")
-    return world if is_size(world) and world else prod(_arguments(root).get(size, 1) for size in _SIZES[:2])
-
-
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
     """Raise FileUnavailable if there are fewer ranks than the arguments of the training say."""
-    args = next((one for one in map(_arguments, roots) if one), {})
+    args = next((one for one in map(arguments, roots) if one), {})
     named = [[*map(int, re.findall(r"\d+", name))] for name in found]
-    said = prod(args.get(size, 1) for size in _SIZES[: max(map(len, named))])
+    said = prod(args.get(size, 1) for size in SIZES[: max(map(len, named))])
     count = max(said, prod(max(one) + 1 for one in zip(*named, strict=False)))
     if len(found) < count:
         fact = f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}"
         raise FileUnavailable.of_set(fact, "Get the folders of the other ranks.", count, len(found))
-
-
-def _arguments(root: Inert) -> dict[str, int]:
-    """Return the sizes of the parallel groups, as the arguments of the training have them."""
-    found = nodes.lookup(nodes.mapping_pairs(root) or [], "args")
-    args = nodes.mapping_pairs(found) or nodes.attribute_pairs(found)
-    sizes = {name: nodes.lookup(args, name) for name in _SIZES}
-    return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}

@@ -19,7 +19,8 @@ from typing import Final, TypeAlias
 from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Member, Parsed, Remark, Shard, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
-from ckptool.formats.directories import pointers, slices
+from ckptool.formats import slices
+from ckptool.formats.directories import pointers
 from ckptool.formats.directories.side_by_side import TreeBuilder, nested
 from ckptool.formats.filenames import PIPELINE, Candidate
 from ckptool.formats.members import holds_tensors, placed, with_weights

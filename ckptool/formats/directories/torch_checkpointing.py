@@ -12,18 +12,17 @@ boxes they are; the index says which files there are, and which shapes the whole
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import Failure, FileUnavailable, MalformedFile, UnsupportedFeature
+from ckptool.errors import FileUnavailable, MalformedFile, UnsupportedFeature
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.rank_files import Set
 from ckptool.formats.directories.rank_files.parts import read_sets
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
 from ckptool.formats.probe import Probe
+from ckptool.formats.slices import HEAD_NBYTES, INDEX, MARKS, OF_RANK
 from ckptool.formats.strict_json import parse
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -33,27 +32,12 @@ from ckptool.tensors.tensor import is_size
 
 NAME: Final = "torch_checkpointing"
 TRAITS: Final = Traits(has_tree=True, is_trusted=True, loader="torch_checkpointing.CheckpointManager.load()")
-INDEX: Final = "metadata.pkl"
-_OF_RANK: Final = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,6})\.pt")
-_HEAD_NBYTES: Final = 1 << 16
-_MARKS: Final = (b"sharding_metadata", b"world_size")
 _MOST_RANKS: Final = 1 << 20
 
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of this kind in the folder."""
-    return INDEX in folder.files and any(mark in folder.head(INDEX, _HEAD_NBYTES) for mark in _MARKS)
-
-
-def has_part(place: str, name: str, names: Sequence[str]) -> bool:
-    """Say whether a file of a folder is the index, or one of several files of an item, going by ``names``."""
-    match = _OF_RANK.fullmatch(name)
-    of_item = [one for one in map(_OF_RANK.fullmatch, names) if one and match and one["item"] == match["item"]]
-    if INDEX not in names or not (name == INDEX or len(of_item) > 1):
-        return False
-    with suppress(Failure), closing(FolderSource(place)) as folder:
-        return sniff(folder)
-    return False
+    return INDEX in folder.files and any(mark in folder.head(INDEX, HEAD_NBYTES) for mark in MARKS)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -73,7 +57,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     listed = {key: dict(_files(key, item)) for key, item in items.items()}
     _refuse_missing(folder, [file for files in listed.values() for file in files.values()])
     others: dict[str, dict[int, str]] = {}
-    for match in filter(None, map(_OF_RANK.fullmatch, folder.files)):
+    for match in filter(None, map(OF_RANK.fullmatch, folder.files)):
         if match["item"] not in listed:
             others.setdefault(match["item"], {})[int(match["rank"])] = match[0]
     sets = [

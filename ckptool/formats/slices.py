@@ -31,18 +31,18 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
 from ckptool.formats import filenames, sharded
-from ckptool.formats.directories.beside import hollow_adapter
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
-from ckptool.formats.settings import settings_beside
+from ckptool.formats.settings import hollow_adapter, settings_beside
 from ckptool.formats.sharded import begins_at_zero
 from ckptool.messages import counted, show, some
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.sources.files import FileSource
-from ckptool.sources.paths import directory_entries
+from ckptool.sources.paths import directory_entries, first_bytes
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import TensorInfo, is_size
 
 _KNOWN: Final = re.compile(
     r"(?:.*/)?consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
@@ -86,6 +86,8 @@ _MOST_SIBLINGS: Final = 4096
 _DEEPEST: Final = 2
 """Folders above a file that may be those of ranks."""
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
+SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+"""What the arguments of a training with Megatron call the sizes of its groups."""
 
 
 class _Set(NamedTuple):
@@ -246,7 +248,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         what = _OF_FSDP
     elif _set_of(name, names).nearest or not own:
         return parsed
-    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := _ranks_said(parsed.root)) > 1:
+    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := ranks_said(parsed.root)) > 1:
         what = f"one of {count:,} ranks of model parallelism, as it says itself"
     elif _KNOWN.fullmatch(name):
         (number,) = _numbers(name)[1]
@@ -261,10 +263,18 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
     return parsed._replace(part_of=PartOf(what, place, True, remedy)) if what else parsed
 
 
-def _ranks_said(root: Inert) -> int:
-    from ckptool.formats.directories.megatron import ranks_said  # few files need it
+def ranks_said(root: Inert) -> int:
+    """Return how many ranks of model parallelism saved a file each, as one of them says: Megatron's, or DeepSpeed's."""
+    world = nodes.lookup(nodes.mapping_pairs(root) or [], "mp_world_size")
+    return world if is_size(world) and world else prod(arguments(root).get(size, 1) for size in SIZES[:2])
 
-    return ranks_said(root)
+
+def arguments(root: Inert) -> dict[str, int]:
+    """Return the sizes of the parallel groups, as the arguments of the training have them."""
+    found = nodes.lookup(nodes.mapping_pairs(root) or [], "args")
+    args = nodes.mapping_pairs(found) or nodes.attribute_pairs(found)
+    sizes = {name: nodes.lookup(args, name) for name in SIZES}
+    return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
@@ -429,6 +439,12 @@ def _heads(one: LazyTensor, other: LazyTensor) -> list[bytes]:
     return [next(of.chunks(nbytes), b"") if are_there else b"" for of in (one, other)]
 
 
+INDEX: Final = "metadata.pkl"
+OF_RANK: Final = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,6})\.pt")
+"""The index of ``torch_checkpointing``, and its other files."""
+HEAD_NBYTES: Final = 1 << 16
+MARKS: Final = (b"sharding_metadata", b"world_size")
+"""What is at the beginning of that index, and of no other file of its name."""
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 
@@ -516,9 +532,13 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
 
 
 def _is_of_item(place: str, name: str, names: Sequence[str]) -> bool:
-    from ckptool.formats.directories import torch_checkpointing
-
-    return torch_checkpointing.INDEX in names and torch_checkpointing.has_part(place, name, names)
+    """Say whether a file is the index of ``torch_checkpointing``, or one of several files of an item beside it."""
+    match = OF_RANK.fullmatch(name)
+    of_item = [one for one in map(OF_RANK.fullmatch, names) if one and match and one["item"] == match["item"]]
+    if INDEX not in names or not (name == INDEX or len(of_item) > 1):
+        return False
+    head = first_bytes(os.path.join(place, INDEX), HEAD_NBYTES)
+    return any(mark in head for mark in MARKS)
 
 
 def rank_of_megatron(path: str) -> PartOf | None:
