@@ -141,24 +141,6 @@ class Changes(NamedTuple):
             raise ValueError("dtype is an empty text: name a type, as float16")
         return Changes(**{**given, "rename": tuple(rules), "strip_prefix": (), "add_prefix": (), "dtype": dtype})
 
-    def as_plain(self) -> dict[str, Any]:
-        """
-        Return the changes as plain data, of which ``from_plain`` makes them again, in another process too.
-
-        Raises:
-            MigrationRefused: A function of the caller's changes names.
-        """
-        rules = [renaming.spelled(_rule(rule)) for rule in self.rename]
-        plain = {"to": self.to if self.to is None or isinstance(self.to, str) else dict(self.to), "rename": rules}
-        given: dict[str, Any] = self._asdict()
-        lists = {name: list(given[name]) for name in _LISTS}
-        return {**given, **plain, **lists, "model_arguments": dict(self.model_arguments)}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Changes:
-        """Return the changes that ``as_plain`` gave."""
-        return cls(**{**plain, "rename": tuple(map(renaming.rule_of, plain["rename"]))})
-
     @property
     def makes_folder(self) -> bool:
         """Whether the target is a folder, and no file."""

@@ -73,19 +73,9 @@ class Item(NamedTuple):
     nbytes: int
 
 
-def item(
-    name: str,
-    offsets: tuple[int, ...] | None,
-    pickled: bytes,
-    storages: tuple[Payload, ...],
-    known: dict[tuple[int, ...], int],
-) -> Item:
-    """Return an item with its size: one number for all that are alike, which are ``known``, as there may be many."""
-    parts = (len(pickled), *(payload.nbytes for payload in storages))
-    nbytes = known.get(parts)
-    if nbytes is None:
-        nbytes = known[parts] = torch_zip_nbytes(_ROOT, parts[0], parts[1:])
-    return Item(name, offsets, pickled, storages, nbytes)
+def _item(name: str, offsets: tuple[int, ...] | None, pickled: bytes, storages: Sequence[Payload]) -> Item:
+    nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
+    return Item(name, offsets, pickled, tuple(storages), nbytes)
 
 
 Cut: TypeAlias = tuple[int, int, Payload]
@@ -307,7 +297,6 @@ class _Work:
         self._cut: list[Cut] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
-        self._nbytes: dict[tuple[int, ...], int] = {}
         self._kinds: dict[_Kind, _Kind] = {}
         """The same ones for all that are alike, as there are many."""
         self._cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
@@ -329,7 +318,7 @@ class _Work:
     def _value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
         pickled = write_pickle(node, own, self.cancellation)
         self._enter(Entry(name, path))
-        self._values.append(item(name, None, pickled, tuple(own.storages), self._nbytes))
+        self._values.append(_item(name, None, pickled, own.storages))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
@@ -344,7 +333,7 @@ class _Work:
                 box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
                 payload = payload_of(LazyTensor(name, box))
             pickled = self._pickle(info.dtype, sizes)
-            self._tensors.append(item(name, offsets, pickled, (payload,), self._nbytes))
+            self._tensors.append(_item(name, offsets, pickled, (payload,)))
         self.storages.append(whole)
         if not isinstance(whole, StoragePayload):
             self._partly.append(LazyTensor(name, info))

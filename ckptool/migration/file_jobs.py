@@ -40,14 +40,14 @@ Versions: TypeAlias = dict[str, Version]
 
 
 class Job(NamedTuple):
-    """One file of a folder: plain data, all but the last four the same for each."""
+    """One file of a folder, for any process: all but the last four are the same for each."""
 
     source: str
     reached: dict[str, Any] | None
     """How a store is reached; None for a path."""
     target: str | None
     """As it was given."""
-    changes: dict[str, Any]
+    changes: Changes
     verifies: bool
     syncs: bool
     folder: str
@@ -109,7 +109,7 @@ class Opened(Closing):
             from ckptool.sources.remote.address import Remote  # few sources are far away
 
             source = Remote(source, **job.reached)
-        self._changes = Changes.from_plain(job.changes)
+        self._changes = job.changes
         with ExitStack() as opened:
             self._checkpoint = opened.enter_context(open_checkpoint(source))
             with about(self._checkpoint.path), gc_paused():
@@ -208,7 +208,7 @@ def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder)
         source=str(source),
         reached=reached,
         target=None if target is None else str(target),
-        changes=writing.changes.as_plain(),
+        changes=writing.changes,
         verifies=writing.limits is not None,
         syncs=writing.syncs(folder),
         folder=folder.path,

@@ -155,34 +155,6 @@ def substitution(text: str) -> Substitution:
     return substitute(pattern, replacement[0])
 
 
-def spelled(rule: Rule) -> list[str]:
-    """
-    Return a rule that was made here as words, of which ``rule_of`` makes it again, in another process too.
-
-    Raises:
-        MigrationRefused: It is a function of the caller's.
-    """
-    if isinstance(rule, Substitution):
-        return ["substitute", rule.pattern.pattern, rule.replacement]
-    for word, function in _OF_HEADS.items():
-        if isinstance(rule, partial) and rule.func is function:
-            return [word, *rule.args]
-    raise MigrationRefused(
-        "a function that changes names stays in this process",
-        kind="not-plain",
-        hint="Say what it does with `rename=`: pairs of a regular expression and what replaces it.",
-    )
-
-
-def rule_of(words: Sequence[str]) -> Rule:
-    """Return the rule that ``spelled`` gave these words."""
-    word, *rest = words
-    return substitute(*rest) if word == "substitute" else partial(_OF_HEADS[word], *rest)
-
-
-_OF_HEADS: Final = {"strip_prefix": _without_head, "add_prefix": _with_head}
-
-
 def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
     """
     Return the new name of each name, in order; None for one that goes with its wrapper.
