@@ -33,6 +33,7 @@ from ckptool.migration.verify import (
     expected_tensors,
     in_its_file,
 )
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.payloads import check_storages
@@ -157,7 +158,7 @@ class Writing:
         if not plan.keeps_layout and plan.file.packed is None:
             place = among(plan.file.files[0].payloads, starts)
         expected = expected_tensors(plan, place, starts if one_by_one else ())
-        with open_checkpoint(sink.reading_path(), limits=limits) as found:
+        with gc_paused(), open_checkpoint(sink.reading_path(), limits=limits) as found:
             compare_tensors(found, expected, place, plan.file.packed)
 
     def _not_copied(self) -> list[LazyTensor]:
