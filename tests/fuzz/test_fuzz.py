@@ -13,7 +13,6 @@ from tests import build
 from tests.fuzz.__main__ import run
 from tests.fuzz.mutants import FAMILIES, OPCODES, mutant, program
 from tests.fuzz.oracle import judge
-from tests.fuzz.targets import TARGETS, one
 from tests.scale import scaled, times
 
 SEED = 20_260_214
@@ -65,13 +64,3 @@ def test_a_reader_that_breaks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(IndexError):
         judge(build.one_of_each()["torch_zip"])
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_guided_targets_read_what_they_start_from(name: str) -> None:
-    target, known = TARGETS[name]
-
-    assert known
-    for data in known:
-        target(data)
-        one(target, data[:-1])
