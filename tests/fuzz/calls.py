@@ -23,7 +23,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import pack
@@ -35,6 +35,8 @@ from ckptool.pickles.judge import is_listed
 from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.reader import read_as_far
 from ckptool.sources.source import BytesSource
+from tests.build import call, named, ops
+from tests.fuzz.trees import Changer, read, written
 
 Noted = tuple[str, str]
 MEMORY = 1 << 30
@@ -142,166 +144,43 @@ def missing(data: bytes) -> Noted | None:
 # Programs
 
 
-def text(chance: random.Random, value: str) -> bytes:
-    data = value.encode()
-    return chance.choice(
-        (
-            b"X" + pack("<I", len(data)) + data,
-            b"\x8c" + bytes([len(data)]) + data,
-            b"\x8d" + pack("<Q", len(data)) + data,
-            b"V" + data + b"\n",
-            b"S'" + data + b"'\n",
-            b"U" + bytes([len(data)]) + data,
-        )
-    )
-
-
-def name(chance: random.Random) -> bytes:
-    """Return opcodes that look a name up."""
-    module = chance.choice(("evil", "os", "builtins", "a.b"))
-    found = chance.choice(("system", "f", "C", "x.y"))
-    kind = chance.randrange(8)
-    if kind == 0:
-        code = chance.choice(EXTENSIONS)
-        return (
-            b"\x82" + bytes([code])
-            if code < 256
-            else b"\x83" + pack("<H", code)
-            if code < 65_536
-            else b"\x84" + pack("<I", code)
-        )
-    if kind < 4:
-        return text(chance, module) + text(chance, found) + b"\x93"
-    return f"c{module}\n{found}\n".encode()
-
-
-def value(chance: random.Random, depth: int) -> bytes:
-    """Return opcodes that push one value, some of which call something on the way."""
-    if depth <= 0 or chance.random() < 0.2:
-        return chance.choice(ATOMS)(chance)
-    return chance.choice(COMPOUND)(chance, depth - 1)
-
-
-def several(chance: random.Random, depth: int, most: int = 3) -> bytes:
-    return b"".join(value(chance, depth) for _ in range(chance.randrange(most + 1)))
-
-
-def args(chance: random.Random, depth: int) -> bytes:
-    return chance.choice(
-        (
-            lambda: b")",
-            lambda: value(chance, depth) + b"\x85",
-            lambda: value(chance, depth) + value(chance, depth) + b"\x86",
-            lambda: value(chance, depth) + value(chance, depth) + value(chance, depth) + b"\x87",
-            lambda: b"(" + several(chance, depth) + b"t",
-            lambda: b"(" + several(chance, depth) + b"l",
-        )
-    )()
-
-
-def target(chance: random.Random, depth: int) -> bytes:
-    """Return opcodes for what is called: a name, or the result of a call."""
-    return name(chance) if depth <= 0 or chance.random() < 0.7 else called(chance, depth)
-
-
-def called(chance: random.Random, depth: int) -> bytes:
-    depth -= 1
-    inst = chance.choice((b"ievil\nf\n", b"ios\nsystem\n"))
-    return chance.choice(
-        (
-            lambda: target(chance, depth) + args(chance, depth) + b"R",
-            lambda: target(chance, depth) + args(chance, depth) + b"\x81",
-            lambda: target(chance, depth) + args(chance, depth) + pairs(chance, depth) + b"\x92",
-            lambda: b"(" + several(chance, depth) + inst,
-            lambda: b"(" + target(chance, depth) + several(chance, depth) + b"o",
-        )
-    )()
-
-
-def pairs(chance: random.Random, depth: int) -> bytes:
-    inside = b"".join(text(chance, "k") + value(chance, depth) for _ in range(chance.randrange(3)))
-    return chance.choice((b"}(" + inside + b"u", b"(" + inside + b"d", b"}"))
-
-
-def memoized(chance: random.Random, depth: int) -> bytes:
-    index = chance.randrange(6)
-    put = chance.choice((b"q" + bytes([index]), b"p%d\n" % index, b"r" + pack("<I", index), b"\x94"))
-    got = chance.choice((b"h" + bytes([index]), b"g%d\n" % index, b"j" + pack("<I", index)))
-    return value(chance, depth) + put + chance.choice((b"", got + b"\x86", b"0" + got, got + b"0", b"20"))
-
-
-def changed(chance: random.Random, depth: int) -> bytes:
-    """Return opcodes that give something a state, or items."""
-    holder = target(chance, depth) if chance.random() < 0.8 else value(chance, depth)
-    for _ in range(chance.choice((1, 1, 2))):
-        holder += chance.choice(
-            (
-                lambda: value(chance, depth) + b"b",
-                lambda: value(chance, depth) + b"a",
-                lambda: b"(" + several(chance, depth) + b"e",
-                lambda: b"(" + several(chance, depth) + b"\x90",
-                lambda: text(chance, "k") + value(chance, depth) + b"s",
-                lambda: b"(" + text(chance, "k") + value(chance, depth) + b"u",
-            )
-        )()
-    return holder
-
-
-ATOMS: list[Callable[[random.Random], bytes]] = [
-    lambda _: b"N",
-    lambda _: b"K\x07",
-    lambda _: b"I12\n",
-    lambda _: b"I0x10\n",
-    lambda _: b"L7L\n",
-    lambda _: b"F1.5\n",
-    lambda _: b"I01\n",
-    lambda _: b"J\1\0\0\0M\1\0\x86",
-    lambda _: b"\x8a\1\x05",
-    lambda _: b"G" + pack(">d", 1.5),
-    lambda _: b"\x88",
-    lambda _: b"C\x02ab",
-    lambda _: b"B\x01\0\0\0a",
-    lambda _: b"\x96\x01\0\0\0\0\0\0\0a",
-    lambda _: b"\x80" + bytes([_.randrange(6)]) + b"N",
-    lambda _: b"\x95\0\0\0\0\0\0\0\0N",
-    lambda _: b"\x8f",
-    lambda _: b"]",
-    lambda chance: text(chance, "text"),
-    name,
-]
-COMPOUND: list[Callable[[random.Random, int], bytes]] = [
-    called,
-    called,
-    called,
-    changed,
-    changed,
-    memoized,
-    args,
-    pairs,
-    lambda chance, depth: b"](" + several(chance, depth) + b"e",
-    lambda chance, depth: b"\x8f(" + several(chance, depth) + b"\x90",
-    lambda chance, depth: b"(" + several(chance, depth) + b"\x91",
-    lambda chance, depth: value(chance, depth) + b"Q",
-    lambda _, __: b"Pkey\n",
-    lambda chance, depth: value(chance, depth) + value(chance, depth) + b"0",
-    lambda chance, depth: value(chance, depth) + b"(" + several(chance, depth) + b"1",
-    lambda chance, depth: b"(" + b"0" + value(chance, depth),
-    lambda chance, depth: value(chance, depth) + b"20",
-]
+NAMES = [("evil", "f"), ("evil", "C"), ("os", "system"), ("builtins", "x.y"), ("a.b", "f")]
+EVIL = named("evil", "C")
+PARTS = (
+    call(named("evil", "f"), 1, "a"),
+    call(call(EVIL, [1]), (2,)),
+    EVIL + b")\x81" + ops({"a": 1}) + b"b",
+    EVIL + b")}X\1\0\0\0kK\1s\x92",
+    b"(K\1ios\nsystem\n",
+    b"(" + EVIL + ops([1]) + b"o",
+    EVIL + ops(1) + b"a",
+    EVIL + ops("k") + ops(2) + b"s",
+    EVIL + b"(K\1\x90",
+    b"](K\1" + EVIL + b"e",
+    ops({"k": (1, 2.5, None, True), "more": b"}X\1\0\0\0a" + EVIL + b"s"}),
+    b"\x8f(K\1K\2\x90",
+    ops("pid") + b"Q",
+    b"Pkey\n",
+)
+CHANGER = Changer([read(b"\x80\4" + part + b".") for part in PARTS], NAMES)
+WORDS = (
+    *(b"I12\n", b"I0x10\n", b"L7L\n", b"F1.5\n", b"I01\n", b"S'ab'\n", b"G" + pack(">d", 1.5), b"2", b"0", b"(0"),
+    *(b"\x82\7", b"\x83\x2c\1", b"\x84" + pack("<I", 70_000), b"\x80\2", b"\x80\4", b"\x95" + bytes(8), b"(1"),
+    *(b"p300\n", b"r\5\0\0\0", b"h\1", b"g0\n"),
+    *(bytes([one]) for one in b"\x85R\x81bo(0t.e2NQaus\x93\x90\x94"),
+)
+"""What is put into some programs at any place, mostly where it makes another one of what follows."""
 
 
 def program(chance: random.Random) -> bytes:
     """Return a pickle that calls what is not there: whole mostly, else damaged, cut, or with more than one value."""
+    values = [written(CHANGER.tree(chance), chance, 4)[2:-1] for _ in range(chance.choice((1, 1, 2, 3)))]
     frame = b"\x95" + pack("<Q", chance.choice((0, 1 << 20, chance.randrange(60))))
-    head = chance.choice((b"\x80\2", b"\x80\4", b"", b"\x80\4" + frame))
-    data = head + b"".join(value(chance, chance.randrange(1, 5)) for _ in range(chance.choice((1, 1, 2, 3)))) + b"."
-    kind = chance.randrange(10)
-    if kind == 0:
-        return data[: chance.randrange(len(data))]
-    if kind == 1:
+    data = chance.choice((b"\x80\2", b"\x80\4", b"", b"\x80\4" + frame)) + b"".join(values) + b"."
+    for _ in range(chance.choice((0, 0, 0, 1, 1, 2))):
         at = chance.randrange(len(data))
-        return data[:at] + bytes([chance.choice(b"\x85R\x81bo(0t.e2NQaus\x93\x90")]) + data[at + chance.randrange(2) :]
-    return data
+        data = data[:at] + chance.choice(WORDS) + data[at + chance.randrange(2) :]
+    return data[: chance.randrange(1, len(data))] if chance.random() < 0.1 else data
 
 
 def registered() -> None:
