@@ -35,23 +35,7 @@ _DISTRIBUTED = ".DTensor"
 
 def examine(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Return everything notable about a checkpoint, in the order of ``CHECKS``."""
-    known = summarise(checkpoint)
-    given = {
-        **checkpoint.__dict__,
-        "walks": checkpoint.walks,
-        "unreadable": checkpoint.contents.unreadable,
-        "clashes": checkpoint.contents.clashes,
-        "bound_method": checkpoint.contents.bound_method,
-        "is announced": checkpoint.announced_nbytes is not None,
-        "is program": checkpoint.traits.program,
-        "prefixes": known.prefixes,
-        "several devices": len(known.devices) > 1,
-        "several dicts": len(checkpoint.state_dicts) > 1,
-        "unplain": not known.is_plain,
-    }
-    there = set(filter(given.get, _NEEDED))
-    checks = [check for check, needs in CHECKS if not needs or not there.isdisjoint(needs)]
-    return tuple(one for check in checks for one in check(checkpoint))
+    return tuple(one for check in CHECKS for one in check(checkpoint))
 
 
 def container_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -580,45 +564,41 @@ _CANDIDATES = 6
 
 Check: TypeAlias = Callable[[Checkpoint], Iterator[Finding]]
 
-CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
-    (damaged_index, ("damage",)),
-    (remarks, ("remarks",)),
-    (absent_names, ("absent",)),
-    (parts_apart, ("unmerged",)),
-    (container_notes, ("notes",)),
-    (left_unread, ()),
-    (journals, ()),
-    (other_members, ("members",)),
-    (embedded_files, ("extras",)),
-    (unopened_members, ("unopened",)),
-    (announced_size, ("is announced",)),
-    (one_of_a_set, ("part_of",)),
-    (not_opened, ("beside",)),
-    (once_more, ("beside",)),
-    (leftovers, ("beside",)),
-    (unfinished, ("beside",)),
-    (clashing_names, ("clashes",)),
-    (empty_stubs, ("unplain",)),
-    (halves, ("tensors",)),
-    (without_values, ()),
-    (bound_method, ("bound_method",)),
-    (wrapper_prefixes, ("prefixes",)),
-    (several_weights, ("several dicts",)),
-    (mixed_devices, ("several devices",)),
-    (parts_of_ranks, ("unplain",)),
-    (not_plain, ("unplain",)),
-    (arrays, ("unplain",)),
-    (quantized, ("tensors",)),
-    (unused_storage, ()),
-    (outside_state_dict, ("attributes",)),
-    (program_without_names, ("is program",)),
-    (distributed_index, ("root",)),
-    (references, ("streams",)),
-    (model_code, ("walks",)),
-    (unreadable, ("unreadable",)),
-    (foreign_names, ()),
+CHECKS: tuple[Check, ...] = (
+    damaged_index,
+    remarks,
+    absent_names,
+    parts_apart,
+    container_notes,
+    left_unread,
+    journals,
+    other_members,
+    embedded_files,
+    unopened_members,
+    announced_size,
+    one_of_a_set,
+    not_opened,
+    once_more,
+    leftovers,
+    unfinished,
+    clashing_names,
+    empty_stubs,
+    halves,
+    without_values,
+    bound_method,
+    wrapper_prefixes,
+    several_weights,
+    mixed_devices,
+    parts_of_ranks,
+    not_plain,
+    arrays,
+    quantized,
+    unused_storage,
+    outside_state_dict,
+    program_without_names,
+    distributed_index,
+    references,
+    model_code,
+    unreadable,
+    foreign_names,
 )
-"""Each with the attributes of a checkpoint, and facts, without any of which it finds nothing: most files have none."""
-
-
-_NEEDED = frozenset(one for _, needs in CHECKS for one in needs)
