@@ -240,7 +240,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "formats/strict_json.py",
         "formats/safetensors.py",  # writes
         "migration/safetensors_plan.py",  # writes
-        "checking/row_worker.py",  # writes
+        "checking/row.py",  # writes
         "formats/runnable/programs.py",  # looks at all texts in it, as those do who take any
         "formats/identify/text.py",  # only names what a file is; nothing is taken from it
     }

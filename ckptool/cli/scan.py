@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, lost_row
-from ckptool.checking.row_worker import Place, Rows
+from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Place, Rows, lost_row
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes

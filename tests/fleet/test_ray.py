@@ -32,13 +32,13 @@ VALID = ROOT / "fixtures" / "valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 DEADLY = """
 import os
-from ckptool.checking import row_worker
-row = row_worker.row
+from ckptool.checking import row as rows
+row = rows.row
 def deadly(path, *arguments, **options):
     if path.endswith("deadly.pth"):
         os.kill(os.getpid(), 9)
     return row(path, *arguments, **options)
-row_worker.row = deadly
+rows.row = deadly
 """
 """What workers import first: they end at files of this name."""
 OTHERS = """
