@@ -55,21 +55,18 @@ def test_a_device_of_another_kind_is_taken_by_its_own_name(request_):
     assert chosen("xpu", *cards, local_rank=0) == "xpu:0"
 
 
-def test_auto_falls_back_to_the_cpu():
-    assert chosen("auto") == "cpu"
-
-
-def test_a_numbered_card_is_taken_as_asked():
-    assert chosen("cuda:0", card(0, 1), card(1, 40)) == "cuda:0"
-
-
-def test_the_cpu_is_taken_as_asked_although_there_are_cards():
-    assert chosen("cpu", card(0, 40)) == "cpu"
-
-
-@pytest.mark.parametrize("request_", ["auto", "cuda"])
-def test_under_torchrun_each_process_has_the_card_of_its_rank(request_):
-    assert chosen(request_, card(0, 40), card(1, 1), local_rank=1) == "cuda:1"
+@pytest.mark.parametrize(
+    ("request_", "devices", "local_rank", "tag"),
+    [
+        ("auto", (), None, "cpu"),
+        ("cuda:0", (card(0, 1), card(1, 40)), None, "cuda:0"),
+        ("cpu", (card(0, 40),), None, "cpu"),
+        ("auto", (card(0, 40), card(1, 1)), 1, "cuda:1"),  # under torchrun each process has that of its rank
+        ("cuda", (card(0, 40), card(1, 1)), 1, "cuda:1"),
+    ],
+)
+def test_what_is_taken(request_, devices, local_rank, tag):
+    assert chosen(request_, *devices, local_rank=local_rank) == tag
 
 
 @pytest.mark.parametrize(
