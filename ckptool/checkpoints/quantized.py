@@ -69,7 +69,7 @@ _OF_NET: Final = re.compile(
 """In names of floats of a net, which are no scales though they are in the module of a weight."""
 _INDEX: Final = re.compile(
     r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?|types?|tokens?|targets?|images?"
-    r"|pixels?|observations?|obs|faces|edges?)\Z",
+    r"|pixels?|observations?|obs|faces|edges?)\Z|rng|random|seed|state",
     re.IGNORECASE,
 )
 """Names of integers that are no codes, unless there is a code book."""
@@ -229,7 +229,8 @@ def find(
     found = {name: Weight(name, name, cls, _of(cls)) for name, cls in known if cls and cls.startswith(_LIBRARIES)}
     everything = {**numbers, **tensors} if small else tensors
     found |= {one.name: one for one in by_rules(everything, small, said)}
-    rest = {name: one for name, one in small.items() if len(one.shape) > 1 or one.dtype.is_quantised}
+    flat = {name for name, one in small.items() if one.dtype.itemsize == 1 and not name.endswith("bias")}
+    rest = {name: one for name, one in small.items() if len(one.shape) > 1 or one.dtype.is_quantised or name in flat}
     found |= {one.name: one for one in _alike(rest, found, said)}
     taken = {one for others in _own(everything, found).values() for one in others} | found.keys()
     rest = {name: info for name, info in rest.items() if name not in taken}
@@ -286,7 +287,7 @@ def _alike(rest: Tensors, weights: Mapping[str, Weight], settings: Settings | No
     for name, dtype in ((name, info.dtype.name) for name, info in rest.items() if name not in weights):
         last = name.rpartition(".")[2]
         rule, scheme = ends.get(last), ""
-        if dtype in FP8 and (settings or "FP8" in ends.values()):
+        if dtype in FP8 and len(rest[name].shape) > 1 and (settings or "FP8" in ends.values()):
             rule, scheme = "FP8", f"FP8{KINDS[dtype]}"
         if rule is not None and (scheme or (rule, dtype) in types) and not _SCALE.search(last):
             yield Weight(name, name.removesuffix("weight"), rule, scheme, is_scaled=False)
@@ -375,6 +376,9 @@ def _tails(name: str) -> Iterator[tuple[str, bool]]:
         yield tail, is_told
         cuts = [at for at, one in enumerate(tail) if one in "._"] if len(tail) < _LONGEST else []
         yield from ((tail[:cut], is_told) for cut in cuts if is_told or _is_said(tail[cut:]))
+        stem, mark, end = tail.rpartition("_")
+        if not start and mark and len(end) <= _DEPTH and "." not in end:
+            yield stem, True  # fc_s beside fc.weight
 
 
 def _eight_bits(tensors: Tensors, rest: Tensors, near: _Near, scales: list[str], *, is_part: bool) -> Iterator[Weight]:
@@ -383,6 +387,8 @@ def _eight_bits(tensors: Tensors, rest: Tensors, near: _Near, scales: list[str],
     # In a net of 8 bits without scales, a few of the matrices may have a parameter beside them that fits.
     is_usual = 2 * sum(map(bool, floats.values())) >= len(floats)
     for name, dtype in ((name, info.dtype.name) for name, info in rest.items()):
+        if dtype in FP8 and len(rest[name].shape) == 1 and not any(map(_SCALE.search, floats[name])):
+            continue  # a bias, or the like
         if dtype in OF_TORCH and scales:
             yield Weight(name, name, _NAMED, f"torch ({dtype})")
         elif dtype in FP8 and (scales or is_part or (is_usual and floats[name])):
@@ -414,10 +420,13 @@ def _integers(tensors: Tensors, rest: Tensors, near: _Near) -> Iterator[Weight]:
             is_many = dtype in ("int8", "uint8") or any(tensors[one].numel > 1 for one in said)
             key = (last, dtype)
             if not (said and (is_many or last.endswith("weight"))):
+                if len(info.shape) == 1:
+                    continue
                 if key not in looked and len(looked) < _MOST:
                     looked[key] = _is_table(name, info)
                 fits = any(grain(info.shape, tensors[one].shape) for one in floats)
-                if looked.get(key) or (dtype == "uint8" and len(info.shape) > 2 and not fits):  # these are images
+                is_image = dtype == "uint8" and len(info.shape) > 2 and not (fits or last.endswith("weight"))
+                if looked.get(key) or is_image:
                     continue
             kind = f"integers with scales ({dtype})" if floats else f"{_LOOSE} ({dtype})"
             yield Weight(name, name, kind if floats else _LOOSE, kind, is_scaled=bool(floats))

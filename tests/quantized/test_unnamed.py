@@ -152,6 +152,10 @@ FILES: dict[str, Any] = {
     "8 bits in one entry": {"fc.weight": {"q": fp8(64, 32), "s": torch.ones(64)}} | BIAS,
     "dicts that are parts of names": {"weights.a.w": codes(8, 16), "zeros.a.w": torch.full((8,), 0.1)},
     "one scale for all 8 bits": {"model": {"a.weight": fp8(8, 16), "b.weight": fp8(8, 16)}, "scale": torch.ones(2)},
+    "a name beside that of the module": {"fc.weight": fp8(64, 32), "fc_s": torch.ones(64)} | BIAS,
+    "flat codes": {"fc": {"q": codes(2048), "scale": torch.ones(1)}} | BIAS,
+    "flat 8 bits": {"fc": {"q": fp8(2048), "scale": torch.ones(1)}} | BIAS,
+    "kernels without a scale": {"conv.weight": bits(8, 4, 3, 3, dtype=torch.uint8), "conv.bias": torch.ones(8)},
     "what Transformer Engine has in _extra_state": {
         "m.weight": fp8(32, 32),
         "m._extra_state": torch.zeros(100, dtype=torch.uint8),
