@@ -16,8 +16,9 @@ from ckptool.cli import cli
 ROOT = Path(ckptool.__file__).parents[1] / "fixtures"
 
 
-@pytest.mark.parametrize("kind", ["one", "two", "folder", "refused"])
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("one", 0o644), ("one", 0o640), ("two", 0o600), ("folder", 0o600), ("refused", 0o600)]
+)
 def test_a_page_is_for_nobody_who_may_not_read_the_files(tmp_path: Path, kind: str, mode: int) -> None:
     old = os.umask(0o022)
     try:

@@ -308,7 +308,6 @@ ODD: dict[str, dict[str, torch.Tensor]] = {
 
 @pytest.mark.parametrize("which", ODD)
 def test_what_is_odd_about_values_is_said_at_the_head_as_check_says_it(which: str, tmp_path: Path) -> None:
-    torch.save(ODD[which], tmp_path / "model.pth")
     for content in (ODD[which], {"epoch": 1, "state_dict": ODD[which], "best": torch.tensor(-INF)}):
         torch.save(content, tmp_path / "model.pth")
         file = content_of(made(tmp_path, tmp_path / "model.pth", "--values"))["files"][0]
