@@ -137,19 +137,12 @@ class FarFolder(FolderSource):
         shared: Fetchers | None = None,
     ) -> None:
         check_cancelled(cancellation)
-        self.path = remote.shown.rstrip("/")
-        self.cancellation = cancellation
         self._remote = remote
         self._prefix = remote.partition("://")[2].partition("/")[2]
         self._listing = listing
         self._owned = Fetchers(remote.connections) if shared is None else None
         self._fetchers = shared or cast("Fetchers", self._owned)
-        self._opened = {}
-        self._others = []
-        self._lock = threading.Lock()
-        self._listed = {}
-        self._is_closed = False
-        self.files, self.folders = self.names("")
+        self._begin(remote.shown.rstrip("/"), cancellation)
 
     def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the files, and of the folders, in a folder below this one; empty for this one itself."""

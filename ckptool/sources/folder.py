@@ -48,13 +48,16 @@ class FolderSource:
         self, path: str, cancellation: Cancellation | None = None, opening: Callable[[], int] | None = None
     ) -> None:
         check_cancelled(cancellation)
+        self._directory = Pooled(opening or partial(open_folder, path), partial(_check_place, path))
+        self._begin(path, cancellation)
+
+    def _begin(self, path: str, cancellation: Cancellation | None) -> None:
         self.path = path
         self.cancellation = cancellation
         self._opened: dict[str, FileSource] = {}
         self._others: list[Source] = []
         self._lock = threading.Lock()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._directory = Pooled(opening or partial(open_folder, path), partial(_check_place, path))
         self._is_closed = False
         self.files, self.folders = self.names("")
 

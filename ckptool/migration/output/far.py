@@ -15,7 +15,7 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output.parts import Place
 from ckptool.sources.remote.address import Remote
-from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
+from ckptool.sources.remote.upload import Stored, Upload, exists, temporary
 
 Progress = Callable[[int, int], None]
 
@@ -46,7 +46,7 @@ class FarObject(Closing):
             OutputFailed: The store cannot give so large an object another name.
         """
         self._expected = nbytes
-        if not fits_copy(self._stored, nbytes):
+        if not self._stored.copies(nbytes):
             what = f"a file of {nbytes:,} bytes, and the store copies no more than 5 GiB at once"
             hint = "Make shards smaller, with `max_shard_size=`, or write a single file."
             raise OutputFailed(what, kind="too-large-to-copy", path=self.path, hint=hint, actual=nbytes)
@@ -126,7 +126,7 @@ class FarOutput(FarObject):
     def reserve(self, nbytes: int) -> None:
         """Say how large it will be: whether the store can copy it then."""
         self._expected = nbytes
-        if not fits_copy(self._stored, nbytes):
+        if not self._stored.copies(nbytes):
             self._key = self._own
 
     def sync(self) -> None:

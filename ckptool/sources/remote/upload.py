@@ -39,10 +39,9 @@ class Stored:
         self._root = address.elsewhere(f"{address.scheme}://{self._bucket.name}/")
         self.key = self._bucket.key
 
-    @property
-    def copies_all(self) -> bool:
-        """Whether the store copies objects of any size in one request."""
-        return self._bucket.scheme != "s3"
+    def copies(self, nbytes: int) -> bool:
+        """Say whether the store copies an object of this size in one request."""
+        return self._bucket.scheme != "s3" or nbytes <= _MOST_COPIED
 
     def address_of(self, key: str) -> Remote:
         """Return the address of an object in this bucket."""
@@ -167,11 +166,6 @@ def temporary(name: str) -> str:
     """Return a name beside another, for what is not complete yet; both may be keys."""
     folder, slash, own = name.rpartition("/")
     return f"{folder}{slash}.{own[:64]}.ckptool-{os.urandom(8).hex()}.part"
-
-
-def fits_copy(stored: Stored, nbytes: int) -> bool:
-    """Say whether the store copies an object of this size in one request."""
-    return stored.copies_all or nbytes <= _MOST_COPIED
 
 
 def exists(shown: str) -> OutputExists:
