@@ -79,8 +79,8 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> int:
     if values.layout is not torch.strided:
         values = values._values() if values.layout is torch.sparse_coo else values.values()
     if own.itemsize > 1:  # torch cannot compare those of a byte
-        low, high = values.aminmax()
-        if max(-float(low), float(high)) <= torch.finfo(target).max:  # False for NaN
+        low, high = torch.stack(values.aminmax()).tolist()  # at once: a device is waited for
+        if max(-low, high) <= torch.finfo(target).max:  # False for NaN
             return 0
     wide = torch.float32 if own.itemsize < 8 else own
     pieces = torch.split(values.reshape(-1), _LOOKED_AT)

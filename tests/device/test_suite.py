@@ -19,12 +19,10 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="the device is written for torch 2.6 and later"),
 ]
 DELAY = "50"  # microseconds for each operation; more only takes longer
-CHEAP = [f"tests/loading/test_{name}.py" for name in ("as_load_state_dict", "equal_to_torch", "post_hooks")]
+CHEAP = [f"tests/loading/test_{name}.py" for name in ("as_load_state_dict", "equal_to_torch", "own_loading")]
 OF_THE_DEVICE = ["tests/device/faults.py", "tests/device/waiting.py"]
 WHERE = ["tests/loading", "tests/serving"] if scale.scale > 1 else CHEAP
 KINDS = ["sim", "cuda", "xpu"] if scale.scale > 1 else ["sim"]
-NEEDS_A_DEVICE = "tests/loading/test_load_into.py::test_a_graph_that_needs_the_old_weights_notices"
-"""Goes backwards: torch's engine asks the one accelerator for streams, which is not this in the place of another."""
 
 
 @pytest.mark.parametrize("seed", range(max(1, scale.scale)))
@@ -32,7 +30,6 @@ NEEDS_A_DEVICE = "tests/loading/test_load_into.py::test_a_graph_that_needs_the_o
 def test_loading_and_serving_are_right_on_a_late_device(kind: str, seed: int) -> None:
     build.library(kind)
     command = [sys.executable, "-m", "pytest", "-q", "--device", f"{kind}:0", *WHERE, *OF_THE_DEVICE]
-    command += ["--deselect", NEEDS_A_DEVICE] if kind != "sim" else []
     env = {**os.environ, "SIM_SEED": str(seed), "SIM_DELAY": DELAY, "PYTEST_ADDOPTS": ""}
     for name in [name for name in env if name.startswith("PYTEST_XDIST")]:
         del env[name]
@@ -41,4 +38,4 @@ def test_loading_and_serving_are_right_on_a_late_device(kind: str, seed: int) ->
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) >= 200
+    assert int(passed[1]) >= 180
