@@ -2,17 +2,17 @@
 ``load_into``: the weights of a checkpoint into a model that exists, tensor by tensor, never two copies at once.
 
 Everything that can be known beforehand is checked beforehand. Then memory that is to be what the file has is read into
-directly, the rest comes through pieces of a few mebibytes, and what was on the meta device is put in its place.
+directly, the rest is copied tensor by tensor, and what was on the meta device is put in its place.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
 from ckptool.loading.memory.threads import in_own_thread, refuse_overflow
-from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, is_own_memory, model_tensors
+from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import counted, show, some
@@ -42,8 +42,6 @@ from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.values import narrows
-
-_PIECE_NBYTES: Final = 1 << 20
 
 logger = logging.getLogger("ckptool")
 
@@ -116,7 +114,7 @@ def load_into(
             if verify:
                 check_storages(filling.taken.values(), ())
             apart = tied_apart(model, checkpoint, filling.taken, strict=strict)
-            _load_plainly(model, checkpoint, filling, assembly, progress)
+            _load_plainly(model, checkpoint, filling, assembly, mmap, progress)
             report = report_of(model, checkpoint.path, found.key, filling, started, apart)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
@@ -235,19 +233,25 @@ def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
 
 
 def _load_plainly(
-    model: torch.nn.Module, checkpoint: Checkpoint, filling: FillPlan, assembly: Assembly, progress: Progress | None
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    filling: FillPlan,
+    assembly: Assembly,
+    mmap: Mmap,
+    progress: Progress | None,
 ) -> None:
     fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
     checkpoint.announce(one.source for one in filling.targets)
     made = assembly.tensors(fresh, progress) if fresh else {}
     rest = [one for one in filling.targets if one.name not in made]
-    refuse_overflows((one.name, _values(one), one.tensor.dtype) for one in rest if _narrows(one))
+    smaller = (one for one in rest if narrows(torch_dtype(one.source.info), one.tensor.dtype))
+    refuse_overflows((one.name, _values(one, mmap), one.tensor.dtype) for one in smaller)
     checkpoint.check_unchanged()
-    _fill(rest, progress)
+    _fill(rest, mmap, progress)
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
 
 
-def _fill(targets: list[Target], progress: Progress | None) -> None:
+def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
     """Copy from the file into the model's memory."""
     # Two reads into one memory would meet: of several sources for one tensor the last counts, as for torch.
     targets = list({id(target.tensor): target for target in targets}.values())
@@ -280,7 +284,7 @@ def _fill(targets: list[Target], progress: Progress | None) -> None:
     for waiting in devices.values():
         waiting.fill(count)
     if others:
-        in_own_thread(partial(_copy_all, others, count))
+        in_own_thread(partial(_copy_all, others, mmap, count))
     for target in targets:
         if not target.tensor.is_inference():  # those have no versions
             torch.autograd.graph.increment_version(target.tensor)
@@ -293,46 +297,25 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
 
 
-def _copy_all(targets: list[Target], count: Callable[[int], None]) -> None:
+def _copy_all(targets: list[Target], mmap: Mmap, count: Callable[[int], None]) -> None:
     for target in targets:
         # What was made in inference mode can be written to in that mode alone; leaving it switches gradients on.
         with torch.inference_mode(target.tensor.is_inference()), torch.no_grad():
-            _copy(target)
+            target.tensor.detach().copy_(_values(target, mmap))
         count(target.source.info.nbytes)
 
 
-def _copy(target: Target) -> None:
-    """Copy one tensor whose values or places change on the way: by pieces, where both sides are plain."""
-    tensor = target.tensor.detach()
-    if not _is_plain(target.source) or not is_own_memory(tensor) or not tensor.is_contiguous():
-        tensor.copy_(Assembly(placement(CPU)).tensors({target.name: target.source})[target.name])
-        return
-    flat, position = tensor.view(-1), 0
-    for values in _values(target):
-        flat[position : position + len(values)].copy_(values)
-        position += len(values)
+def _values(target: Target, mmap: Mmap) -> torch.Tensor:
+    """Return a tensor of the file on the CPU: mapped where that can be, else in memory that goes with it."""
+    return Assembly(placement(CPU), mmap=mmap).tensors({target.name: target.source})[target.name]
 
 
-def _is_plain(source: LazyTensor) -> bool:
-    return source.info.storage is not None and source.info.layout == "strided" and source.info.dtype.packed == 1
-
-
-def _values(target: Target) -> Iterator[torch.Tensor]:
-    """Yield the elements of a plain tensor of the file in order, some mebibytes at a time."""
-    dtype = torch_dtype(target.source.info)
-    yield from (torch.frombuffer(bytearray(one), dtype=dtype) for one in target.source.chunks(_PIECE_NBYTES) if one)
-
-
-def _narrows(target: Target) -> bool:
-    return _is_plain(target.source) and narrows(torch_dtype(target.source.info), target.tensor.dtype)
-
-
-def refuse_overflows(found: Iterable[tuple[str, Iterable[torch.Tensor], torch.dtype]]) -> None:
-    """Raise UnsupportedFeature if a tensor, by name and in pieces, has finite values that its new type cannot hold."""
+def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> None:
+    """Raise UnsupportedFeature if a tensor has finite values that its new type cannot hold."""
 
     def check() -> None:
-        for name, pieces, dtype in found:
-            refuse_overflow(name, pieces, dtype)
+        for name, values, dtype in found:
+            refuse_overflow(name, values, dtype)
 
     in_own_thread(check)
 
@@ -341,7 +324,7 @@ def refuse_overflows_in(model: torch.nn.Module, state: Mapping[str, Any]) -> Non
     """Raise UnsupportedFeature if what a model of these names has for a value is of a type that cannot hold it."""
     own = {name: one.dtype for name, one in model_tensors(model).items() if not one.is_meta and not is_lazy(one)}
     there = ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name in own)
-    refuse_overflows((name, [value], own[name]) for name, value in there if narrows(value.dtype, own[name]))
+    refuse_overflows((name, value, own[name]) for name, value in there if narrows(value.dtype, own[name]))
 
 
 def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:

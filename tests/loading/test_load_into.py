@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.loading import load_into
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.trainer import wrap
 from ckptool.sources.files import FileSource
@@ -144,16 +143,13 @@ def test_integers_can_go_where_a_meta_parameter_was(tmp_path: Path) -> None:
 
 @where.on_any
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("piece", [1 << 22, 1000], ids=["whole", "pieces"])
-def test_other_types_are_cast_on_the_way(
-    dtype: torch.dtype, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load_into, "_PIECE_NBYTES", piece)
+@pytest.mark.parametrize("mmap", ["auto", False], ids=str)
+def test_other_types_are_cast_on_the_way(dtype: torch.dtype, mmap: Any, tmp_path: Path) -> None:
     source = LeNet().state_dict()
     saved(source, tmp_path / "x.pth")
     model = LeNet().to(dtype)
 
-    report = fill(model, tmp_path / "x.pth")
+    report = fill(model, tmp_path / "x.pth", mmap=mmap)
 
     assert_same(model.state_dict(), {name: tensor.to(dtype) for name, tensor in source.items()})
     assert report.cast[0] == ("conv1.weight", "float32", str(dtype)[6:])

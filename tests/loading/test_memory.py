@@ -200,7 +200,8 @@ def test_filling_a_model_costs_its_weights(measured: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("how", ["real", "real, verified", "real, cast"])
 def test_filling_memory_that_is_there_costs_a_few_buffers(how: str, measured: dict[str, Any]) -> None:
-    assert measured[how]["peak"] < 18 * MIB
+    mapped = WEIGHTS_NBYTES if how == "real, cast" else 0  # pages of the file, which the system may drop
+    assert measured[how]["peak"] < mapped + 18 * MIB
 
 
 def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:
@@ -209,7 +210,7 @@ def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:
 
     assert all(one["reported"] == WEIGHTS_NBYTES for one in measured.values() if "reported" in one)
     assert max(fills["meta"], fills["meta, cast"]) < near
-    for name, times_read in {"meta, read": 1, "real": 1, "real, verified": 2, "real, cast": 2}.items():
+    for name, times_read in {"meta, read": 1, "real": 1, "real, verified": 2, "real, cast": 0}.items():
         assert times_read * WEIGHTS_NBYTES <= fills[name] < times_read * WEIGHTS_NBYTES + near, fills
 
 

@@ -108,24 +108,21 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
     def cast() -> torch.Tensor:
         if lost_in_cast(values, dtype):
             for name, tensor in named():
-                refuse_overflow(name, [tensor], dtype)
+                refuse_overflow(name, tensor, dtype)
         return values.to(dtype)
 
     with translate_out_of_memory(values.numel() * dtype.itemsize, values.device):
         return apart_on_cpu(values.device, cast)
 
 
-def refuse_overflow(name: str, pieces: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
-    """Raise UnsupportedFeature if a tensor, given in pieces, has finite values that a type cannot hold."""
-    lost = numel = 0
-    own = dtype
-    for piece in pieces:
-        lost, numel, own = lost + lost_in_cast(piece, dtype), numel + piece.numel(), piece.dtype
+def refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise UnsupportedFeature if a tensor has finite values that a type cannot hold."""
+    lost = lost_in_cast(values, dtype)
     if lost:
-        into, kept = (str(one).removeprefix("torch.") for one in (dtype, own))
+        into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
         is_narrow = torch.finfo(dtype).max < torch.finfo(torch.bfloat16).max
         raise UnsupportedFeature(
-            f"tensor {name!r} has values that are too large for {into}: {lost:,} of {numel:,}",
+            f"tensor {name!r} has values that are too large for {into}: {lost:,} of {values.numel():,}",
             kind="overflow",
             hint=f"Take {'bfloat16 or ' * is_narrow}the file's own type, {kept}, as dtype= or in the model.",
         )

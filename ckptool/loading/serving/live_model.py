@@ -354,7 +354,7 @@ class LiveModel(Closing):
         """Return what takes the place of tensors on the meta device."""
         dtype = self._dtype
         kinds = {name: dtype if dtype and is_castable(one.dtype) else one.dtype for name, one in values.items()}
-        refuse_overflows((name, [one], kinds[name]) for name, one in values.items())
+        refuse_overflows((name, one, kinds[name]) for name, one in values.items())
         return {name: moved(one, self._device, kinds[name]) for name, one in values.items()}
 
     def watch(
