@@ -6,7 +6,8 @@ Slices of tensor parallelism and FSDP, and stages of pipelines: files that each 
     model-rank-0-part-0.safetensors                             vLLM's sharded state
     rank0.safetensors, model.tp1.pt, tp_rank_00_pp_rank_00.pt   and whatever else numbers its ranks
     stage_0.pt, model_1_of_2.pt, worker1.pt, 0.pt               or says less
-    mp_rank_00/model_weights.ckpt, gpu0/model.pt                in folders, too
+    model-0-2.pt, layers_0-3.pt                                 or counts, or has ranges of layers
+    mp_rank_00/model_weights.ckpt, host0/dev1/model.pt          in folders, too
 
 Which tensors are cut, and along which dimension, is in the model alone: nothing is put together. What looks like a
 slice and is none are copies of one file, and files of one training at different times: the numbers of these are not
@@ -83,6 +84,7 @@ _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
+_FEW: Final = 64
 _DEEPEST: Final = 2
 """Folders above a file that may be those of ranks."""
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
@@ -485,8 +487,14 @@ def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
         found = [""]
         for one in folders:
             found = [f"{at}{there}/" for at in found for there in _like(os.path.join(above, at), one)][:_MOST_SIBLINGS]
-        names = [f"{one}{name}" for one in found if os.path.isfile(os.path.join(above, one, name))]
-        part = _slice_of(above, "/".join((*folders, name)), names, parsed, probe) if len(names) > 1 else None
+        inside, own_name = [f"{one}{name}" for one in found], "/".join((*folders, name))
+        # Of thousands of folders, each file in one asks: the nearest first, and all only if that is of the same model.
+        part, nearest = None, _set_of(own_name, inside).nearest
+        if all(os.path.isfile(os.path.join(above, one)) for one in nearest):
+            part = _slice_of(above, own_name, inside, parsed, probe)
+        if part is not None or len(nearest) > 1 or len(inside) <= _FEW:
+            names = [one for one in inside if os.path.isfile(os.path.join(above, one))]
+            part = _slice_of(above, own_name, names, parsed, probe) if len(names) > 1 else None
         if part is not None:
             return part._replace(path=os.path.relpath(above) if not os.path.isabs(path) else above)
     return None
