@@ -11,6 +11,7 @@ is one file under the name, by whoever was last, with the same bytes.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
@@ -78,6 +79,8 @@ class Written(NamedTuple):
     """Of casts: see ``Casting``."""
     versions: Versions
     """Of the files of the source that were opened."""
+    starts: array[int]
+    """Where its payloads begin."""
 
 
 Tell: TypeAlias = Callable[[int, int, int], None]
@@ -129,13 +132,13 @@ class Opened(Closing):
         with about(checkpoint.path):
             checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan.file))
             with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
-                writing.file(file, output, syncs=job.syncs, about=job.folder)
+                starts = writing.file(file, output, syncs=job.syncs, about=job.folder)
                 output.publish()
             versions = self._compare()
         pieces = [payload.pieces() for payload in file.payloads]
         compared = [number for number, one in enumerate(pieces) if one is not None and one.is_compared]
         errors = casting.errors if casting else []
-        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, errors, versions)
+        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, errors, versions, starts)
 
     def _compare(self) -> Versions:
         """Return the versions of the files that were opened; refuse others than those that were planned with."""
@@ -165,9 +168,9 @@ def hand_out(
     read_back: Progress | None,
     writing: Writing,
     folder: SinkFolder,
-) -> None:
+) -> list[int]:
     """
-    Have the files of a folder written as jobs, and note what became of them.
+    Have the files of a folder written as jobs, note what became of them, and return where their payloads begin.
 
     Raises:
         SourceChanged: Not all of them are of one source.
@@ -176,6 +179,7 @@ def hand_out(
     """
     jobs = _jobs(source, target, writing, folder)
     left = {job.number: job for job in jobs}
+    starts: dict[int, array[int]] = {}
     far: tuple[dict[int, int], dict[int, int]] = {}, {}
 
     def tell(number: int, *done: int) -> None:
@@ -190,12 +194,14 @@ def hand_out(
             job = left.pop(written.number, None)
             if job is not None:  # else it was done twice
                 _take(written, job, writing)
+                starts[job.number] = written.starts
     for job in left.values():
         raise _failed(f"{job.name!r} was not written", folder)
     for job in jobs:
         _refuse_missing(job, folder)
     writing.checkpoint.check_unchanged()
     writing.meter.read(sum(job.nbytes for job in jobs))
+    return [start for number in sorted(starts) for start in starts[number]]
 
 
 def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder) -> list[Job]:

@@ -9,7 +9,7 @@ single file is a folder of one; a clone is a file that has the source's bytes, b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -68,10 +68,10 @@ class Writing:
         plan = self.plan.file
         sink.reserve(plan.nbytes)
         files = plan.files
-        if elsewhere is not None:
-            elsewhere(self, sink)
-            files = [file for file in files if not file.payloads]
         starts = array("Q")
+        if elsewhere is not None:
+            starts.extend(elsewhere(self, sink))
+            files = [file for file in files if not file.payloads]
         with ExitStack() as opened:
             before: SinkFile | None = None
             for file in files:
@@ -188,8 +188,8 @@ class Writing:
         self.checkpoint.check_unchanged()
 
 
-Elsewhere: TypeAlias = Callable[[Writing, Any], object]
-"""Has those files of a folder written that have payloads."""
+Elsewhere: TypeAlias = Callable[[Writing, Any], Iterable[int]]
+"""Has those files of a folder written that have payloads, and returns where these begin."""
 
 
 def fill(file: OutFile, output: SinkFile, *, checksums: bool = True) -> Written:

@@ -7,17 +7,16 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from struct import pack
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptool import MigrationRefused, diff, migrate, open_checkpoint
+from ckptool import MigrationRefused, diff, migrate
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import END_MAGIC, END_SEARCH
 from ckptool.migration import in_place
-from ckptool.migration.in_place import _refuse_other_ends, plan_zip, tree_room
+from ckptool.migration.in_place import _refuse_other_ends, plan_zip
 from ckptool.migration.output.editing import FileEdit
 from ckptool.sources.journal import Run
 from ckptool.sources.source import BytesSource
@@ -194,15 +193,3 @@ def test_a_header_may_take_all_the_room_that_there_is(tmp_path: Path) -> None:
     assert diff(path, copy).same
     assert path.read_bytes()[8:][:room].rstrip()[-1:] == b"}"
     assert path.read_bytes()[8 + room - 1 : 8 + room] == b"}"
-
-
-def test_keys_that_are_no_texts_are_written_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "model.pth"
-    rooms: list[Any] = []
-    for key in (0, "0"):
-        tree = {"a": build.tensor(build.storage(key="0", rest=(None,)))}
-        path.write_bytes(build.legacy(tree, [("0", 4, build.floats())], keys=[key]))
-        with open_checkpoint(path) as checkpoint:
-            pickled = checkpoint.pickles[-2]
-            rooms.append(tree_room(checkpoint, whole=True) - (pickled.end - pickled.start))
-    assert rooms == [0, 0]
