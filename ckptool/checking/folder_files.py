@@ -17,8 +17,8 @@ from ckptool.formats import folder_source, holders, open_checkpoint, other_progr
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.programs import of_settings
-from ckptool.formats.runnable.unpacking import Found, Survey
-from ckptool.limits import Limits
+from ckptool.formats.runnable.unpacking import Survey
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
@@ -171,7 +171,7 @@ def _look_into_text(search: Search, source: Source) -> None:
 def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:
     """Yield what loaders run because of what files are called, or what settings name."""
     for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
-        found = Found()
+        found = Search(DEFAULT_LIMITS)
         found.foreign("", [("", what, why)])
         yield name, found.survey()
 

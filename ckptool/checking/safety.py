@@ -20,7 +20,7 @@ from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.unpacking import Act, Survey
+from ckptool.formats.runnable.unpacking import Act, Survey, place
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import paths
@@ -160,10 +160,6 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
 
 def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
     """Return one survey of several members, each with its name; empty for the file itself."""
-
-    def place(member: str, record: str) -> str:
-        return "::".join(filter(None, (member, record)))
-
     return Survey(
         tuple(act._replace(record=place(name, act.record)) for name, one in surveys for act in one.acts),
         tuple(found._replace(record=place(name, found.record)) for name, one in surveys for found in one.names),

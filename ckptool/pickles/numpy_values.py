@@ -18,7 +18,6 @@ Then the pickle goes on. See joblib/numpy_pickle.py, NumpyArrayWrapper.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
 from math import prod
 from struct import calcsize, unpack
 from typing import Final, NamedTuple
@@ -225,20 +224,16 @@ _LARGEST: Final = 1 << 62
 
 def read_with_arrays(source: Source, start: int = 0) -> Pickle:
     """Interpret a pickle as ``read_pickle`` does, with the arrays of joblib that may lie in it."""
-    return read_pickle(source, start, on_build=_ON_BUILD)
+    return read_pickle(source, start, on_build=_take_elements)
 
 
 def read_as_far_with_arrays(source: Source, start: int = 0) -> Pickle:
     """Interpret a pickle as ``read_as_far`` does, with the arrays of joblib that may lie in it."""
-    return read_as_far(source, start, on_build=_ON_BUILD)
+    return read_as_far(source, start, on_build=_take_elements)
 
 
-def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], Inert]) -> Inert:
-    """
-    Return what an object is that was just built, and move past the elements that follow it.
-
-    ``objects`` returns the array of objects that follows, and moves past it.
-    """
+def _take_elements(machine: Machine, built: Call) -> Inert:
+    """Return what an object is that was just built, and move past the elements that follow it."""
     if not is_wrapper(built):
         return built
     fields = nodes.state_pairs(built.state)
@@ -246,7 +241,7 @@ def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], In
     if dtype is None or shape is None:
         raise machine.malformed("an array of joblib without its shape or its type")
     if dtype.has_objects:
-        return objects(machine)
+        return _nested(machine)
     if nodes.lookup(fields, "numpy_array_alignment_bytes") is not None:
         machine.skip(1 + machine.peek())
     nbytes = prod(shape) * dtype.itemsize
@@ -265,6 +260,3 @@ def _nested(machine: Machine) -> Inert:
         raise machine.malformed(inner.broken)
     machine.skip(inner.end - machine.position, opcodes=True)
     return inner.root
-
-
-_ON_BUILD: Final = partial(take_elements, objects=_nested)

@@ -6,7 +6,7 @@ Each is read as far as it goes, and judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -18,9 +18,11 @@ from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.unpacking import Content, Found, Unpacking
+from ckptool.formats.runnable.unpacking import Act, Content, Name, Survey, Unpacking
+from ckptool.formats.runnable.unpacking import place as at
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
+from ckptool.messages import cut
 from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.dangerous_names import UNFOLLOWED
 from ckptool.pickles.judge import Judge
@@ -39,6 +41,11 @@ _COST: Final = 128
 _COST_OF_PICKLE: Final = 512
 """so much, and so much where no format has read it."""
 _HEAD: Final = 512
+_MOST_LISTED: Final = 1000
+_MOST_UNSEEN: Final = 100
+_MOST_NAMES: Final = 100_000
+_LONGEST: Final = 4096
+"""A name is shown up to there: it may be as long as the file."""
 _OF_PROGRAMS: Final = (
     ".py",
     "bytecode.pkl",
@@ -67,11 +74,16 @@ _SPLIT_FRAME: Final = (
 )
 
 
-class Search(Found):
+class Search:
     """Looks into sources, and keeps what it finds."""
 
     def __init__(self, limits: Limits, beside: Callable[[], str | None] | None = None) -> None:
-        super().__init__()
+        self.acts: dict[tuple[object, ...], Act] = {}
+        self.names: dict[Name, None] = {}
+        self.further: list[str] = []
+        self.unseen: list[str] = []
+        self.called = 0
+        """How often something was done beyond making data."""
         self.limits = limits
         self._unpacking = Unpacking(limits)
         self._cost = 0
@@ -300,3 +312,45 @@ class Search(Found):
         except Failure as error:
             self.miss(f"{place}: {error.message}")
             return 0
+
+    def survey(self) -> Survey:
+        """Return what was found; names and texts that are longer than any module's are cut."""
+        acts = (one._replace(name=cut(one.name, _LONGEST), text=cut(one.text, _LONGEST)) for one in self.acts.values())
+        names = (one._replace(module=cut(one.module, _LONGEST), name=cut(one.name, _LONGEST)) for one in self.names)
+        return Survey(tuple(acts), tuple(names), tuple(self.further), tuple(self.unseen))
+
+    def miss(self, what: str) -> None:
+        """Note what could not be looked at, unless so much was not that no one reads more of it."""
+        if len(self.unseen) < _MOST_UNSEEN:
+            self.unseen.append(what)
+
+    def keep(self, act: Act) -> None:
+        """Keep what something beside the pickles does."""
+        self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+
+    def foreign(self, record: str, found: Iterable[tuple[str, str, str | None]]) -> None:
+        """Keep what loaders of other kinds run in the files of a record, and why; without that, it is not looked at."""
+        for name, what, why in found:
+            where = at(record, name)
+            unseen = f"{where}: {what}" if where else what
+            self.keep(Act("code", "runs", what, what, why, where, 0)) if why else self.miss(unseen)
+
+    def name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
+        if len(self.names) < _MOST_NAMES:
+            self.names[Name(module, name, record, offset, nested_at)] = None
+
+    def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None) -> None:
+        self.called += verdict.how not in ("refers", "odd")
+        if len(self.acts) >= 2 * _MOST_LISTED:
+            return
+        repeats = verdict.grade != "system" or verdict.how == "refers"
+        shown = None if repeats else verdict.shown()
+        key = (verdict.grade, verdict.how, verdict.name, record, shown)
+        known = self.acts.get(key)
+        if known is not None:
+            self.acts[key] = known._replace(times=known.times + 1)
+        elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
+            shown = verdict.shown() if shown is None else shown
+            self.acts[key] = Act(
+                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at
+            )

@@ -20,7 +20,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zips import Remnant
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.unpacking import Act, of_kind, of_program
+from ckptool.formats.runnable.unpacking import Act, of_kind, of_program, place
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.alarms import is_known, reaching
 from ckptool.pickles.dangerous_names import CALLED_CLASSES, EVALUATES, FILES, LOADS, NATIVE, SOURCE, UNFOLLOWED, words
@@ -100,7 +100,7 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
             unread += 1
             continue
         left -= archive[name].nbytes
-        for act in _of_member(archive, name, "::".join(filter(None, (record, name)))):
+        for act in _of_member(archive, name, place(record, name)):
             count += 1
             if count > _MOST_ACTS:
                 return
@@ -154,16 +154,16 @@ def _sources(archive: Archive, record: str) -> Iterator[Act]:
         _, _, path = name.partition("/")
         if path.endswith(".py"):
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            place = "::".join(filter(None, (record, name)))
-            yield Act("code", "runs", module, f"the source of {module}", SOURCE, place, 0)
+            where = place(record, name)
+            yield Act("code", "runs", module, f"the source of {module}", SOURCE, where, 0)
 
 
 def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
     """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
     found = {match[1]: name for name in names if (match := _COMPILED(f"/{name}"))}
     for folder, name in found.items():
-        place = "::".join(filter(None, (record, name)))
-        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place, 0)
+        where = place(record, name)
+        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, where, 0)
 
 
 def of_settings(text: str, record: str) -> Iterator[Act]:
