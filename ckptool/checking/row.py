@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.origin import writer_of
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
-from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused

@@ -16,8 +16,8 @@ from ckptool.checking.advice import migration, state_dict
 from ckptool.checking.finding import CODES, Advice, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
+from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
-from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes

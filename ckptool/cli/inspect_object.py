@@ -20,8 +20,8 @@ from ckptool.tensors.pieces import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
-    from ckptool.checkpoints.adapters import Adapter
     from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.origin import Adapter
     from ckptool.checkpoints.quantized import Quantization
 
 _LONGEST_CLASS = 256

@@ -17,8 +17,8 @@ from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.rendering import Fact, Section
 
 if TYPE_CHECKING:
-    from ckptool.checkpoints.adapters import Adapter
     from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.origin import Adapter
     from ckptool.checkpoints.parsed import Beside
     from ckptool.checkpoints.training import TrainingState
 
@@ -132,7 +132,7 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     """Return the adapter that a file holds, with its base model where the file, or a configuration beside it, says."""
     if not any("lora" in name for name in checkpoint.tensors):
         return None  # most files are no adapters
-    from ckptool.checkpoints.adapters import adapter_of
+    from ckptool.checkpoints.origin import adapter_of
 
     found = adapter_of(checkpoint)
     if found is None or found.base is not None:

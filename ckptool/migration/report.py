@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import count, wrappers_in_front
 from ckptool.checkpoints.training import parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name
-from ckptool.checkpoints.writers import lightning_attribute
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, show, show_nbytes, some

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool.checkpoints.adapters import adapter_of
+from ckptool.checkpoints.origin import adapter_of
 from ckptool.cli import cli
 from tests.each import each
 
