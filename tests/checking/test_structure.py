@@ -137,3 +137,11 @@ def test_items_of_names_that_the_index_does_not_list_are_counted(index: Path) ->
 
     (finding,) = said(index.parent, "CK147")
     assert "1 item of no tensor or value" in finding.message
+
+
+def test_a_quantised_weight_without_the_scale_that_others_have_is_a_warning(tmp_path: Path) -> None:
+    state = {f"{name}.weight": torch.ones(4, 4).to(torch.float8_e4m3fn) for name in "abc"}
+    path = written(tmp_path / "x.pth", {**state, "a.weight_scale": torch.ones(1), "b.weight_scale": torch.ones(1)})
+
+    (found,) = said(path, "CK507")
+    assert (found.severity, "c.weight" in found.message) == ("warning", True)
