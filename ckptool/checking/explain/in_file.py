@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import ne
 from os import PathLike
 from typing import Any, NamedTuple
@@ -28,7 +29,11 @@ _MOST_LISTED = 8
 
 
 class Cause(NamedTuple):
-    """What in the file causes a message, and what to do about it there; None leaves what is always advised."""
+    """
+    What in the file causes a message, and what to do about it there; None leaves the hint that is always given.
+
+    Without a hint and a command, the command is to look at the file.
+    """
 
     fact: str
     hint: str | None = None
@@ -59,7 +64,8 @@ def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str) -> Explanat
     find = _CAUSES.get(one.kind)
     cause = find(checkpoint, text) if find is not None else None
     if cause is not None:
-        return one._replace(in_file=cause.fact, hint=cause.hint or one.hint, command=cause.command)
+        command = cause.command or (None if cause.hint else _command(checkpoint, "inspect"))
+        return one._replace(in_file=cause.fact, hint=cause.hint or one.hint, command=command)
     what = f"{checkpoint.format}, {FORMS[checkpoint.form]}, {counted(len(checkpoint.tensors), 'tensor')}"
     return one._replace(
         in_file=f"it opens ({what}), and nothing in it explains this", command=_command(checkpoint, "check")
@@ -139,7 +145,7 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
         )
     if not found.key and found.class_name is None:
         fact = f"{all_of}, as they are: the message is about another file"
-        return Cause(fact, None, _command(checkpoint, "inspect"))
+        return Cause(fact)
     taken = f"{_entry(found.key)}{'.state_dict()' if found.class_name else ''}"
     return Cause(
         all_of,
@@ -171,7 +177,7 @@ def _extra_state(checkpoint: Checkpoint, text: str) -> Cause:
     found = [name for name in checkpoint.weights or () if is_extra_state(name)]
     fact = f"it holds such state under {counted(len(found), 'name')}"
     if key_lists(text).missing or not found:
-        return Cause(fact, None, _command(checkpoint, "inspect"))
+        return Cause(fact)
     glob = "*._extra_state" if all("." in name for name in found) else "*_extra_state"
     return Cause(fact, None, _migration(checkpoint, form=form_of(text), exclude=(glob,)))
 
@@ -209,16 +215,14 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
         return None
     if weights is not None and not weights.key and weights.class_name is None:
         if "." in name or name in ("weight", "bias"):
-            return Cause(not_there(name, list(weights)), None, _command(checkpoint, "inspect"))
+            return Cause(not_there(name, list(weights)))
         return Cause(
             f"it is the state_dict itself, {counted(len(weights), 'tensor')} from {next(iter(weights))!r} on",
             "Call model.load_state_dict() with what was loaded, without taking an entry.",
             _command(checkpoint, "inspect"),
         )
     if weights is None:
-        return Cause(
-            f"at its top it has {some([repr(one) for one in top], _MOST_LISTED)}", None, _command(checkpoint, "inspect")
-        )
+        return Cause(f"at its top it has {some([repr(one) for one in top], _MOST_LISTED)}")
     if weights.class_name is not None and not weights.key:
         return Cause(
             f"it is a whole model, {weights.class_name}, and no dict",
@@ -262,9 +266,7 @@ def _convolution(checkpoint: Checkpoint, text: str) -> Cause | None:
     names = [name for name, tensor in (checkpoint.weights or {}).items() if tensor.shape == shape]
     if not names:
         return None
-    return Cause(
-        f"{some(names)} {'has' if len(names) == 1 else 'have'} this size in it", None, _command(checkpoint, "inspect")
-    )
+    return Cause(f"{some(names)} {'has' if len(names) == 1 else 'have'} this size in it")
 
 
 # Devices, types, sizes
@@ -341,19 +343,15 @@ def _parameters(group: Inert) -> Sequence[Inert] | None:
 # What else is in it
 
 
-def _names(checkpoint: Checkpoint, _: str) -> Cause | None:
-    """Names that its pickles ask for, beside those of tensors."""
+def _names(checkpoint: Checkpoint, _: str, *, foreign: bool = False) -> Cause | None:
+    """
+    Names that its pickles ask for, beside those of tensors.
+
+    Where something is not installed, it is not torch's own names that are missing, if there are ``foreign`` ones.
+    """
     names = list(dict.fromkeys(use.name for use in torch_load.asked(checkpoint) if not use.is_allowed))
-    return _asked_for(checkpoint, names)
-
-
-def _foreign_names(checkpoint: Checkpoint, _: str) -> Cause | None:
-    """The same where something is not installed: it is not torch's own names that are missing, if there are others."""
-    names = list(dict.fromkeys(use.name for use in torch_load.asked(checkpoint) if not use.is_allowed))
-    return _asked_for(checkpoint, [name for name in names if name.partition(".")[0] != "torch"] or names)
-
-
-def _asked_for(checkpoint: Checkpoint, names: Sequence[str]) -> Cause | None:
+    if foreign:
+        names = [name for name in names if name.partition(".")[0] != "torch"] or names
     if not names:
         return None
     command = _weights_command(checkpoint)
@@ -367,7 +365,7 @@ def _form(checkpoint: Checkpoint, _: str) -> Cause:
     """What was loaded."""
     weights = checkpoint.weights
     if weights is None:
-        return Cause(f"it is: {FORMS[checkpoint.form]}", None, _command(checkpoint, "inspect"))
+        return Cause(f"it is: {FORMS[checkpoint.form]}")
     taken = _entry(weights.key)
     if weights.class_name is not None:
         where = f" under {weights.key!r}" if weights.key else ""
@@ -393,7 +391,7 @@ def _format(checkpoint: Checkpoint, _: str) -> Cause:
 
 def _no_program(checkpoint: Checkpoint, _: str) -> Cause:
     """What a server for TorchScript was given."""
-    return Cause(f"it is {checkpoint.format}, {FORMS[checkpoint.form]}", None, _command(checkpoint, "inspect"))
+    return Cause(f"it is {checkpoint.format}, {FORMS[checkpoint.form]}")
 
 
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -415,7 +413,7 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
     if named is not None and named[1].endswith("/.metadata"):
         folder = checkpoint.path
         return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", _command(checkpoint, "inspect"))
-    return Cause(f"it is there, {show_nbytes(checkpoint.file_nbytes)}{other}", None, _command(checkpoint, "inspect"))
+    return Cause(f"it is there, {show_nbytes(checkpoint.file_nbytes)}{other}")
 
 
 _Find = Callable[[Checkpoint, str], Cause | None]
@@ -431,7 +429,7 @@ _CAUSES: dict[str, _Find] = {
     **_each(("memory-loading", "memory-device", "some-memory"), _memory),
     **_each(("optimizer-groups", "optimizer-parameters"), _optimizer),
     **_each(("unsafe-global", "blocked-module", "weights-only", "weights-only-warning"), _names),
-    **_each(("missing-class", "missing-module", "some-class"), _foreign_names),
+    **_each(("missing-class", "missing-module", "some-class"), partial(_names, foreign=True)),
     **_each(("numpy", "path", "python-2", "newer-torch"), _names),
     **_each(("old-model", "source-changed"), _form),
     **_each(("not-a-model", "not-a-state-dict", "whole-model"), _form),
