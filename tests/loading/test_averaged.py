@@ -101,13 +101,6 @@ def test_averaged_weights_are_loaded_as_such_and_the_report_says_what_went_with_
         ckptool.load(tmp_path / "made.pth", weights="raw")
 
 
-def test_of_weights_and_their_average_the_weights_are_meant(tmp_path: Path) -> None:
-    plain, twin = averaged()
-    torch.save({"one": plain.state_dict(), "two": twin.state_dict()}, tmp_path / "made.pth")
-    found = ckptool.load(tmp_path / "made.pth")
-    assert all(torch.equal(found[name], tensor) for name, tensor in plain.state_dict().items())
-
-
 @pytest.mark.parametrize("names", [["n_averaged", "module.w", "head.w"], ["steps", "w"], ["n_averaged", "v.module.w"]])
 def test_a_counter_alone_makes_no_average(names: list[str], tmp_path: Path) -> None:
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "made.pth")

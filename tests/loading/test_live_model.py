@@ -903,35 +903,6 @@ def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: 
             assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
 
 
-def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
-    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Moody(LeNet):
-        mood = 0
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_load_state_dict_post_hook(lambda *_: Moody.sulk())
-
-        @classmethod
-        def sulk(cls) -> None:
-            cls.mood += 1
-            if cls.mood == 1:
-                raise LookupError
-
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    told: list[Any] = []
-    with LiveModel(Moody().eval()) as live:
-        live.watch(str(path), every=0.02, on_reload=told.append)
-        put(path, files[1].read_bytes())
-        assert within(20, lambda: "LookupError" in caplog.text)
-        assert isinstance(live.last_error, LookupError)
-        put(path, files[1].read_bytes())
-        assert within(20, lambda: bool(told))
-        assert isinstance(told[0], ckptool.Reload)
-
-
 def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "serving.pth"
     path.write_bytes(files[0].read_bytes())

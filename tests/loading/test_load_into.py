@@ -17,7 +17,6 @@ from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.trainer import wrap
 from ckptool.sources.files import FileSource
 from tests import where
-from tests.loading.loadable import QUICK
 from tests.loading.same import assert_same, descriptors, saved
 from tests.scale import in_turn, some
 
@@ -543,23 +542,6 @@ def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp
 
     assert report.key == "generator"
     assert_same(model.state_dict(), source.state_dict())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_layers_that_pack_quantised_weights_are_filled(tmp_path: Path) -> None:
-    def quantised() -> nn.Module:
-        net = torch.ao.quantization.QuantWrapper(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)))
-        net.eval().qconfig = QUICK  # type: ignore[assignment]
-        torch.ao.quantization.prepare(net, inplace=True)
-        net(torch.rand(1, 1, 8, 8))
-        return torch.ao.quantization.convert(net, inplace=True)  # type: ignore[no-any-return]
-
-    source, model, images = quantised(), quantised(), torch.rand(1, 1, 8, 8)
-    saved(source.state_dict(), tmp_path / "x.pth")
-
-    fill(model, tmp_path / "x.pth")
-
-    assert torch.equal(model(images), source(images))
 
 
 # What fails changes nothing.
