@@ -1,0 +1,79 @@
+"""
+How fast ``ckptool scan`` is over small files 50 ms away: many at once against one at a time, and how many requests.
+
+    python tests/benchmarks/bench_scan_far.py [--dir DIR] [--runs 1]
+
+A process of its own serves 2,000 names of real files, or of fixtures, of up to 200 KB; one at a time it reads 200 of
+them. The server takes time of the same processors. Exits 1 if a bound does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from bench_scan import copy_files
+from measuring import options, report
+
+SERVER = Path(__file__).with_name("loopback_store.py")
+MANY, FEW = 2_000, 200
+SECONDS = 0.05
+MOST_NBYTES = 200_000
+
+
+def main() -> int:
+    given = options(__doc__)
+    with tempfile.TemporaryDirectory(dir=given.dir) as folder:
+        place = Path(folder)
+        copy_files(place / "copies", MOST_NBYTES)
+        (place / "files").mkdir()
+        for path in (place / "copies").rglob("*.*"):
+            path.rename(place / "files" / path.name)
+        server = subprocess.Popen(
+            [sys.executable, str(SERVER), str(place / "files")], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            ask(f"{url}/_/set?latency={SECONDS}")
+            names = sorted(path.name for path in (place / "files").iterdir())[:MANY]
+            one, _ = scanned(url, names[:FEW], "--jobs", "1", "--connections", "1")
+            many, requests = scanned(url, names)
+        finally:
+            server.kill()
+            server.wait()
+    faster = one / FEW * len(names) / many
+    checks = [
+        (faster >= 25, f"{faster:.1f} times as fast as one at a time (at least 25)"),
+        (requests <= 1.3, f"{requests:.2f} requests for a file of up to 8 MiB (at most 1.3)"),
+        (True, f"{len(names) / many:.0f} files in a second; load {os.getloadavg()[0]:.1f}"),
+    ]
+    return 0 if report(f"{len(names):,} files, {SECONDS * 1000:.0f} ms away", {}, checks) else 1
+
+
+def scanned(url: str, names: list[str], *how: str) -> tuple[float, float]:
+    """Return the seconds that a scan takes, and its requests for each file."""
+    ask(f"{url}/_/counts")
+    command = [sys.executable, "-m", "ckptool", "scan", "-", *how]
+    begun = time.perf_counter()
+    given = "".join(f"{url}/b/{urllib.request.quote(name)}\n" for name in names).encode()
+    done = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    seconds = time.perf_counter() - begun
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == len(names), len(rows)
+    return seconds, json.loads(ask(f"{url}/_/counts"))["requests"] / len(names)
+
+
+def ask(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        return answer.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
