@@ -68,6 +68,8 @@ _CLEAR_MAJORITY = 0.9
 def role_of(group: Group, contents: Contents) -> Role:
     """Return what a group of tensors is for, going by where it stands and what it looks like."""
     words = _words(group.key)
+    if group.key.endswith((".weight", ".bias")):  # one parameter in parts, as codes with their scale
+        return "other"
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
     if _is_rng(group, contents) or _is_random_state(group, contents):

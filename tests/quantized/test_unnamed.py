@@ -148,8 +148,6 @@ FILES: dict[str, Any] = {
     "no scale at all": {"fc.weight": codes(64, 32)} | BIAS,
     "a float in a module of its own": {"enc.codes.w": FOUR, "enc.aux.t": torch.ones(64)} | BIAS,
     "a number for 8 bits under their own name": {"model": {"m.weight": fp8(8, 16)}, "m.weight": 0.013},
-    "in one entry": {"fc.weight": {"q": codes(64, 32), "scale": torch.ones(64)}} | BIAS,
-    "8 bits in one entry": {"fc.weight": {"q": fp8(64, 32), "s": torch.ones(64)}} | BIAS,
     "dicts that are parts of names": {"weights.a.w": codes(8, 16), "zeros.a.w": torch.full((8,), 0.1)},
     "one scale for all 8 bits": {"model": {"a.weight": fp8(8, 16), "b.weight": fp8(8, 16)}, "scale": torch.ones(2)},
     "a name beside that of the module": {"fc.weight": fp8(64, 32), "fc_s": torch.ones(64)} | BIAS,
@@ -181,6 +179,21 @@ def test_a_weight_and_its_scale_in_one_entry_are_not_cast(make: Callable[[Any], 
     pair = make((codes(8, 16), torch.full((8,), 0.1)))
     torch.save({"model": {"a.weight": pair, "a.bias": torch.ones(8)}, "epoch": 1}, tmp_path / "m.pth")
 
+    with pytest.raises(UnsupportedFeature, match="a cast breaks"):
+        ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
+
+
+@each("values", [codes(64, 32), fp8(64, 32)])
+def test_codes_with_their_scale_are_one_entry_of_the_model(values: Tensor, tmp_path: Path) -> None:
+    torch.save({"fc.weight": {"q": values, "scale": torch.ones(64)}} | BIAS, tmp_path / "m.pth")
+    found = ckptool.load(tmp_path / "m.pth")
+    ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16")
+    cast = torch.load(tmp_path / "o.pth")
+
+    assert said(tmp_path / "m.pth")[0].startswith("quantised: ")
+    assert found.keys() == {"fc.weight", "fc.bias"}
+    assert (found["fc.weight"]["q"].dtype, cast["fc.bias"].dtype) == (values.dtype, torch.bfloat16)
+    assert [one.dtype for one in cast["fc.weight"].values()] == [values.dtype, torch.float32]
     with pytest.raises(UnsupportedFeature, match="a cast breaks"):
         ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
 
