@@ -39,7 +39,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.reading import LazyTensor, cut_up, part_of
 from ckptool.tensors.tensor import TensorInfo
 
 CASTABLE: Final = FLOATS | FP8
@@ -64,7 +64,7 @@ _TRAINING: Final = re.compile(
 )
 """The same in names of what a net, or its training, has itself."""
 _OF_NET: Final = re.compile(
-    r"bias\Z|norm|gamma|beta|token|embed|pos|_g\Z|original|\AD\Z|dt_|temperature|mean|std|var\Z"
+    r"bias(\Z|_[ih]h)|norm|gamma|beta|token|embed|pos|_g\Z|original|\AD\Z|dt_|temperature|mean|std|var\Z"
 )
 """In names of floats of a net, which are no scales though they are in the module of a weight."""
 _INDEX: Final = re.compile(
@@ -137,11 +137,7 @@ class Quantization(NamedTuple):
 
     def within(self, entries: Collection[str]) -> Iterator[tuple[str, str]]:
         """Yield all of it that is in some entries, or in what they hold: its path, and that of the entry."""
-        for name in {*self.types, *self.numbers}:
-            ends = (*(at for at, one in enumerate(name) if one == "."), len(name))
-            entry = next((name[:end] for end in ends if name[:end] in entries), None)
-            if entry is not None:
-                yield name, entry
+        return within({*self.types, *self.numbers}, entries)
 
     def damage(self, left: _Names, *, is_cast: bool) -> str | None:
         """
@@ -170,6 +166,15 @@ class Quantization(NamedTuple):
         found |= {new: set() for name, new in names.items() if new in now and name not in named}  # no loader finds them
         kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
         return {one for of, others in kept for one in others if names.get(one) not in of}
+
+
+def within(names: Iterable[str], entries: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of all that is in some entries, or in what they hold, each with that of the entry."""
+    for name in names:
+        ends = (*(at for at, one in enumerate(name) if one == "."), len(name))
+        entry = next((name[:end] for end in ends if name[:end] in entries), None)
+        if entry is not None:
+            yield name, entry
 
 
 def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
@@ -211,6 +216,7 @@ def find(
     settings: Callable[[], Settings | None],
     beside: Callable[[], Mapping[str, Tensors]],
     classes: _Names,
+    readable: Collection[str],
     *,
     is_part: bool,
 ) -> Quantization | None:
@@ -220,7 +226,8 @@ def find(
     ``numbers`` are those that are no tensors, and may be scales. ``homes`` are the keys of the state dicts of the
     tensors, ``classes`` those of the modules of a whole model. ``settings`` are asked for where some tensors have the
     types of quantised values, and what files ``beside`` have, by their names, where such have no scale. If
-    ``is_part``, other files may have what is not here.
+    ``is_part``, other files may have what is not here. Of no tensor but those that are ``readable`` is a value read:
+    others that only values tell are taken for none.
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape and info.numel > 1}
     values = [name for name in small if not _INDEX.search(name.rpartition(".")[2])]
@@ -239,7 +246,7 @@ def find(
         near[name] = [*near.get(name, ()), *others]
     scales = [name for name, info in tensors.items() if (found or rest) and _is_scale(name, info)]
     found |= {one.name: one for one in _eight_bits(everything, rest, near, scales, is_part=is_part)}
-    found |= {one.name: one for one in _integers(everything, rest, near)}
+    found |= {one.name: one for one in _integers(everything, rest, near, readable)}
     lack = {name: info for name, info in rest.items() if info.dtype.name in FP8 and name not in found}
     lack |= {name: rest[name] for name, one in found.items() if one.rule == _LOOSE}
     found |= {one.name: one for one in _scaled_beside(lack, beside() if lack else {})}
@@ -400,7 +407,7 @@ def _floats(tensors: Tensors, near: _Near, name: str) -> list[str]:
     return [one for one in near.get(name, ()) if tensors[one].dtype.name in FLOATS | POWERS]
 
 
-def _integers(tensors: Tensors, rest: Tensors, near: _Near) -> Iterator[Weight]:
+def _integers(tensors: Tensors, rest: Tensors, near: _Near, readable: Collection[str]) -> Iterator[Weight]:
     """
     Yield matrices of integers that are codes.
 
@@ -413,14 +420,14 @@ def _integers(tensors: Tensors, rest: Tensors, near: _Near) -> Iterator[Weight]:
         books = [one for one in floats if _BOOK.search(one)]
         if dtype not in INTEGERS or _SCALE.search(last):
             continue
-        if books and _are_places(name, info, tensors[books[0]]):
+        if books and name in readable and _are_places(name, info, tensors[books[0]]):
             yield Weight(name, name, "codes", f"codes with a code book ({dtype})")
-        elif not _INDEX.search(last) or (books and not _is_table(name, info)):
+        elif not _INDEX.search(last) or (books and name in readable and not _is_table(name, info)):
             said = [one for one in floats if _SCALE.search(one)]
             is_many = dtype in ("int8", "uint8") or any(tensors[one].numel > 1 for one in said)
             key = (last, dtype)
             if not (said and (is_many or last.endswith("weight"))):
-                if len(info.shape) == 1:
+                if len(info.shape) == 1 or name not in readable:
                     continue
                 if key not in looked and len(looked) < _MOST:
                     looked[key] = _is_table(name, info)
@@ -445,8 +452,9 @@ def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Wei
 def _first(name: str, info: TensorInfo) -> list[int]:
     """Return the first values of a tensor of integers; none if they cannot be read."""
     data, size, is_signed = b"", info.dtype.itemsize, not info.dtype.name.startswith("u")
+    first = next(cut_up((0,) * len(info.shape), info.shape, _HEAD_NBYTES // size))
     with suppress(Failure):  # others say so
-        data = next(LazyTensor(name, info).chunks(_HEAD_NBYTES), b"") if info.storage is not None else b""
+        data = LazyTensor(name, part_of(info, *first)).read() if info.storage is not None else b""
     return [int.from_bytes(data[at : at + size], "little", signed=is_signed) for at in range(0, len(data), size)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, cast
@@ -76,12 +76,20 @@ def base_model(path: str, source: Source) -> str | None:
 
 @once
 def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
-    """Return what is quantised, beside optimizers; None if nothing is."""
-    return quantization_under(checkpoint, None) if may_be_quantized(checkpoint) else None
+    """Return what is quantised, beside optimizers; None if nothing is. Reads no values of what is far away."""
+    return quantization_among(checkpoint, () if is_far(checkpoint.path) else checkpoint.tensors.keys())
 
 
-def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> Quantization | None:
-    """Return what is quantised under other ``names``, by the old ones; None stands for those that it has."""
+def quantization_among(
+    checkpoint: Checkpoint, taken: Collection[str], names: Mapping[str, str] | None = None
+) -> Quantization | None:
+    """
+    Return what is quantised, if only some tensors are ``taken``: no bytes of others are read, not even a few.
+
+    With ``names``, other ones by those that it has, it is what is quantised under these.
+    """
+    if not may_be_quantized(checkpoint):
+        return None
     is_part = checkpoint.part_of is not None
     states = {id(one) for found in checkpoint.state_dicts if found.role in NO_WEIGHTS for one in found.values()}
     infos = {name: one.info for name, one in checkpoint.tensors.items() if id(one) not in states}
@@ -99,9 +107,10 @@ def quantization_under(checkpoint: Checkpoint, names: Mapping[str, str] | None) 
         numbers = {names[name]: info for name, info in numbers.items() if name in names}
         homes = {names[name]: key for name, key in homes.items() if name in names}
         classes = {names[name]: cls for name, cls in classes.items() if name in names}
+        taken = {names[name] for name in taken if name in names}
     settings = partial(_settings, checkpoint.path, checkpoint.source)
     beside = partial(_numbers_beside, checkpoint)
-    return find(infos, numbers, homes, settings, beside, classes, is_part=is_part)
+    return find(infos, numbers, homes, settings, beside, classes, taken, is_part=is_part)
 
 
 def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:

@@ -15,7 +15,7 @@ from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import holds_storage, not_averaged, refuse_broken, refuse_incomplete, refuse_slice
-from ckptool.checkpoints.quantized import CASTABLE, keep
+from ckptool.checkpoints.quantized import CASTABLE, keep, within
 from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
@@ -29,7 +29,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import open_checkpoint
-from ckptool.formats.settings import quantization_of
+from ckptool.formats.settings import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
@@ -180,10 +180,11 @@ def refuse_broken_quantized(
     are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
     only logged.
     """
-    found = quantization_of(checkpoint)
+    types = {one.name: str(cast or one.dtype).removeprefix("torch.") for one, cast in left}
+    inside = (name for name, _ in within(checkpoint.tensors, others)) if others else ()
+    found = quantization_among(checkpoint, {*types, *inside})
     if found is None:
         return
-    types = {one.name: str(cast or one.dtype).removeprefix("torch.") for one, cast in left}
     for name in (name for name, _ in found.within(others) if name not in types):
         one = checkpoint.tensors.get(name)
         types[name] = str(cast_of(one, dtype) or one.dtype).removeprefix("torch.") if one is not None else ""

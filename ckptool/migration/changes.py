@@ -27,8 +27,9 @@ def new_tag(tags: DeviceTags | None, old: str) -> str:
 
 
 def retagged(info: TensorInfo, tags: DeviceTags | None) -> str:
-    """Return the tag of a tensor in the new file; one on the meta device has no storage to be tagged."""
-    return new_tag(tags, info.location) if info.storage or info.parts else info.location
+    """Return the tag of a tensor in the new file; one on the meta device has none to change, nor has an array."""
+    is_tagged = (info.storage or info.parts) and not info.is_array
+    return new_tag(tags, info.location) if is_tagged else info.location
 
 
 def label(tags: DeviceTags | None) -> str | None:

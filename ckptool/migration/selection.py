@@ -16,10 +16,10 @@ from typing import Final, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import not_averaged, refuse_stubs, stubs_in
-from ckptool.checkpoints.quantized import keep
+from ckptool.checkpoints.quantized import keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.formats.settings import quantization_of, quantization_under
+from ckptool.formats.settings import quantization_among
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.planned import Plan
@@ -150,21 +150,25 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     names = {head + old.get(name, name): name for name in types}
     left = {was: types[name] for was, name in names.items()}
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
-    found = quantization_of(checkpoint) if left != before or old or file.dropped else None
-    if found is None:
+    if left == before and not old and not file.dropped:
         return None
     # What is no tensor, and what lies deeper, in a tuple say, goes where its entry goes.
-    if weights is None:
-        entries = {name: name for name in found.numbers} | dict(file.renamed)
-    else:
+    entries = dict(file.renamed)
+    if weights is not None:
         entries = {head + old.get(name, name): name for name in weights.others}
         entries |= {f"__metadata__.{key}": f"__metadata__.{key}" for key, _ in weights.texts}
+    taken = {*left, *(name for name, _ in within(before, entries))}
+    found = quantization_among(checkpoint, taken)
+    if found is None:
+        return None
+    if weights is None:
+        entries = {name: name for name in found.numbers} | entries
     gone = {name for name, _ in found.within({*file.dropped, *(head + one for one in file.dropped)})}
     for name, entry in found.within(entries):
         if name not in left and name not in gone:
             left[name], names[name] = before.get(name, ""), entries[entry] + name[len(entry) :]
     if any(head + new != name for name, new in names.items()):
-        apart = found.apart(quantization_under(checkpoint, names), names)
+        apart = found.apart(quantization_among(checkpoint, taken, names), names)
         left = {name: dtype for name, dtype in left.items() if name not in apart}
     return found.damage(left, is_cast=plan.casting is not None)
 

@@ -252,7 +252,8 @@ def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | 
     key = weights.state_dict.key
     for name, old in weights.old_names.items():
         if name in weights.tensors:
-            yield name, weights.tensors[name].info
+            info = weights.tensors[name].info
+            yield name, info._replace(subclass=None) if info.is_array else info  # it is written as a tensor
         else:
             head = f"{key}.{old}." if key else f"{old}."
             yield from ((None, tensor.info) for one, tensor in checkpoint.tensors.items() if one.startswith(head))

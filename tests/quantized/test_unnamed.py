@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,24 @@ def test_a_cast_is_refused(name: str, tmp_path: Path) -> None:
         ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="same")
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16", break_quantized=True, force=True)
+
+
+def test_no_values_are_read_but_those_of_what_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers without scales are told from tables of indices by their first values."""
+    path, read = tmp_path / "m.safetensors", dict[int, int]()
+    save_file({"codes.a": codes(512, 512), "net.weight": torch.ones(512, 512), "net.bias": torch.ones(512)}, path)
+    data, pread = path.read_bytes(), os.pread
+    start = data.index(codes(512, 512).numpy().tobytes())
+    monkeypatch.setattr("os.pread", lambda fd, size, at: read.update({at: size}) or pread(fd, size, at))
+    net: Any = nn.ModuleDict({"net": nn.Linear(512, 512)})
+
+    ckptool.load_into(net, path, strict=False, mmap=False)
+    ckptool.migrate(path, tmp_path / "o.pth", include=["net.*"], dtype="bfloat16")
+    assert read
+    assert not any(start <= at < start + (512 << 9) for at in read)
+    with pytest.raises(MigrationRefused, match="integers without scales"):
+        ckptool.migrate(path, tmp_path / "all.pth", dtype="bfloat16")
+    assert [size for at, size in read.items() if start <= at < start + (512 << 9)] == [1 << 12]
 
 
 @each("make", [tuple, list])

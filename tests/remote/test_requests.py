@@ -69,6 +69,20 @@ def test_an_index_takes_few_requests(
             assert (storage.offset, storage.nbytes) == (one.info.storage.offset, one.info.storage.nbytes)
 
 
+def test_what_is_quantised_is_said_without_values() -> None:
+    """Integers without scales, which only their values tell from tables of indices: those are not read from far."""
+    scaled = {"m.qweight": torch.ones(1024, 1024, dtype=torch.int8), "m.scales": torch.ones(1024)}
+    loose = {f"layers.{at}.kernel{at}": torch.full((2048, 2048), -7, dtype=torch.int8) for at in range(4)}
+    with serving({"/x": save_safetensors(scaled | loose)}) as server:
+        with open_checkpoint(f"{server.url}/x") as found:
+            asked = [one for one in server.requests if one[0] == "/x"]
+            (said,) = [one.message for one in examine(found) if one.code == "CK506"]
+
+        assert "1 of 1 weight has a scale" in said
+        assert "without" not in said
+        assert [one for one in server.requests if one[0] == "/x"] == asked
+
+
 @pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
 def test_many_tiny_tensors_take_two_requests(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = zipped(tensors(count, 32))
