@@ -32,6 +32,13 @@ settings.register_profile("full", deadline=None, derandomize=True, max_examples=
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=20_000)
 
 
+@pytest.hookimpl(optionalhook=True)  # only where xdist is installed
+def pytest_xdist_auto_num_workers() -> int:
+    """Say how many processes ``-n auto`` means: more than cores, as tests wait for disks, servers and processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ckptool", "how much to test")
     group.addoption("--full", dest="scale", action="store_const", const=1, default=0, help="all tests, at full scale")

@@ -76,7 +76,7 @@ def opened(path: str) -> object:
         return torch.load(path, map_location="cpu")
 
 
-@pytest.mark.parametrize("path", one_of_twins(OURS, 2), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", one_of_twins(OURS, 3), ids=lambda path: path.name)
 def test_every_command_in_a_hint_works_and_mends_it(path: Path, tmp_path: Path) -> None:
     run_all(path, tmp_path)
 

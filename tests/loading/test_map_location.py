@@ -33,7 +33,7 @@ def forged_file(path: Path, tag: str = "cuda:0", *, legacy: bool = False) -> dic
     return tensors
 
 
-@pytest.mark.parametrize(("legacy", "tag"), in_turn([False, True], TAGS))
+@pytest.mark.parametrize(("legacy", "tag"), in_turn([False, True], TAGS[::2]))
 def test_saved_tags_never_matter(tag: str, legacy: bool, tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth", tag, legacy=legacy)
 

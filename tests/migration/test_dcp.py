@@ -144,7 +144,7 @@ def test_every_item_is_a_whole_file_of_torch_save(tmp_path: Path) -> None:
     assert position == len(data)
 
 
-@pytest.mark.parametrize("most", [1, 24, 100, 200])
+@pytest.mark.parametrize("most", [1, 100])
 def test_large_tensors_are_cut(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     tree = {**training(), "cube": torch.randn(3, 5, 7), "row": torch.arange(90).view(1, 90), "flat": torch.arange(77)}

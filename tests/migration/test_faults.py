@@ -226,7 +226,7 @@ def test_killed_at_every_system_call(
     whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
     assert whole.error is None
     published = []
-    for at in [*range(1, whole.calls + 11, step(4, 2)), whole.calls + 11]:  # over an old file, some more
+    for at in [*range(1, whole.calls + 11, step(8, 3)), whole.calls + 11]:  # over an old file, some more
         target.unlink(missing_ok=True)
         if old:
             target.write_bytes(OLD)
@@ -594,7 +594,7 @@ def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> Non
     for key, content in stored.items():
         start = data.index(content)
         for position in {0, 1, 40, len(content) // 2, len(content) - 1}:
-            for bit in range(0, 8, step(8)):
+            for bit in range(0, 8, step(8, 4)):
                 damaged = bytearray(data)
                 damaged[start + position] ^= 1 << bit
                 source.write_bytes(damaged)
@@ -799,7 +799,7 @@ REFUSALS = product([("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG //
 
 
 @scaled
-@pytest.mark.parametrize(("made", "old", "name"), some(REFUSALS, 5))
+@pytest.mark.parametrize(("made", "old", "name"), some(REFUSALS, 9))
 def test_every_system_call_may_fail(
     way: str, folder: Path, tmp_path: Path, made: tuple[str, int], old: bool, name: str
 ) -> None:
@@ -810,7 +810,7 @@ def test_every_system_call_may_fail(
     new = migrated(data, tmp_path, target)
     descriptors = open_descriptors()
     failed, tolerated = [], []
-    every = step(5 if numel > 64 else 2, 2)
+    every = step(7 if numel > 64 else 3, 3)
     for at in range(1, 500, every):
         place.unlink(missing_ok=True)
         if old:

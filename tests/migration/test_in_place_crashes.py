@@ -103,7 +103,7 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
     for entry in edited.log:
         parts = list(torn(entry, 1)) if entry.what == "write" else []
         # A short write is of the guard: each of its bytes, always.
-        for part in parts if len(parts) < 20 else parts[:: step(173, 11)]:
+        for part in parts if len(parts) < 20 else parts[:: step(431, 23)]:
             edited.check(done(files, part))
         files = done(files, entry)
 
@@ -116,7 +116,7 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
     for entry in edited.log:
         before.append(files)
         files = done(files, entry)
-    for files in [*before[:: step(4, 2)], before[-4]]:  # the last: all is written, but for the new guard
+    for files in [*before[:: step(8, 3)], before[-4]]:  # the last: all is written, but for the new guard
         put(files, edited.path)
         if not Path(journal_path(str(edited.path))).exists():
             continue

@@ -27,7 +27,7 @@ from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, Files, edit, put, states, torn, weights, write
-from tests.scale import times
+from tests.scale import step, times
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 NOBODY = 65534
@@ -313,7 +313,9 @@ def values(path: Path) -> dict[str, list[float]]:
 )
 def test_a_file_that_was_saved_over_is_read_and_never_written_to(layout: str, count: int, tmp_path: Path) -> None:
     met = set()
-    for path, _ in states(layout, tmp_path):
+    for number, (path, _) in enumerate(states(layout, tmp_path)):
+        if number % step(3):
+            continue
         inode = path.stat().st_ino
         saved(layout, path, epoch=2, count=count)
         new = path.read_bytes()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.fixture_set.places import relative, relative_code, relative_places
+from tests.scale import exhaustive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,7 @@ def test_the_committed_files_name_no_folder_of_a_machine() -> None:
     assert len(files) > 250
 
 
+@exhaustive
 def test_what_is_written_here_names_no_folder_of_this_machine(written_set: Path) -> None:
     given = [*map(Path, sys.path), Path.cwd(), Path.home()]
     folders = {str(form) for folder in given for form in (folder.absolute(), folder.resolve())} - {"/"}
