@@ -88,6 +88,17 @@ def test_every_file_that_is_named_exists(page: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_every_promise_has_a_test() -> None:
+    rows = re.findall(r"^\| (?!promise|---)(.+) \| \[.+\]\(.+\) \| (.+) \|$", text_of("docs/promises.md"), re.MULTILINE)
+    assert len(rows) > 60
+    for promise, tests in rows:
+        for named in re.findall("`(.+?)`", tests):
+            path, _, name = named.partition("::")
+            there = ROOT / path
+            assert there.exists(), (promise, named)
+            assert not name or f"def {name}(" in there.read_text("utf-8"), (promise, named)
+
+
 def test_what_is_to_be_changed_stands_in_the_module_that_is_named() -> None:
     named = HERE.findall(text_of("CONTRIBUTING.md"))
     assert len(named) > 8
