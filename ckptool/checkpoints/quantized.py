@@ -54,6 +54,8 @@ _NUMBER: Final = TensorInfo(BY_NAME["float64"], (), (), 0, None, "cpu")
 _DEPTH: Final = 3
 """Of lists of numbers, and of what names in another dict have in front."""
 _HEAD_NBYTES: Final = 1 << 12
+_BULK: Final = 4
+"""Times as many places in a code book as there are other values."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _SCALE: Final = re.compile(r"scal(?!ar|ed)|amax|absmax|quant|zero|SCB")
 _BOOK: Final = re.compile(r"code_?book|code_?word|centroid|cent(er|re)s|palette|lut|lookup|levels|(?<!shift_)table")
@@ -216,6 +218,7 @@ def find(
     settings: Callable[[], Settings | None],
     beside: Callable[[], Mapping[str, Tensors]],
     classes: _Names,
+    own: Collection[str],
     readable: Collection[str],
     *,
     is_part: bool,
@@ -226,8 +229,9 @@ def find(
     ``numbers`` are those that are no tensors, and may be scales. ``homes`` are the keys of the state dicts of the
     tensors, ``classes`` those of the modules of a whole model. ``settings`` are asked for where some tensors have the
     types of quantised values, and what files ``beside`` have, by their names, where such have no scale. If
-    ``is_part``, other files may have what is not here. Of no tensor but those that are ``readable`` is a value read:
-    others that only values tell are taken for none.
+    ``is_part``, other files may have what is not here. Integers of no known layout are data where they are not the
+    weights' ``own``. Of no tensor but those that are ``readable`` is a value read: others that only values tell are
+    taken for none.
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape and info.numel > 1}
     values = [name for name in small if not _INDEX.search(name.rpartition(".")[2])]
@@ -246,7 +250,7 @@ def find(
         near[name] = [*near.get(name, ()), *others]
     scales = [name for name, info in tensors.items() if (found or rest) and _is_scale(name, info)]
     found |= {one.name: one for one in _eight_bits(everything, rest, near, scales, is_part=is_part)}
-    found |= {one.name: one for one in _integers(everything, rest, near, readable)}
+    found |= {one.name: one for one in _integers(everything, rest, near, own, readable)}
     lack = {name: info for name, info in rest.items() if info.dtype.name in FP8 and name not in found}
     lack |= {name: rest[name] for name, one in found.items() if one.rule == _LOOSE}
     found |= {one.name: one for one in _scaled_beside(lack, beside() if lack else {})}
@@ -407,42 +411,67 @@ def _floats(tensors: Tensors, near: _Near, name: str) -> list[str]:
     return [one for one in near.get(name, ()) if tensors[one].dtype.name in FLOATS | POWERS]
 
 
-def _integers(tensors: Tensors, rest: Tensors, near: _Near, readable: Collection[str]) -> Iterator[Weight]:
+def _integers(
+    tensors: Tensors, rest: Tensors, near: _Near, own: Collection[str], readable: Collection[str]
+) -> Iterator[Weight]:
     """
-    Yield matrices of integers that are codes.
+    Yield integers that are codes: those in the place of a weight that a scale fits, or the bulk of the weights.
 
-    Masks, positions and tables of indices have values of their own kind: one or two, one after the other, or small
-    ones. Such are codes only if a scale or a code book is called one.
+    A net of floats may have integers of any kind, also beside a scale. Masks, positions and tables of indices have
+    values of their own kind: one or two, one after the other, or small ones. Such are codes only if a scale is called
+    one, or they are places in a code book.
     """
-    looked: dict[tuple[str, str], bool] = {}
-    for name, info in rest.items():
-        last, dtype, floats = name.rpartition(".")[2], info.dtype.name, _floats(tensors, near, name)
-        books = [one for one in floats if _BOOK.search(one)]
-        if dtype not in INTEGERS or _SCALE.search(last):
-            continue
+    ints = {name: info for name, info in rest.items() if info.dtype.name in INTEGERS and name in own}
+    ints = {name: info for name, info in ints.items() if not _SCALE.search(name.rpartition(".")[2])}
+    around = ((info, one) for name, info in ints.items() for one in _floats(tensors, near, name))
+    scaling = {one for info, one in around if _SCALE.search(one) or _fits(info, tensors[one])}
+    floats = [one for name, one in tensors.items() if name in own and name not in scaling and len(one.shape) > 1]
+    floats = [one for one in floats if one.dtype.name in CASTABLE]
+    many, others = (sum(one.numel for one in of) for of in (ints.values(), floats))
+    looked: dict[tuple[str, str, bool], bool] = {}
+    for name, info in ints.items():
+        last, dtype, beside = name.rpartition(".")[2], info.dtype.name, _floats(tensors, near, name)
+        books = [one for one in beside if _BOOK.search(one) and many >= _BULK * (others + tensors[one].numel)]
         if books and name in readable and _are_places(name, info, tensors[books[0]]):
             yield Weight(name, name, "codes", f"codes with a code book ({dtype})")
-        elif not _INDEX.search(last) or (books and name in readable and not _is_table(name, info)):
-            said = [one for one in floats if _SCALE.search(one)]
-            is_many = dtype in ("int8", "uint8") or any(tensors[one].numel > 1 for one in said)
-            key = (last, dtype)
-            if not (said and (is_many or last.endswith("weight"))):
-                if len(info.shape) == 1 or name not in readable:
-                    continue
-                if key not in looked and len(looked) < _MOST:
-                    looked[key] = _is_table(name, info)
-                fits = any(grain(info.shape, tensors[one].shape) for one in floats)
-                is_image = dtype == "uint8" and len(info.shape) > 2 and not (fits or last.endswith("weight"))
-                if looked.get(key) or is_image:
-                    continue
-            kind = f"integers with scales ({dtype})" if floats else f"{_LOOSE} ({dtype})"
-            yield Weight(name, name, kind if floats else _LOOSE, kind, is_scaled=bool(floats))
+            continue
+        said, is_weight = [one for one in beside if _SCALE.search(one)], _is_in_place(name, info, tensors)
+        is_scaled = is_weight and any(_fits(info, tensors[one]) for one in said)
+        is_bulk = len(ints) > len(floats) and (many >= others or is_weight)
+        if not (is_bulk or is_scaled) or (_INDEX.search(last) and not books):
+            continue
+        if not said and (len(info.shape) == 1 or name not in readable):
+            continue
+        if name in readable and not is_scaled:
+            key = (last, dtype, bool(said))
+            if key not in looked and len(looked) < _MOST:
+                looked[key] = _is_table(name, info, is_said=bool(said))
+            is_image = dtype == "uint8" and len(info.shape) > 2 and not (is_weight or scaling.intersection(beside))
+            if looked.get(key) or is_image:
+                continue
+        kind = f"integers with scales ({dtype})" if beside else f"{_LOOSE} ({dtype})"
+        yield Weight(name, name, kind if beside else _LOOSE, kind, is_scaled=bool(beside))
+
+
+def _fits(info: TensorInfo, scale: TensorInfo) -> bool:
+    """Say whether a float scales a tensor, or is a code book for it, by their shapes."""
+    is_book = len(scale.shape) == 1 and scale.numel & (scale.numel - 1) == 0
+    return 2 * scale.numel <= info.numel and (is_book or grain(info.shape, scale.shape) is not None)
+
+
+def _is_in_place(name: str, info: TensorInfo, tensors: Tensors) -> bool:
+    """Say whether a tensor stands where a weight does: by its name, or beside a bias of its size."""
+    bias = tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip("."))
+    return name.endswith("weight") or (
+        bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
+    )
 
 
 def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Weight]:
     """Yield weights whose scales are in a file beside, as it seems."""
     for file, tensors in beside.items():
-        there = {f"{file}.{name}": info._replace(storage=None) for name, info in tensors.items()}
+        named = {f"{file}.{name}": info._replace(storage=None) for name, info in tensors.items()}
+        there = {name: info for name, info in named.items() if _is_said(name) and not _TRAINING.search(name)}
         for name in _elsewhere({**lack, **there}, lack, dict.fromkeys(there, file)):
             dtype = lack[name].dtype.name
             kind, rule = (f"FP8{KINDS[dtype]}", _NAMED) if dtype in FP8 else (f"{_LOOSE} ({dtype})", _LOOSE)
@@ -458,19 +487,24 @@ def _first(name: str, info: TensorInfo) -> list[int]:
     return [int.from_bytes(data[at : at + size], "little", signed=is_signed) for at in range(0, len(data), size)]
 
 
-def _is_table(name: str, info: TensorInfo) -> bool:
-    """Say whether the first values are those of masks, positions or indices, and not of codes, which take all bits."""
+def _is_table(name: str, info: TensorInfo, *, is_said: bool = False) -> bool:
+    """
+    Say whether the first values are those of masks, positions or indices, and not of codes, which take all bits.
+
+    Where a scale ``is_said`` to be one, codes may be small.
+    """
     first, size = _first(name, info), info.dtype.itemsize
     least = min(first, default=-1)
-    is_small = size > 1 and max(first, default=0) < 1 << _TOP_BITS[size]
-    return least >= 0 and (is_small or len({*first}) < 3 or first == list(range(least, least + len(first))))
+    is_small = size > 1 and not is_said and max(map(abs, first), default=1 << 64) < 1 << _TOP_BITS[size]
+    return is_small or 0 < len({*first}) < 3 or (bool(first) and first == list(range(least, least + len(first))))
 
 
 def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
     """Say whether integers, perhaps of 4 bits, are places in a code book: of numbers, or of rows for a matrix."""
     first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
     is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(name, info)
-    return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
+    is_book = size & (size - 1) == 0
+    return is_book and bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
 
 
 def _of(cls: str) -> str:

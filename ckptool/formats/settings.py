@@ -100,6 +100,8 @@ def quantization_among(
         numbers = numbers_in([*checkpoint.extras, *texts])
         numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
         homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
+    head = f"{checkpoint.weights.key}.".lstrip(".") if checkpoint.weights is not None else ""
+    own = {name for name in infos if name.startswith(head)}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
     if names is not None:
@@ -107,10 +109,10 @@ def quantization_among(
         numbers = {names[name]: info for name, info in numbers.items() if name in names}
         homes = {names[name]: key for name, key in homes.items() if name in names}
         classes = {names[name]: cls for name, cls in classes.items() if name in names}
-        taken = {names[name] for name in taken if name in names}
+        own, taken = ({names[name] for name in one if name in names} for one in (own, taken))
     settings = partial(_settings, checkpoint.path, checkpoint.source)
     beside = partial(_numbers_beside, checkpoint)
-    return find(infos, numbers, homes, settings, beside, classes, taken, is_part=is_part)
+    return find(infos, numbers, homes, settings, beside, classes, own, taken, is_part=is_part)
 
 
 def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.origin import lightning_attribute
+from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.summary import count, wrappers_in_front
 from ckptool.checkpoints.training import parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name
@@ -151,9 +152,8 @@ def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         yield from (path for path in outside if not path.startswith(f"{key}."))
     elif weights.state_dict.class_name is None:
         # Entries of weights at the root are told by their names: what lies deeper goes where its entry goes.
-        inside = {*weights.old_names.values(), *weights.dropped}
-        heads = {name.partition(".")[0] for name in inside if "." not in name}
-        yield from (path for path in outside if path not in inside and path.partition(".")[0] not in heads)
+        inside = {name for name, _ in within(outside, {*weights.old_names.values(), *weights.dropped})}
+        yield from (path for path in outside if path not in inside)
 
 
 def _facts(checkpoint: Checkpoint) -> FileFacts:

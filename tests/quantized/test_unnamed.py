@@ -178,9 +178,13 @@ def test_a_cast_is_refused(name: str, tmp_path: Path) -> None:
 def test_no_values_are_read_but_those_of_what_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers without scales are told from tables of indices by their first values."""
     path, read = tmp_path / "m.safetensors", dict[int, int]()
-    save_file({"codes.a": codes(512, 512), "net.weight": torch.ones(512, 512), "net.bias": torch.ones(512)}, path)
+    save_file(
+        {f"codes.{one}": codes(512, 512) for one in "ab"}
+        | {"net.weight": torch.ones(512, 512), "net.bias": torch.ones(512)},
+        path,
+    )
     data, pread = path.read_bytes(), os.pread
-    start = data.index(codes(512, 512).numpy().tobytes())
+    start = data.index(codes(512, 512).numpy().tobytes())  # of the first of both
     monkeypatch.setattr("os.pread", lambda fd, size, at: read.update({at: size}) or pread(fd, size, at))
     net: Any = nn.ModuleDict({"net": nn.Linear(512, 512)})
 
@@ -196,8 +200,10 @@ def test_no_values_are_read_but_those_of_what_is_taken(tmp_path: Path, monkeypat
 @each("make", [tuple, list])
 def test_a_weight_and_its_scale_in_one_entry_are_not_cast(make: Callable[[Any], Any], tmp_path: Path) -> None:
     pair = make((codes(8, 16), torch.full((8,), 0.1)))
-    torch.save({"model": {"a.weight": pair, "a.bias": torch.ones(8)}, "epoch": 1}, tmp_path / "m.pth")
+    torch.save({"a.weight": pair, "a.bias": torch.ones(8)}, tmp_path / "m.pth")
+    assert ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", form="state_dict").dropped == ()
 
+    torch.save({"model": {"a.weight": pair, "a.bias": torch.ones(8)}, "epoch": 1}, tmp_path / "m.pth")
     with pytest.raises(UnsupportedFeature, match="a cast breaks"):
         ckptool.load(tmp_path / "m.pth", dtype="bfloat16")
 
