@@ -26,6 +26,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far
+from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
 """How members end that torch alone reads, with the program that they are of."""
@@ -223,6 +224,8 @@ def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) ->
     """Yield the members of an archive that are none of its ``known`` streams, no storages, and more than a word."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
+    named = (storage_id(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
+    keys.update(one.key for one in named if one is not None)  # storages that no tensor is of
     folders = {name.rpartition("/")[0] for name in known}
     of_storages = {
         f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys

@@ -41,7 +41,11 @@ _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def arrays(source: Source) -> Iterator[int]:
-    """Yield where the elements of each array begin that a file of numpy has, and what is no array behind them."""
+    """
+    Yield where the elements of each array begin that a file of numpy has, and what is no array behind them.
+
+    Not those of numbers or texts: their loader takes them as they are.
+    """
     at = 0
     while 0 <= at < source.nbytes:
         head = source.read(at, min(_SHORTEST, source.nbytes - at))
@@ -56,9 +60,12 @@ def arrays(source: Source) -> Iterator[int]:
         at = begin + length
         if at >= source.nbytes:
             return
-        yield at
         plain = _PLAIN.fullmatch(source.read(begin, min(length, _LONGEST_HEADER)))
-        at = at + _nbytes(*plain.groups()) if plain is not None else _find(source, NUMPY, at)
+        if plain is not None:
+            at += _nbytes(*plain.groups())
+        else:
+            yield at
+            at = _find(source, NUMPY, at)
 
 
 def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:

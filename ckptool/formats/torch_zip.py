@@ -17,7 +17,7 @@ from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.errors import AmbiguousFile, Failure, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
@@ -109,6 +109,22 @@ def root_folder(archive: Archive) -> str | None:
     found = [name[: -len("data.pkl")] for name in archive.called("data.pkl") if "/.data/" not in name]
     outermost = [root for root in found if root.count("/") == min(other.count("/") for other in found)]
     return outermost[0] if len(outermost) == 1 else None
+
+
+def storages_as_far(archive: Archive) -> set[str]:
+    """Return which members are the bytes of tensors, as far as the pickles of a single tree and its size say so."""
+    found: set[str] = set()
+    root = root_folder(archive)
+    for folder in ("data", "constants") if root is not None else ():
+        if f"{root}{folder}.pkl" not in archive:
+            continue
+        try:
+            named = (storage_id(node.pid) for node in read_pickle(archive.open(f"{root}{folder}.pkl")).persistent_ids)
+            sizes = {f"{root}{folder}/{one.key}": one.nbytes for one in named if one is not None}
+        except Failure:
+            continue  # it is not known, and all members may be anything
+        found |= {name for name, nbytes in sizes.items() if name in archive and archive[name].nbytes == nbytes}
+    return found
 
 
 def check_version(archive: Archive, name: str) -> None:

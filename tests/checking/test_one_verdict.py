@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
 from ckptool import check
@@ -115,3 +120,33 @@ def test_the_folder_json_and_the_page_say_the_same(name: str, tmp_path: Path) ->
         assert CliRunner().invoke(cli, ["report", str(path), "-o", str(page)]).exit_code == 0
         severe = {one.code for one in report.findings if one.severity != "info"}
         assert all(code in page.read_text(encoding="utf-8") for code in severe)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_bytes_of_tensors_that_look_like_a_pickle_are_none(tmp_path: Path) -> None:
+    numbers = torch.ones(64)
+    # BINSTRING of 207 bytes, BINPERSID: opcodes as three in two hundred tensors of weights have them.
+    numbers.view(torch.uint8)[:4] = torch.tensor([0x55, 0xCF, 0x7E, 0x3F], dtype=torch.uint8)
+    numbers.view(torch.uint8)[209] = 0x51
+    saved = {}
+    for name, value in {"weight": numbers, "storage": numbers.untyped_storage()}.items():
+        stream = io.BytesIO()
+        torch.save({"norm": value}, stream)
+        saved[f"{name}.pth"] = stream.getvalue()
+    packed = {"weights.zip": zip_file(saved), "weights.pth.gz": gzip.compress(saved["weight.pth"], mtime=0)}
+    dcp.save({"norm": numbers}, checkpoint_id=tmp_path / "x" / "step")
+    np.save(tmp_path / "x" / "step" / "a.npy", numbers.numpy())
+    for name, data in {"model.pth": WEIGHTS, **saved, **packed}.items():
+        (tmp_path / "x" / name).write_bytes(data)
+
+    for path in (tmp_path / "x", *(tmp_path / "x").iterdir()):
+        report = agrees(path)
+        assert (known(report), worst(report.worst)) == ("data", None), path
+    # What no tree names as a storage, or names with another size, may be anything.
+    for number, size in enumerate((4, 8)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "model.pth").write_bytes(WEIGHTS)
+        tree = pickled({"w": tensor(storage(numel=size))})
+        (place / "x.zip").write_bytes(zip_file({"m/data.pkl": tree, "m/data/1": EVIL, "m/data/0": EVIL}))
+        assert agrees(place).grade == "system"

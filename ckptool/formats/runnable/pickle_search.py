@@ -178,7 +178,7 @@ class Search:
         elif not head.startswith(holders.NUMPY):
             self._pickles(source, head, record, nested_at, depth)
         else:
-            for begin in holders.arrays(source):  # one of objects is a pickle, whatever its header says
+            for begin in holders.arrays(source):  # one of objects is a pickle
                 self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:

@@ -188,11 +188,15 @@ class Unpacking:
                 yield place(record, name), partial(SliceSource, content, 0, content.nbytes)
 
     def members(self, archive: Archive, record: str) -> Iterator[tuple[str, Content]]:
-        """Yield an archive, and its members."""
+        """Yield an archive, and its members, but for the storages of a tree in it: no loader starts a pickle there."""
+        from ckptool.formats import torch_zip  # few files hold archives
+
         yield record, archive
         tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
+        storages = torch_zip.storages_as_far(archive)
         for name in archive:
-            yield place(record, name), tables.get(name) or partial(archive.open, name)
+            if name not in storages:
+                yield place(record, name), tables.get(name) or partial(archive.open, name)
 
 
 class Act(NamedTuple):
