@@ -67,7 +67,16 @@ def build(device="cpu", dtype=torch.float32):
         return nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=dtype) for _ in range(LAYERS)))
 
 
+def save_small():
+    \"\"\"Return a checkpoint to do first what is measured: the pages of torch's own code come when it first runs.\"\"\"
+    torch.save({"x": torch.ones(1 << 20)}, path + ".small")
+    return path + ".small"
+
+
 def fill(device="meta", model_dtype=torch.float32, **options):
+    small = nn.ParameterDict({"x": torch.empty(1 << 20, device=device, dtype=model_dtype)})
+    ckptool.load_into(small, save_small(), **options)
+    touch(small.values())
     model = build(device, model_dtype)
     before, read = reset_peak(), read_nbytes()
     report = ckptool.load_into(model, path, **options)
@@ -87,8 +96,7 @@ def reload(commit):
 
 
 def load(**options):
-    torch.save({"x": torch.ones(1 << 20)}, path + ".small")
-    touch(ckptool.load(path + ".small", **options).values())  # torch's own pages come when they are first used
+    touch(ckptool.load(save_small(), **options).values())
     predicted = ckptool.predict_memory(path, **options)
     before = reset_peak()
     anonymous, mapped = status("RssAnon"), status("RssFile")
