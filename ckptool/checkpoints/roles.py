@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
@@ -33,6 +33,10 @@ _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
 _OTHER_WORDS = {
     "_extra_state", "callbacks", "loops", "loss", "losses", "metrics", "normalizer", "scaler", "rng", "rng_state"
 }  # fmt: skip
+_OF_TRAINING: Final = re.compile(r".*exp_avg.*|exp_inf|momentum(_buffers?)?|grads?|gradients?|square_avg|acc_delta")
+"""What a step of training has for each parameter: its gradient, and what optimizers keep of it."""
+_BESIDE_WEIGHTS: Final = {"activations", "fisher", "masks", "scales"}
+"""Words for what is measured of each parameter or layer, at the top of a file."""
 _RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
 _CPU_GENERATOR = (5056,)
 _GENERATORS = {_CPU_GENERATOR, (16,), (816,)}
@@ -72,6 +76,8 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "other"
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
+    if is_of_training(group.key, group.names, group.class_name):
+        return "other"
     if _is_rng(group, contents) or _is_random_state(group, contents):
         return "rng"
     if words & _EMA_WORDS or _is_averaged(group):
@@ -86,6 +92,26 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def is_of_training(key: str, names: Iterable[str], class_name: str | None = None) -> bool:
+    """
+    Say whether tensors under ``key`` are gradients, say, or an optimizer's: named as weights are, but no weights.
+
+    ``names`` are full ones. A state of an optimizer may be flat, as ``a.weight.exp_avg``; of a model, never all are so.
+    """
+    if class_name is not None:
+        return False
+    components = key.lower().split(".")
+    if components[0] in _BESIDE_WEIGHTS or any(map(_OF_TRAINING.fullmatch, components)):
+        return True
+    found = False
+    for name in names:
+        last = name.rpartition(".")[2]
+        if not (is_one := bool(_OF_TRAINING.fullmatch(last.lower()))) and last != "step":
+            return False
+        found |= is_one
+    return found
 
 
 def _is_rounded(group: Group, contents: Contents) -> bool:

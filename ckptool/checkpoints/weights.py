@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import averaged, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
-from ckptool.checkpoints.roles import NO_WEIGHTS, Role
+from ckptool.checkpoints.roles import NO_WEIGHTS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, cut, for_shell, some
@@ -149,6 +149,7 @@ def choose(
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
         there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+        there = [one for one in there if not is_of_training(one.key, one, one.class_name)]
         fitting = next(filter(None, ([one for one in there if one.role in some and fits(one)] for some in roles)), [])
         if len(fitting) == 1:
             return fitting[0]

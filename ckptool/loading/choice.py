@@ -178,6 +178,8 @@ def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | Non
     if len(found) != 1 or not _is_state_dict(next(iter(found.values()))):
         return None
     path, node = found.popitem()
+    if any(one.key == path for one in checkpoint.state_dicts):  # with tensors, which are no weights
+        return None
     walk = next((walk for at, walk in checkpoint.walks if at == path), None)
     return StateDict(path, "model", {}, walk.modules[0][1] if walk else None, node)
 

@@ -55,6 +55,7 @@ def roles(tree: Any) -> dict[str, Role]:
         ("lr_scheduler", "scheduler"),
         ("callbacks", "other"),
         ("metrics", "other"),
+        ("exp_avg", "other"),
         ("schema", "model"),
         ("emanuel", "model"),
         ("option", "model"),
@@ -62,6 +63,39 @@ def roles(tree: Any) -> dict[str, Role]:
 )
 def test_the_role_follows_from_whole_words_of_the_key(key: str, role: Role) -> None:
     assert roles({key: weights(), "epoch": 3}) == {key: role}
+
+
+_OF_TRAINING = (
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sqs", "momentum", "momentum_buffer", "grad", "grads", "gradients", "fisher",
+    "masks", "scales", "activations",
+)  # fmt: skip
+
+
+@each("key", [*_OF_TRAINING, ""])
+def test_what_training_keeps_of_each_parameter_is_taken_for_weights_only_if_asked(key: str, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    tree: Any = {key: model.state_dict(), "step": 4}
+    if not key:
+        tree = {
+            f"{name}.{what}": torch.ones(2) for name in ("0.weight", "0.bias") for what in ("exp_avg", "exp_avg_sq")
+        }
+        tree["0.bias.step"] = torch.tensor(4.0)
+    torch.save(tree, tmp_path / "x.pth")
+
+    for take in (
+        lambda: ckptool.migrate(tmp_path / "x.pth", tmp_path / "x.safetensors", dtype="bfloat16"),
+        lambda: ckptool.load(tmp_path / "x.pth"),
+        lambda: ckptool.load_into(model, tmp_path / "x.pth"),
+    ):
+        with pytest.raises((ckptool.WeightsNotFound, ckptool.KeyMismatch), match="there are no weights"):
+            take()
+    report = ckptool.migrate(tmp_path / "x.pth", tmp_path / "x.safetensors", key=key or "(root)")
+    assert report.tensors == (2 if key else 5)
+
+
+@each("names", [["grad.weight"], ["a.grad", "a.weight"], ["momentum.conv.weight", "momentum.conv.bias"]])
+def test_a_layer_may_be_called_as_what_training_keeps(names: list[str]) -> None:
+    assert roles(dict.fromkeys(names, vector())) == {"": "model"}
 
 
 def test_a_bare_mapping_of_tensors_is_the_model() -> None:
