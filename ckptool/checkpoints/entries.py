@@ -8,7 +8,7 @@ begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -45,7 +45,7 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
             weights = (one for one in checkpoint.state_dicts if one.role == "model")
             paths += [_joined(one.key, head) for one in weights for head in averaged_heads(one)]
         if paths:
-            return tuple(paths)
+            return tuple(dict.fromkeys(_list_of(checkpoint, path, paths) for path in paths))
     if what.startswith(".") and _is_there(checkpoint, what[1:]):
         return (what[1:],)
     inside = [_joined(one.key, what) for one in checkpoint.state_dicts if one.key and one.role not in NO_WEIGHTS]
@@ -57,6 +57,24 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
     if not inside:
         raise _nothing_to_drop(checkpoint, what)
     return tuple(inside)
+
+
+def _list_of(checkpoint: Checkpoint, path: str, paths: Collection[str]) -> str:
+    """Return the path of the list that a path leads into, where all in the list are of its role; else the path."""
+    above = path.rpartition(".")[0]
+    if not above or next(entries_at(checkpoint.root, path), None) is not None:
+        return path
+    for mapping, key in entries_at(checkpoint.root, above):
+        found = next((value for own, value in reversed(nodes.mapping_pairs(mapping) or ()) if own == key), None)
+        items = found if isinstance(found, list | tuple) else ()
+        if items and all(f"{above}.{number}" in paths or _steps(one) for number, one in enumerate(items)):
+            return above
+    return path
+
+
+def _steps(node: Inert) -> bool:
+    """Say whether a value is the state of an optimizer, which may have no tensor yet."""
+    return {"state", "param_groups"} <= {key for key, _ in nodes.mapping_pairs(node) or () if isinstance(key, str)}
 
 
 def entries_at(node: Inert, path: str) -> Iterator[tuple[Inert, str | int]]:

@@ -329,8 +329,11 @@ def _of_copies(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
 
 
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:
-    optimizers = [one.key for one in checkpoint.state_dicts if one.role == "optimizer"]
-    return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))
+    optimizers = [one for one in checkpoint.state_dicts if one.role == "optimizer"]
+    own = {f"{path}." for one in optimizers for path in one.own_keys or [one.key]}
+    gone = [f"{path}." for path in dropped]
+    lost = any(path.startswith(head) or head.startswith(path) for path in own for head in gone)
+    return bool(optimizers) and (plan.weights is not None or lost)
 
 
 def sections_of(report: MigrationReport) -> Iterator[Section]:

@@ -445,6 +445,40 @@ def test_roles_and_keys_can_be_dropped(drop: list[str], left: list[str], tmp_pat
     assert (tmp_path / "b.pth").stat().st_size < (tmp_path / "a.pth").stat().st_size or "hyper_parameters.lr" in drop
 
 
+@pytest.mark.parametrize(
+    ("entries", "drop", "left"),
+    [
+        ({"optimizer_states": "m"}, "optimizer", []),
+        ({"optimizer_states": "ms"}, "optimizer", []),
+        ({"optimizer_states": "mm", "optimizer": "m"}, "optimizer", []),
+        ({"optimizer_states": "mm"}, "optimizer_states", []),
+        ({"optimizer": "m"}, "optimizer.state", ["optimizer"]),
+    ],
+)
+def test_optimizers_are_dropped_with_their_list_and_training_is_lost(
+    entries: dict[str, str], drop: str, left: list[str], tmp_path: Path
+) -> None:
+    net = torch.nn.Linear(2, 2)
+    optimizers = {"m": torch.optim.Adam(net.parameters()), "s": torch.optim.SGD(net.parameters())}
+    net(torch.ones(2)).sum().backward()
+    optimizers["m"].step()
+    content: dict[str, Any] = {"state_dict": net.state_dict(), "epoch": 1}
+    for key, kinds in entries.items():
+        states = [optimizers[kind].state_dict() for kind in kinds]
+        content[key] = states if key.endswith("s") else states[0]
+    report = migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", drop=[drop])
+
+    assert list(torch.load(tmp_path / "b.pth")) == ["state_dict", "epoch", *left]
+    assert report.loses_training
+    assert "training cannot be resumed from it: the optimizer's state is left out" in report.notes
+
+
+def test_a_list_with_more_than_optimizers_is_not_dropped_as_one(tmp_path: Path) -> None:
+    content = {"model": Net().state_dict(), "all": [{"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}, 3]}
+    with pytest.raises(MigrationRefused, match="inside a list"):
+        migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", drop=["optimizer"])
+
+
 # Damage
 
 
