@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from ckptool.checking.advice import migration, state_dict
 from ckptool.checking.finding import CODES, Advice, Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import GATHER, REFERENCE, halves_alone, stubs_in
+from ckptool.checkpoints.completeness import REFERENCE, halves_alone, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
 from ckptool.messages import counted, some
@@ -45,12 +45,12 @@ def container_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def halves(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK122, CK123: products of LoRA without one of their halves."""
+    """CK122, CK123: products of adapters without one of their halves."""
     found = halves_alone(checkpoint.tensors)
     if found is not None:
-        code, what = found
-        all_of_them, some_of_them = Finding("CK122", "warning", what, GATHER), Finding("CK123", "warning", what, GATHER)
-        yield all_of_them if code == "CK122" else some_of_them
+        what, hint = found.fact, found.hint
+        all_of_them, some_of_them = Finding("CK122", "warning", what, hint), Finding("CK123", "warning", what, hint)
+        yield all_of_them if found.code == "CK122" else some_of_them
 
 
 def journals(checkpoint: Checkpoint) -> Iterator[Finding]:

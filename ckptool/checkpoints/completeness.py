@@ -38,18 +38,25 @@ class Gap(NamedTuple):
 
 
 class Stubs(NamedTuple):
-    """Tensors without elements that stand for parameters whose values are in other files, or seem to."""
+    """Tensors without elements that stand for parameters whose values are in other files; or parts of products."""
 
     code: str
-    """What a check says: CK120 where the file says so, CK121 of most weights, CK124 of some."""
+    """What a check says: CK120 where the file says so, CK121 of most weights, CK124 of some; CK122, CK123 of parts."""
     names: tuple[str, ...]
     fact: str
     hint: str
 
 
 GATHER: Final = "Often ZeRO-3: the values are in the states of its engine. Save it again with the weights gathered."
-_HALF: Final = re.compile(r"(?<![^\W_])(lora_embedding_|lora[._])(A|B|down|up)(?=\.|$)")
-_OTHER: Final = {"A": "B", "B": "A", "down": "up", "up": "down"}
+_FACTOR: Final = re.compile(
+    r"(?<![^\W_])(lora_embedding_|lora[._]|lokr_|hada_|dora_)(A|B|down|up|magnitude_vector|scale|w[12](?:_[ab])?)(?=\.|$)"
+)
+_MAGNITUDES: Final = ("magnitude_vector", "scale")
+_PRODUCTS: Final = tuple(
+    frozenset(factors.split())
+    for factors in ("A B", "down up", "w1 w2", "w1 w2_a w2_b", "w1_a w1_b w2", "w1_a w1_b w2_a w2_b")
+)
+"""The factors that make a product together; either of LoKr's may be a product itself, and both of LoHa's are."""
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
@@ -90,8 +97,8 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
     # What only seems to be stubs is looked for in the plan of a migration, as a whole.
     refuse_stubs(checkpoint, state_dict, wanted, known=taken is not None)
     halves = halves_alone(state_dict)
-    if halves is not None and halves[0] == "CK122":
-        raise _incomplete((), halves[1], GATHER)
+    if halves is not None and halves.code == "CK122":
+        raise _incomplete((), halves.fact, halves.hint)
     absent = (
         [name for name in checkpoint.absent if wanted.takes(name, state_dict.key)]
         if state_dict is checkpoint.weights
@@ -196,13 +203,30 @@ def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
     return f"{whole} have no average, {then}: {some(lacking)}" if lacking else None
 
 
-def halves_alone(tensors: Mapping[str, LazyTensor]) -> tuple[str, str] | None:
-    """Return the code of a finding, and what is found, of products of LoRA without one half: CK122 of all, or CK123."""
-    held = {name: None for name in tensors if "lora" in name and _HALF.search(name) and tensors[name].info.numel}
-    others = (_HALF.sub(lambda half: half[1] + _OTHER[half[2]], name) for name in held)
-    alone = [name for name, other in zip(held, others, strict=True) if other not in held]
-    what = f"{len(alone):,} of {len(held):,} halves of LoRA's products without the other half: {some(alone)}"
-    return ("CK122" if len(alone) == len(held) else "CK123", what) if alone else None
+def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
+    """Return the factors of an adapter's products that lack others, CK122 of all of them, or CK123; None if none do."""
+    products: dict[tuple[str, str, str], dict[str, str]] = {}
+    scaled: set[str] = set()
+    for name in tensors:
+        if (one := _FACTOR.search(name)) is None or not tensors[name].info.numel:
+            continue
+        if one[2] in _MAGNITUDES:
+            scaled.add(name[: one.start()])
+        else:
+            products.setdefault((name[: one.start()], one[1], name[one.end() :]), {})[one[2]] = name
+    halves = [
+        name for of in products.values() if not any(of.keys() >= all_of for all_of in _PRODUCTS) for name in of.values()
+    ]
+    count = sum(map(len, products.values()))
+    if halves:
+        code = "CK122" if len(halves) == count else "CK123"
+        fact = f"{len(halves):,} of {count:,} halves of an adapter's products without the other half: {some(halves)}"
+        return Stubs(code, tuple(halves), fact, GATHER)
+    bare = {module: name for (module, _, _), of in products.items() if module not in scaled for name in of.values()}
+    if not scaled or not bare:
+        return None
+    fact = f"{counted(len(bare), 'module')} of DoRA without magnitudes, which others have: {some([*bare.values()])}"
+    return Stubs("CK123", tuple(bare.values()), fact, GATHER)
 
 
 def _sizes(said: Inert) -> dict[str, int]:

@@ -14,7 +14,14 @@ import torch
 from ckptool.arguments import check_arguments
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import holds_storage, not_averaged, refuse_broken, refuse_incomplete, refuse_slice
+from ckptool.checkpoints.completeness import (
+    halves_alone,
+    holds_storage,
+    not_averaged,
+    refuse_broken,
+    refuse_incomplete,
+    refuse_slice,
+)
 from ckptool.checkpoints.quantized import CASTABLE, keep, within
 from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
@@ -248,6 +255,8 @@ def chosen_weights(
         refuse_incomplete(checkpoint, state_dict)
     if lacking := not_averaged(checkpoint, state_dict):
         logger.warning("%s: %s", checkpoint.path, show(lacking))
+    if halves := halves_alone(state_dict):
+        logger.warning("%s: %s", checkpoint.path, show(halves.fact))
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)

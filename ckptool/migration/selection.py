@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import not_averaged, refuse_stubs, stubs_in
+from ckptool.checkpoints.completeness import halves_alone, not_averaged, refuse_stubs, stubs_in
 from ckptool.checkpoints.quantized import keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
@@ -184,8 +184,9 @@ def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]
         yield lacking
     for one in _state_dicts(checkpoint, plan):
         stubs = stubs_in(checkpoint, one) if any(tensor.info.numel for tensor in one.values()) else None
-        if stubs is not None and any(plan.names.filter.takes(name, one.key) for name in stubs.names):
-            yield f"{stubs.fact}. {stubs.hint}"
+        for found in (stubs, halves_alone(one)):
+            if found is not None and any(plan.names.filter.takes(name, one.key) for name in found.names):
+                yield f"{found.fact}. {found.hint}"
     for option, text in unmatched(checkpoint, plan, changes):
         if option != "keep_dtype":
             yield nothing_matches([(option, text)], "no name").message

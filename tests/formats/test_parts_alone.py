@@ -161,6 +161,42 @@ def test_halves_of_an_adapter_are_none_whatever_the_file_is_called(name: str, su
     ckptool.migrate(path, tmp_path / "b.pth", form="state_dict", allow_missing=True)
 
 
+SOME_LACK = {
+    "LoRA": (["lora_A.weight", "lora_B.weight"], "lora_B.weight"),
+    "kohya's": (["lora_down.weight", "lora_up.weight", "alpha"], "lora_down.weight"),
+    "LoKr": (["lokr_w1", "lokr_w2_a", "lokr_w2_b", "lokr_t2"], "lokr_w1"),
+    "half of a factor of LoKr": (["lokr_w1", "lokr_w2_a", "lokr_w2_b"], "lokr_w2_b"),
+    "LoHa": (["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"], "hada_w2_a"),
+    "DoRA": (["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"], "lora_magnitude_vector"),
+    "DoRA in training": (
+        ["lora_A.default.weight", "lora_B.default.weight", "lora_magnitude_vector.default.weight"],
+        "lora_magnitude_vector.default.weight",
+    ),
+    "kohya's DoRA": (["lora_down.weight", "lora_up.weight", "dora_scale"], "dora_scale"),
+}
+
+
+@pytest.mark.parametrize("kind", SOME_LACK)
+def test_an_adapter_some_of_whose_products_lack_a_part_is_told_of(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts, lacking = SOME_LACK[kind]
+    whole = {f"lora_unet_{layer}.{part}": torch.randn(4, 4) for layer in "abc" for part in parts}
+    some = {name: one for name, one in whole.items() if name != f"lora_unet_b.{lacking}"}
+    for name, tensors, is_whole in (("whole", whole, True), ("some", some, False)):
+        path = tmp_path / f"{name}.safetensors"
+        save_file(tensors, path)
+        caplog.clear()
+        report = ckptool.migrate(path, tmp_path / f"{name}.pth", form="state_dict")
+
+        assert ckptool.load(path).keys() == tensors.keys()
+        assert ("lora_unet_b." in caplog.text) is not is_whole
+        assert ("lora_unet_b." in " ".join(report.notes)) is not is_whole
+        assert said(path).get("CK123") == (None if is_whole else "warning")
+    noted = ckptool.migrate(path, tmp_path / "left.pth", form="state_dict", exclude=["lora_unet_b.*"]).notes
+    assert "lora_unet_b." not in " ".join(noted)
+
+
 def test_scan_finds_half_an_adapter(tmp_path: Path) -> None:
     save_file({"h.0.lora_A.weight": torch.randn(4, 8)}, tmp_path / "style.safetensors")
 
