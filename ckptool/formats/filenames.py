@@ -34,6 +34,9 @@ ENGINE: Final = re.compile(r"global_step\d+")
 """A folder of states of DeepSpeed's engine."""
 
 
+OF_PROCESSES: Final = "that processes wrote, one each"
+
+
 class Named(NamedTuple):
     """A row of the table: what a file or a folder is, whose whole name matches a pattern."""
 
@@ -96,11 +99,11 @@ TABLE: Final = (
     Named(r"(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_)?mp_rank_[0-9_]+_(?:optim|model)_states\.pt", of="of DeepSpeed"),
     Named(r"layer_[0-9]+[\w-]*[-_]model_states\.pt", of="of DeepSpeed"),
     Named(r"model-rank-[0-9]+-part-[0-9]+\.safetensors", of="of vLLM's sharded state"),
-    Named(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)", of="that processes wrote, one each"),
+    Named(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)", of=OF_PROCESSES),
 )
 """The first row that matches counts."""
 _MAY_BE_PART: Final = re.compile(
-    r"(?<!\d)0{0,3}\d\d?(?!\d)|-of-|(?:rank|part|shard|slice|gpu|device|parallel|[tmp]p)[._-]?\d|"
+    r"(?<!\d)0*\d\d?(?!\d)|-of-|(?:rank|part|shard|slice|gpu|device|parallel|[tmp]p)[._-]?\d|"
     r"^consolidated\.|^adapter_model\.|\.index\.|^metadata\.pkl$",
     re.IGNORECASE,
 )

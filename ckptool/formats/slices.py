@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -53,7 +53,7 @@ _KNOWN: Final = re.compile(
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
 _RANKED: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|chunk|piece|fsdp|gpu|device|(?:tensor|model)[._-]?parallel)"
-    r"(?:[._-]?rank)?[._-]?(\d{1,5})(?=[\W_]|$)|(?<!\d)(\d{1,5})(?=[._-]?of[._-]?\d)",
+    r"(?:[._-]?rank)?[._-]?(\d{1,18})(?=[\W_]|$)|(?<!\d)(\d{1,18})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
 """A number in a name that is that of a rank, as a word says."""
@@ -61,7 +61,9 @@ _OF_ONE: Final = re.compile(
     r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
 )
 """Words of files that are of one model, however much they differ; the last two where they begin at 0."""
-_NUMBER: Final = re.compile(r"(?<!\d)\d{1,5}(?!\d)")
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
+_LAST: Final = re.compile(r"[ ._-]?(?:(?<!\d)\d{1,4}|\(\d{1,4}\))(?=\.\w+\Z)")
+"""The number of what was saved beside a file without one."""
 _NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
 """Words in front of numbers that are none of ranks."""
 _ALONE: Final = re.compile(
@@ -96,7 +98,7 @@ class _Set(NamedTuple):
     """The files whose names differ from that of one file in numbers alone."""
 
     files: Sequence[str]
-    """In the order of their numbers, that one among them."""
+    """In the order of their numbers, that one among them; before 1 or 2 that without a number, if there is one."""
     places: Sequence[int]
     """Which of the numbers differ."""
     nearest: Sequence[str]
@@ -132,9 +134,15 @@ def _set_of(name: str, names: Iterable[str]) -> _Set:
 
     ``layers_0-3.pt`` and ``layers_4-7.pt`` are ranges.
     """
-    pattern, own = _numbers(name)
+    bare = _LAST.sub("", name)
+    beside = min((one for one in names if one != bare == _LAST.sub("", one)), default=name) if name == bare else name
+    pattern, own = _numbers(beside)
     found = {one: _numbers(one) for one in names if own and one.startswith(pattern.partition("#")[0])}
-    alike = {one: numbers for one, (other, numbers) in found.items() if other == pattern} | {name: own}
+    alike = {one: numbers for one, (other, numbers) in found.items() if other == pattern} | {beside: own}
+    lowest = min(alike.values())
+    if len(own) == len(_numbers(bare)[1]) + 1 and lowest[-1] in (1, 2) and (name == bare or bare in names):
+        alike[bare] = (*lowest[:-1], lowest[-1] - 1)
+    own = alike.get(name, ())
     if not own or len(alike) > _MOST_SIBLINGS:
         return _Set((name,), (), (), "")
     is_known = _KNOWN.fullmatch(name) is not None
@@ -147,7 +155,9 @@ def _set_of(name: str, names: Iterable[str]) -> _Set:
     if rows:
         files = [one for one, of in alike.items() if all(of[at] == own[at] for at in range(len(own)) if at not in rows)]
         count = prod(max(row) - min(row) + 1 for row in rows.values())
-        nearest = [min((number, one) for number, one in row.items() if one != name)[1] for row in rows.values()]
+        nearest = [
+            min((one == bare, number, one) for number, one in row.items() if one != name)[2] for row in rows.values()
+        ]
         missing = [one for row in rows.values() for one in range(min(row), max(row)) if one not in row]
         return _Set(sorted(files, key=alike.__getitem__), [*rows], nearest, _gap(missing), count)
     files = sorted(alike, key=alike.__getitem__)
@@ -199,15 +209,23 @@ def part_of(
     what = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
     if _KNOWN.fullmatch(name):
         return what
-    differ = [_spans(name)[at][0] for at in places]
-    ranked = [one for one in _RANKED.finditer(name) if one.start(one.lastindex or 0) in differ]
+    differ = [_spans(files[-1])[at][0] for at in places]
+    ranked = [one for one in _RANKED.finditer(files[-1]) if one.start(one.lastindex or 0) in differ]
     says_one = bool(ranked) and any(_OF_ONE.search(one[0]) for one in _RANKED.finditer(files[0]))
     says = _Says(bool(ranked), says_one, count)
     found: str | bool = False
     for other in nearest:
         try:
             there = opening(other)
-            if _are_slices(parsed, there, says):
+            has_bare = files[0] in (name, other) and len(_spans(files[0])) < len(_spans(files[-1]))
+            if has_bare and not _have_shapes_of(own, there.contents.tensors):
+                continue  # the file without a number may be what those with one are slices of
+            read = {name: parsed, other: there}
+            ends = [files[0], *files[1:-1][:1], files[-1]]
+            are_ends = own.keys() != there.contents.tensors.keys() and _are_ends(
+                [(read.get(one) or opening(one)).contents.tensors for one in ends]
+            )
+            if _are_slices(parsed, there, says, are_ends=are_ends):
                 return what
             before, after = (parsed, there) if files.index(name) < files.index(other) else (there, parsed)
             if _go_on(before.contents.tensors, after.contents.tensors, says_rank=says.rank):
@@ -297,14 +315,15 @@ def together(found: Mapping[str, Parsed]) -> str | None:
     return None
 
 
-def _are_slices(one: Parsed, other: Parsed, says: _Says) -> bool:
+def _are_slices(one: Parsed, other: Parsed, says: _Says, *, are_ends: bool) -> bool:
     """
     Say whether two files hold slices of one model, as far as a few small tensors, and the first bytes of others, tell.
 
     Ranks have copies of what is not cut, such as norms, and most of the matrices are as different as those of two
     models are. Where names do not say that they are of ranks, most norms have to be copies. Ranks of FSDP, which cuts
     everything along the first dimension, and stages that number their layers from 0 have no copies: there, names
-    tell that they are of one model, of the files or of what the first and the last stage have, or the shapes do.
+    tell that they are of one model, of the files or of what the first and the last stage have (``are_ends``), or the
+    shapes do. Whole models are those whose layers fit each other, with what is before or after them.
     """
     first, second = one.contents.tensors, other.contents.tensors
     names = [name for name in first if name in second and _could_be_cut(first[name], second[name])]
@@ -317,10 +336,10 @@ def _are_slices(one: Parsed, other: Parsed, says: _Says) -> bool:
         is_certain = says.rank or (len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies)))
         is_certain = is_certain and 3 * len(names) >= 2 * max(len(first), len(second))
     else:
-        says_one = (says.one or _are_ends(first, second)) and (False in vectors or not small)
+        says_one = says.one and (False in vectors or not small) and not _is_whole(first, second, says.files)
         is_certain = all(
             (
-                says_one or _is_cut(first, says.files),
+                are_ends or says_one or _is_cut(first, says.files),
                 2 * len(names) >= min(len(first), len(second)),
                 all(first[name].shape[1:] == second[name].shape[1:] for name in names),
                 any(name in learnt or "." in name for name in names),
@@ -339,6 +358,29 @@ def _is_cut(tensors: Mapping[str, TensorInfo], count: int) -> bool:
 
     What a layer gives is then less than what the next one takes, and a norm has fewer elements than any layer takes.
     """
+    # Layers side by side, on one body, seem to be cut; but not in two ways.
+    return any(len(cut) > 1 and (not whole or len({*cut}) > max(1, len(whole))) for cut, whole in _cuts(tensors, count))
+
+
+def _is_whole(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo], count: int) -> bool:
+    """
+    Say whether two files hold the same model, none of whose layers is cut, with matrices outside its layers.
+
+    Where all have numbers, it is none that could go on where it begins: the last layer gives not what the first takes.
+    """
+    matrices = [(_LAYER.sub("#", name), info.shape) for name, info in one.items() if len(info.shape) > 1]
+    are_varied = len({*matrices}) > len({kin for kin, _ in matrices}) and matrices[0][1][1] != matrices[-1][1][0]
+    has_ends = are_varied or any("#" not in kin for kin, _ in matrices)
+    are_same = has_ends and one.keys() == other.keys() and _have_shapes_of(one, other)
+    return are_same and all(whole and not cut for cut, whole in _cuts(one, count))
+
+
+def _have_shapes_of(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo]) -> bool:
+    return all(one[name].shape == other[name].shape for name in one.keys() & other.keys())
+
+
+def _cuts(tensors: Mapping[str, TensorInfo], count: int) -> Iterator[tuple[list[tuple[int, int]], set[int]]]:
+    """Yield what is cut for each number of files that divides ``count``, and what is not: what layers give and take."""
     learnt = [(name, info.shape) for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1]
     taken = {shape[1] for _, shape in learnt if len(shape) > 1}
     for world in (one for one in range(2, count + 1) if count % one == 0):
@@ -353,10 +395,7 @@ def _is_cut(tensors: Mapping[str, TensorInfo], count: int) -> bool:
             elif len(shape) == 1 and shape[0] not in taken and any(_is_part(shape[0], one, world) for one in taken):
                 cut.append((shape[0], 0))
             given = shape[0]
-        # Layers side by side, on one body, seem to be cut; but not in two ways.
-        if len(cut) > 1 and (not whole or len({*cut}) > max(1, len(whole))):
-            return True
-    return False
+        yield cut, whole
 
 
 def _is_part(given: int, taken: int, world: int) -> bool:
@@ -368,10 +407,20 @@ def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
     return is_like and sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) <= 1
 
 
-def _are_ends(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo]) -> bool:
-    """Say whether one of two files alone has what is before the layers of a model, and the other what is after them."""
-    apart = (one.keys() - other.keys(), other.keys() - one.keys())
-    return {tuple(any(map(end.search, names)) for end in _ENDS) for names in apart} == {(True, False), (False, True)}
+def _are_ends(files: Sequence[Mapping[str, TensorInfo]]) -> bool:
+    """
+    Say whether the first of some files alone has what is before the layers of a model, and the last what is after them.
+
+    Names tell of two files, or the order in them; where others are between them, it is enough that these have neither.
+    """
+    kin = [[_LAYER.sub("#", name) for name in names] for names in files]
+    shared = {*kin[0]} & {*kin[-1]}
+    if any("#" in one for one in shared) and not any({*one} - shared for one in kin[1:-1]):
+        before, after = ([one for one in own if one not in shared] for own in (kin[0], kin[-1]))
+        told = [tuple(any(map(end.search, own)) for end in _ENDS) for own in (before, after)]
+        in_order = kin[0][: len(before)] == before and kin[-1][-len(after) :] == after
+        return bool(before and after) and (len(files) > 2 or in_order or {*told} == {(True, False), (False, True)})
+    return False
 
 
 def _go_on(one: Mapping[str, TensorInfo], other: Mapping[str, TensorInfo], *, says_rank: bool) -> bool:
@@ -465,6 +514,8 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
         found = found._replace(what=f"{found.what}{_set_of(name, names).gap}", is_slice=slice_of.is_slice)
     if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice and _is_rounded(parsed, names):
         found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
+    elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place or ".", name, names, parsed, probe):
+        found = None
     found = found or slice_of or of_ranks(path, parsed, probe)
     return with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
@@ -517,6 +568,25 @@ def _like(place: str, folder: str) -> Sequence[str]:
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
+    with _opening(place, probe) as opening:
+        return part_of(name, place, names, parsed, opening)
+
+
+def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> bool:
+    """Say whether the next file of a set holds the same tensors, as far as they are compared."""
+    own = parsed.contents.tensors
+    try:
+        with _opening(place, probe) as opening:
+            there = opening(_set_of(name, names).nearest[0]).contents.tensors
+            are_there = bool(own) and all(info.storage is not None for info in own.values())
+            are_alike = are_there and own.keys() == there.keys() and _have_shapes_of(own, there)
+            return are_alike and all(_are_equal(LazyTensor(one, own[one]), LazyTensor(one, there[one])) for one in own)
+    except (Failure, IndexError):
+        return False
+
+
+@contextmanager
+def _opening(place: str, probe: Probe) -> Iterator[Callable[[str], Parsed]]:
     with ExitStack() as stack:
 
         def opening(other: str) -> Parsed:
@@ -524,7 +594,7 @@ def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe
             stack.callback(source.close)
             return probe.beside(source).read()
 
-        return part_of(name, place, names, parsed, opening)
+        yield opening
 
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -182,7 +182,22 @@ def _grid(pattern: str, of: Callable[[int, int], Tensors]) -> object:
     return write_all
 
 
+def _renamed(written: object, *names: str) -> object:
+    """Write files of a set under these names."""
+
+    def write_all(folder: Path) -> list[Path]:
+        paths = written(folder)  # type: ignore[operator]
+        return [path.rename(folder / name) for path, name in zip(paths, names, strict=True)]
+
+    return write_all
+
+
 SLICED = {
+    "with eight digits": _written("rank{:08}.pth"),
+    "with six digits": _written("w{:06}.pth"),
+    "the first without a number": _renamed(_written("{}.pth"), "model.pth", "model2.pth"),
+    "the first without a number, by another name": _renamed(_written("{}.pth"), "net.pth", "net_1.pth"),
+    "downloaded under one name": _renamed(_written("{}.pth", 3), "model.pth", "model (1).pth", "model (2).pth"),
     "FSDP's without a word": _cut_first("model_{}.pt"),
     "FSDP's of workers": _cut_first("worker_{}.safetensors", 4),
     "FSDP's, one of which is not there": _cut_first("model_{}.pt", 3, left=1),
@@ -251,6 +266,28 @@ def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> obje
     return write_all
 
 
+def _all_from_zero(pattern: str, count: int, layer: str, first: Sequence[str], last: Sequence[str]) -> object:
+    """Write stages whose layers are numbered from 0 in each."""
+
+    def write_all(folder: Path) -> list[Path]:
+        paths = [folder / pattern.format(number) for number in range(count)]
+        for number, path in enumerate(paths):
+            torch.manual_seed(number)
+            held = {name: torch.randn(100, 64) for name in first} if number == 0 else {}
+            for at in range(4):
+                held |= {f"{layer}.{at}.{part}.weight": torch.randn(64, 64) for part in ("q", "o")}
+                held[f"{layer}.{at}.norm.weight"] = torch.ones(64) if number % 2 else torch.randn(64)
+            held |= {name: torch.randn(100, 64) for name in last} if number == count - 1 else {}
+            write(path, held)
+        return paths
+
+    return write_all
+
+
+_LM = ("layers", ("embed_tokens.weight",), ("norm.weight", "lm_head.weight"))
+_VIT = ("blocks", ("cls_token", "patch_embed.proj.weight"), ("fc_norm.weight", "classifier.weight"))
+
+
 def _ranges(*names: str) -> object:
     def write_all(folder: Path) -> list[Path]:
         for rank, name in enumerate(names):
@@ -269,6 +306,12 @@ PARTS = {
     "three from zero in each": _numbered("pp_rank_{}.safetensors", (0, 1, 2), (0, 1), (0, 1)),
     "from zero in each, without ends": _numbered("part{}/model.pt", (0, 1), (0, 1), ends=False),
     "from zero in each, without a word": _numbered("model_{}.pt", (0, 1, 2), (0, 1, 2)),
+    "three, all from zero": _all_from_zero("m{}.pth", 3, *_LM),
+    "four, all from zero": _all_from_zero("m{}.safetensors", 4, *_LM),
+    "three of a transformer for images": _all_from_zero("m{}.pth", 3, *_VIT),
+    "three with short names": _all_from_zero("m{}.safetensors", 3, "h", ("tok.weight",), ("out.weight",)),
+    "two with short names": _all_from_zero("m{}.pth", 2, "h", ("tok.weight",), ("unembed.weight",)),
+    "the first of stages without a number": _renamed(_all_from_zero("m{}.pth", 2, *_LM), "model.pth", "model2.pth"),
     "with a gap": _numbered("stage{}.pt", (0, 1), (4, 5)),
     "with a gap, without a word": _numbered("{}.pt", (0, 1), (4, 5), ends=False),
     "of one layer": _numbered("model_{}.pt", (0,), (1,), (2,)),
@@ -644,6 +687,17 @@ def heads(number: int, count: int) -> Tensors:
     return {f"heads.{one}.weight": torch.randn(8, 16) for one in range(count)}
 
 
+def language_model(number: int) -> Tensors:
+    """Return a whole model of its own training, of two layers with what is before and after them."""
+    torch.manual_seed(number)
+    made = {"embed.weight": torch.randn(50, 32)}
+    for at in range(2):
+        made |= {f"layers.{at}.{part}.weight": torch.randn(32, 32) for part in ("q", "k", "v", "o")}
+        made |= {f"layers.{at}.up.weight": torch.randn(128, 32), f"layers.{at}.down.weight": torch.randn(32, 128)}
+        made[f"layers.{at}.norm.weight"] = torch.rand(32)
+    return made | {"norm.weight": torch.rand(32), "head.weight": torch.randn(50, 32)}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
@@ -655,6 +709,14 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "ranks of adapters": [(f"lora_rank_{n}.safetensors", lora(n)) for n in (1, 2)],
     "copies": [(f"rank{n}.safetensors", full()) for n in (0, 1)],
     "copies with a word": [(f"model-shard{n}.safetensors", full()) for n in (1, 2)],
+    "copies of processes": [(f"rank{n}.pth", full()) for n in (0, 1)],
+    "seeds of shards": [(f"shard{n}_model.pth", language_model(n)) for n in (0, 1)],
+    "parts of a validation": [(f"cv_part{n}.safetensors", language_model(n)) for n in (0, 1, 2)],
+    "nets of shards": [(f"shard{n}_model.pth", chain(n, 12, 8, 8, 4)) for n in (0, 1)],
+    "steps of seven digits": [(f"checkpoint-{n}000000.pt", trained(n)) for n in (1, 2)],
+    "another without a number": [(f"model{n}.pth", trained(len(n))) for n in ("", "2")],
+    "a copy without a number": [(f"net{n}.pth", full()) for n in ("", " (1)")],
+    "heads of three": [(f"net_{n}.pt", {**other_seed(n), f"head_{n}.weight": torch.randn(2, 8)}) for n in (0, 1, 2)],
     "models of ranks": [(f"rank{n}.safetensors", trained(n)) for n in (0, 1)],
     "a backbone and ranks": [(f"net.part{n}.pt", trained(n, *full().keys() - {"emb.weight"})) for n in (0, 1)],
     "seeds with zero biases": [(f"gpu{n}.pt", seed(n)) for n in (0, 1)],

@@ -452,8 +452,8 @@ def test_a_shard_alone_says_of_which_set_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_one_process_wrote_says_so(names: Sequence[str], tmp_path: Path) -> None:
-    for name in names:
-        torch.save(weights(), tmp_path / name)
+    for number, name in enumerate(names):
+        torch.save({key: one + number for key, one in weights().items()}, tmp_path / name)
 
     for name in names:
         assert "CK160" in codes(tmp_path / name), name

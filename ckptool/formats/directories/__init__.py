@@ -9,6 +9,7 @@ says which of them may be meant. One is opened; of several, none is chosen, but 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Final, Protocol, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed, Remark
@@ -151,7 +152,17 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
         source, parsed = open_candidate(folder, chosen, probe)
-        if chosen.kind != "folder":
+        if chosen.kind == "file":
+            with ExitStack() as stack:
+
+                def opening(other: str) -> Parsed:
+                    beside, there = open_candidate(folder, Candidate(other, "file"), probe)
+                    stack.callback(beside.close)
+                    return there
+
+                part = slices.part_of(chosen.name, folder.path, folder.files, parsed, opening)
+                parsed = parsed._replace(part_of=parsed.part_of or part)
+        if chosen.kind != "folder" and parsed.part_of is None:
             parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
         if ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
             found = hollow_adapter(json_object(folder, ADAPTER), parsed)
