@@ -58,7 +58,9 @@ _BULK: Final = 4
 """Times as many places in a code book as there are other values."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _SCALE: Final = re.compile(r"scal(?!ar|ed)|amax|absmax|quant|zero|SCB")
-_BOOK: Final = re.compile(r"code_?book|code_?word|centroid|cent(er|re)s|palette|lut|lookup|levels|(?<!shift_)table")
+_BOOK: Final = re.compile(
+    r"code_?book|code_?word|centroid|cent(er|re)s|palette|lut|lookup|levels|(?<!shift_)(?<!bias_)table"
+)
 """In names of scales, and of code books."""
 _TRAINING: Final = re.compile(
     r"(?<!scale_)bias\Z|(logit|layer|res|loss|grad|lr|image|conf|arg)_?scale|scale_(shift_table|lr|grad|loss)|scaler"
@@ -424,28 +426,30 @@ def _integers(
     ints = {name: info for name, info in rest.items() if info.dtype.name in INTEGERS and name in own}
     ints = {name: info for name, info in ints.items() if not _SCALE.search(name.rpartition(".")[2])}
     around = ((info, one) for name, info in ints.items() for one in _floats(tensors, near, name))
-    scaling = {one for info, one in around if _SCALE.search(one) or _fits(info, tensors[one])}
-    floats = [one for name, one in tensors.items() if name in own and name not in scaling and len(one.shape) > 1]
-    floats = [one for one in floats if one.dtype.name in CASTABLE]
+    scaling = {one for info, one in around if _is_said(one) or _fits(info, tensors[one])}
+    every = {name: one for name, one in tensors.items() if name in own and one.dtype.name in CASTABLE}
+    floats = [one for name, one in every.items() if name not in scaling and len(one.shape) > 1]
     many, others = (sum(one.numel for one in of) for of in (ints.values(), floats))
-    looked: dict[tuple[str, str, bool], bool] = {}
+    is_most, looked = len(ints) > len(floats), dict[tuple[str, str, bool], bool]()
     for name, info in ints.items():
         last, dtype, beside = name.rpartition(".")[2], info.dtype.name, _floats(tensors, near, name)
-        books = [one for one in beside if _BOOK.search(one) and many >= _BULK * (others + tensors[one].numel)]
+        books = [one for one in beside if _BOOK.search(one) and _is_power(max(tensors[one].shape, default=0))]
+        books = [one for one in books if is_most and many >= _BULK * (others + tensors[one].numel)]
         if books and name in readable and _are_places(name, info, tensors[books[0]]):
             yield Weight(name, name, "codes", f"codes with a code book ({dtype})")
             continue
         said, is_weight = [one for one in beside if _SCALE.search(one)], _is_in_place(name, info, tensors)
         is_scaled = is_weight and any(_fits(info, tensors[one]) for one in said)
-        is_bulk = len(ints) > len(floats) and (many >= others or is_weight)
+        is_bulk = is_most and (many >= others or is_weight)
         if not (is_bulk or is_scaled) or (_INDEX.search(last) and not books):
             continue
-        if not said and (len(info.shape) == 1 or name not in readable):
+        if not said and (len(info.shape) == 1 or name not in readable or not (is_weight or every)):
             continue
         if name in readable and not is_scaled:
-            key = (last, dtype, bool(said))
+            is_said = any(info.dtype.itemsize == 1 or tensors[one].numel > 1 for one in said)
+            key = (last, dtype, is_said)
             if key not in looked and len(looked) < _MOST:
-                looked[key] = _is_table(name, info, is_said=bool(said))
+                looked[key] = _is_table(name, info, is_said=is_said)
             is_image = dtype == "uint8" and len(info.shape) > 2 and not (is_weight or scaling.intersection(beside))
             if looked.get(key) or is_image:
                 continue
@@ -455,8 +459,12 @@ def _integers(
 
 def _fits(info: TensorInfo, scale: TensorInfo) -> bool:
     """Say whether a float scales a tensor, or is a code book for it, by their shapes."""
-    is_book = len(scale.shape) == 1 and scale.numel & (scale.numel - 1) == 0
+    is_book = len(scale.shape) == 1 and _is_power(scale.numel)
     return 2 * scale.numel <= info.numel and (is_book or grain(info.shape, scale.shape) is not None)
+
+
+def _is_power(size: int) -> bool:
+    return size & (size - 1) == 0
 
 
 def _is_in_place(name: str, info: TensorInfo, tensors: Tensors) -> bool:
@@ -503,8 +511,7 @@ def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
     """Say whether integers, perhaps of 4 bits, are places in a code book: of numbers, or of rows for a matrix."""
     first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
     is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(name, info)
-    is_book = size & (size - 1) == 0
-    return is_book and bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
+    return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
 
 
 def _of(cls: str) -> str:

@@ -116,7 +116,7 @@ def quantization_among(
 
 
 def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
-    """Return the numbers in JSON, and the tensors in small checkpoints, that lie beside one, by the names of files."""
+    """Return the numbers in small files of JSON, and in checkpoints, that lie beside one, by the names of the files."""
     from ckptool.formats import open_checkpoint
 
     if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
@@ -134,7 +134,7 @@ def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
         return {}
     for name in names:
         with suppress(Failure), open_checkpoint(os.path.join(place, name)) as other:
-            found[name] = {one: tensor.info for one, tensor in other.tensors.items()}
+            found[name] = {**numbers_in(other.extras), **{one: tensor.info for one, tensor in other.tensors.items()}}
     return found
 
 

@@ -27,7 +27,7 @@ SOBEL = torch.tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]])
 LAPLACE = torch.tensor([[0, 1, 0], [1, -4, 1], [0, 1, 0]])
 HADAMARD = torch.tensor([[1, 1], [1, -1]]).kron(torch.tensor([[1, 1], [1, -1]])).kron(torch.tensor([[1, 1], [1, -1]]))
 TREE = torch.tensor([[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]])
-SIGNS = codes(64, 32, dtype=torch.int64).sign() * 2 + 1
+SIGNS = torch.where(codes(64, 32) < 0, -1, 1)
 
 
 def swin(heads: int, entries: int, index: Tensor) -> dict[str, Tensor]:
@@ -69,9 +69,12 @@ IN_A_NET: dict[str, dict[str, Tensor]] = {
 }
 ALONE: dict[str, Any] = {
     "Swin alone": swin(4, 169, INDEX),
+    "a table of 2^k entries alone": IN_A_NET["a table of 2^k entries"],
     "BEiT alone": swin(12, 732, bits(197, 197, dtype=torch.int64) % 732),
     "ALiBi alone": {"dist": -SIGNED.abs(), "slopes": torch.rand(8)},
     "a permutation alone": {"perm_matrix": torch.eye(8, dtype=torch.int8).flip(0), "scale": torch.ones(1)},
+    "an image alone": {"example": bits(28, 28, dtype=torch.uint8)},
+    "neighbours alone": {"mesh.neighbours": TREE, "mesh.scale": torch.ones(1)},
     "a tree alone": {"children": TREE, "value": torch.rand(5)},
     "audio outside": {"model": NET, "example_audio": codes(1, 16000, dtype=torch.int16)},
     "an image outside": {"model": NET, "image": bits(28, 280, dtype=torch.uint8), "scale": 0.5},
