@@ -37,7 +37,7 @@ def turns() -> Iterator[Any]:
         verbs = list(VERBS) if scale.scale > 1 else list(VERBS)[number % 4 :: 4]
         if number % 5 == 0:
             yield shape, verbs
-        elif scale.scale:
+        elif scale.scale > number % 2:  # of two shapes, one
             yield pytest.param(shape, verbs, marks=scale.exhaustive)
 
 
@@ -61,7 +61,7 @@ def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
     assert too_large({"check": VERBS["check"]}, tmp_path, pickle_of(LINES)) == {}
 
 
-@pytest.mark.parametrize("opcode", [b"]", b"\x8f", b"("])
+@pytest.mark.parametrize("opcode", [b"\x8f", b"("])
 def test_more_lists_than_half_the_bytes_are_refused(opcode: bytes) -> None:
     from ckptool import LimitExceeded
     from ckptool.pickles.reader import read_pickle
