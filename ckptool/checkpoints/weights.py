@@ -173,7 +173,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
     if checkpoint.form == "archive" and checkpoint.unmerged is not None:
         raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
     if checkpoint.form == "archive":
-        raise _several_members(checkpoint)
+        raise several_members(checkpoint)
     meant = [one for one in found if one.role in _ROLES.get(which, ())]
     best = next((one for one in meant if one is checkpoint.weights), None)
     if best is None and any_role and len(found) == 1:
@@ -237,7 +237,7 @@ def without_tensors(checkpoint: Checkpoint) -> str:
     return f"there is no tensor in it, {f'only {some(held)}' if held else EMPTY}"
 
 
-def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
+def several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
     """Return the error for an archive in which several members could be meant."""
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
     error = AmbiguousWeights(

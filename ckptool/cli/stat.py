@@ -17,7 +17,7 @@ from ckptool.cli.tables import selection_of
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
 from ckptool.rendering import Fact, Section, Table
@@ -59,6 +59,11 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     @contextmanager
     def look(target: Target, line: ProgressLine) -> Iterator[Result]:
         with open_checkpoint(target.path) as checkpoint:
+            if checkpoint.form == "archive" and not checkpoint.tensors:
+                from ckptool.checkpoints.weights import several_members  # few files need it
+
+                with about(checkpoint.path):
+                    raise several_members(checkpoint)
             chosen = selection.of(checkpoint)
             found = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
             nothing = selection.nothing(checkpoint.tensors, chosen)

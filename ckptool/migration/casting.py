@@ -87,11 +87,13 @@ class CastSource:
 
         cast = torch_values.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
+            has_wider = self._target.name == "float16" and self._tensor.info.dtype.name != "float64"
             raise MigrationRefused(
                 f"tensor {self._tensor.name!r} has values that are too large for {self._target.name}: "
                 f"at least {cast.overflowed:,} of {self._tensor.info.numel:,}",
                 kind="overflow",
-                hint="Keep its type with `keep_dtype=`, use bfloat16, or take the largest value with `saturate=True`.",
+                hint=f"Keep its type with `keep_dtype=`, {'use bfloat16, ' * has_wider}or take the largest value with "
+                "`saturate=True`.",
             )
         self.max_error = max(self.max_error, cast.max_error)
         self.overflowed += cast.overflowed

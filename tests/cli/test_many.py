@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from ckptool.cli import cli
@@ -355,3 +357,18 @@ def test_files_of_items_without_an_index_hide_no_other_checkpoint(folder: Path) 
         "weights.of-no-known-suffix",
     ]
     assert "there is no .metadata" in shown.output
+
+
+def test_statistics_of_several_checkpoints_are_refused_and_they_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    with tarfile.open(tmp_path / "two.tar", "w") as tar:
+        for name in ("a.pth", "b.pth"):
+            torch.save({"weight": torch.ones(2)}, tmp_path / "two" / name)
+            tar.add(tmp_path / "two" / name, name)
+
+    for path, what in ((tmp_path / "two.tar", "an archive"), (tmp_path / "two", "a folder")):
+        result = CliRunner().invoke(cli, ["stat", "--json", str(path)])
+        assert result.exit_code == 2
+        error = json.loads(result.stdout)["error"]
+        assert error["message"].endswith(f"{what} of 2 checkpoints")
+        assert f"{path}::a.pth" in error["hint"]

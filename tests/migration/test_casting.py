@@ -105,6 +105,24 @@ def test_overflow_is_refused_unless_it_is_to_saturate(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "half.pth")["w"].tolist() == [65504.0, -65504.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("own", "dtype", "advised"),
+    [("float32", "float16", True), ("float32", "bfloat16", False), ("float64", "float32", False)],
+)
+def test_where_values_are_too_large_no_type_is_advised_that_is_too_small(
+    own: str, dtype: Any, advised: bool, tmp_path: Path
+) -> None:
+    kind = getattr(torch, own)
+    torch.save({"w": torch.tensor([torch.finfo(kind).max], dtype=kind)}, tmp_path / "w.pth")
+    for take in (
+        lambda: ckptool.migrate(tmp_path / "w.pth", tmp_path / "x.safetensors", dtype=dtype),
+        lambda: ckptool.load(tmp_path / "w.pth", dtype=dtype),
+    ):
+        with pytest.raises(ckptool.CkptoolError, match="too large") as caught:
+            take()
+        assert ("bfloat16" in str(caught.value.hint)) == advised
+
+
 def run(*arguments: object, code: int = 0) -> dict[str, object]:
     result = CliRunner().invoke(cli, ["migrate", "--json", *map(str, arguments)])
     assert result.exit_code == code, result.output

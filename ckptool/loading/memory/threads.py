@@ -120,11 +120,11 @@ def refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> None
     lost = lost_in_cast(values, dtype)
     if lost:
         into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
-        is_narrow = torch.finfo(dtype).max < torch.finfo(torch.bfloat16).max
+        has_wider = dtype == torch.float16 and values.dtype != torch.float64
         raise UnsupportedFeature(
             f"tensor {name!r} has values that are too large for {into}: {lost:,} of {values.numel():,}",
             kind="overflow",
-            hint=f"Take {'bfloat16 or ' * is_narrow}the file's own type, {kept}, as dtype= or in the model.",
+            hint=f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as dtype= or in the model.",
         )
 
 
