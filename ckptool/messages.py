@@ -136,3 +136,8 @@ def head_of(name: str, depth: int) -> str:
 def counts(found: Mapping[str, int]) -> str:
     """Return what there is, and how many of each."""
     return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
+
+
+def zero_now(names: Sequence[str], dtype: str) -> str:
+    """Say of which tensors all values are too small for a type."""
+    return f"all values of {counted(len(names), 'tensor')} are too small for {dtype}, and zero in it: {some(names)}"

@@ -31,7 +31,7 @@ from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
-from ckptool.loading.memory.threads import in_own_thread, refuse_overflow
+from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
 from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
@@ -245,7 +245,7 @@ def _load_plainly(
     made = assembly.tensors(fresh, progress) if fresh else {}
     rest = [one for one in filling.targets if one.name not in made]
     smaller = (one for one in rest if narrows(torch_dtype(one.source.info), one.tensor.dtype))
-    refuse_overflows((one.name, _values(one, mmap), one.tensor.dtype) for one in smaller)
+    in_own_thread(lambda: refuse_overflows((one.name, _values(one, mmap), one.tensor.dtype) for one in smaller))
     checkpoint.check_unchanged()
     _fill(rest, mmap, progress)
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
@@ -310,21 +310,12 @@ def _values(target: Target, mmap: Mmap) -> torch.Tensor:
     return Assembly(placement(CPU), mmap=mmap).tensors({target.name: target.source})[target.name]
 
 
-def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> None:
-    """Raise UnsupportedFeature if a tensor has finite values that its new type cannot hold."""
-
-    def check() -> None:
-        for name, values, dtype in found:
-            refuse_overflow(name, values, dtype)
-
-    in_own_thread(check)
-
-
 def refuse_overflows_in(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Raise UnsupportedFeature if what a model of these names has for a value is of a type that cannot hold it."""
     own = {name: one.dtype for name, one in model_tensors(model).items() if not one.is_meta and not is_lazy(one)}
     there = ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name in own)
-    refuse_overflows((name, value, own[name]) for name, value in there if narrows(value.dtype, own[name]))
+    smaller = [(name, value, own[name]) for name, value in there if narrows(value.dtype, own[name])]
+    in_own_thread(lambda: refuse_overflows(smaller))
 
 
 def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.messages import zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
@@ -37,6 +38,16 @@ class Cast(NamedTuple):
     """Finite values that the new type cannot hold and that became its largest."""
 
 
+class CastErrors(NamedTuple):
+    """What was lost in one cast, by the number that it has among those of a plan."""
+
+    number: int
+    max_error: float
+    overflowed: int
+    is_emptied: bool
+    """Whether all values that were not zero became zero."""
+
+
 class CastSource:
     """The bytes of a tensor in another type, cast while they are read from the first to the last."""
 
@@ -50,6 +61,7 @@ class CastSource:
         self.nbytes = tensor.info.numel * target.itemsize
         self.max_error = 0.0
         self.overflowed = 0
+        self._was_zero = self._is_zero = True
         self._pieces: Iterator[bytes] = iter(())
         self._ahead = b""
         self._position = 0
@@ -65,6 +77,7 @@ class CastSource:
             # A strided or deflated tensor is read once, however many pieces are asked for.
             self._pieces, self._ahead, self._position = self._tensor.chunks(_PIECE_NBYTES), b"", 0
             self.max_error, self.overflowed = 0.0, 0
+            self._was_zero = self._is_zero = True
         if offset != self._position:
             raise OutputFailed(f"tensor {self._tensor.name!r} was not read in order", kind="output-failed")
         found = [self._ahead]
@@ -97,7 +110,19 @@ class CastSource:
             )
         self.max_error = max(self.max_error, cast.max_error)
         self.overflowed += cast.overflowed
+        self._was_zero &= cast.was_zero
+        self._is_zero &= cast.is_zero
         return cast.data
+
+    def take(self, errors: CastErrors) -> None:
+        """Take what was lost where another process has written it."""
+        self.max_error, self.overflowed = errors.max_error, errors.overflowed
+        self._was_zero, self._is_zero = not errors.is_emptied, True
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether all that was not zero became zero, of what was read."""
+        return self._is_zero and not self._was_zero
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
         """Return None: no file holds these bytes."""
@@ -211,16 +236,23 @@ class Casting:
         )
 
     @property
-    def errors(self) -> list[tuple[int, float, int]]:
-        """The number of each cast that was written, its largest error, and how many values overflowed."""
-        cast = ((number, source) for number, (_, _, source) in enumerate(self._sources))
-        return [(number, one.max_error, one.overflowed) for number, one in cast if one.was_read]
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the casts that were written."""
+        emptied = [name for name, _, one in self._sources if one.is_emptied]
+        return (zero_now(emptied, self._target.name),) if emptied else ()
 
-    def written_elsewhere(self, errors: Iterable[tuple[int, float, int]]) -> None:
+    @property
+    def errors(self) -> list[CastErrors]:
+        """What was lost in each cast that was written."""
+        cast = ((number, source) for number, (_, _, source) in enumerate(self._sources))
+        return [
+            CastErrors(number, one.max_error, one.overflowed, one.is_emptied) for number, one in cast if one.was_read
+        ]
+
+    def written_elsewhere(self, errors: Iterable[CastErrors]) -> None:
         """Take the errors of casts that another process has written, which has planned the same."""
-        for number, max_error, overflowed in errors:
-            source = self._sources[number][2]
-            source.max_error, source.overflowed = max_error, overflowed
+        for one in errors:
+            self._sources[one.number][2].take(one)
 
     def _takes(self, info: TensorInfo) -> bool:
         return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.closing import Closing
@@ -34,6 +34,9 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter, Progress, Source, versions_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from ckptool.migration.casting import CastErrors
 
 Version: TypeAlias = list[Any]
 Versions: TypeAlias = dict[str, Version]
@@ -75,7 +78,7 @@ class Written(NamedTuple):
     """What read it back."""
     compared: list[int]
     """Which of the payloads were pieces that were all compared with the checksums of their files."""
-    errors: list[tuple[int, float, int]]
+    errors: list[CastErrors]
     """Of casts: see ``Casting``."""
     versions: Versions
     """Of the files of the source that were opened."""

@@ -187,7 +187,7 @@ def migrate_by(
         is_folder = plan.file.is_folder
         with open_sink(plan.target, is_folder=is_folder, force=force, progress=on_written, mode=mode) as sink:
             nbytes = writing.run(sink, elsewhere)
-            notes = (*planned.notes, *sink.notes)
+            notes = (*planned.notes, *(plan.casting.notes if plan.casting else ()), *sink.notes)
     return planned._replace(
         written=True,
         verified=verify,

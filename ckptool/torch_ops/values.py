@@ -28,6 +28,9 @@ class CastBytes(NamedTuple):
     data: bytes
     max_error: float
     overflowed: int
+    was_zero: bool
+    """Whether all elements were zero; False if any is not zero any more."""
+    is_zero: bool
 
 
 def cast(data: bytes, source: str, target: str) -> CastBytes:
@@ -40,11 +43,11 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     import torch
 
     if not data:
-        return CastBytes(b"", 0.0, 0)
+        return CastBytes(b"", 0.0, 0, True, True)
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
     result = torch.empty(values.numel(), dtype=getattr(torch, target), device="cpu")
     largest = torch.finfo(result.dtype).max
-    max_error, overflowed = 0.0, 0
+    max_error, overflowed, was_zero, is_zero = 0.0, 0, True, True
     for given, made in zip(_blocks(values), _blocks(result), strict=True):
         made.copy_(given)
         exact, rounded = given.to(torch.float64), made.to(torch.float64)
@@ -54,7 +57,9 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
             made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
         errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
         max_error = max(max_error, float(errors.max()))
-    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed)
+        if is_zero:  # which the first block settles for nearly all
+            was_zero, is_zero = was_zero and not exact.any(), not rounded.any()
+    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, was_zero, is_zero)
 
 
 def narrows(own: torch.dtype, target: torch.dtype) -> bool:
@@ -65,26 +70,38 @@ def narrows(own: torch.dtype, target: torch.dtype) -> bool:
     return both and torch.finfo(own).max > torch.finfo(target).max
 
 
-def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> int:
+class Lost(NamedTuple):
+    """What a cast of values would lose."""
+
+    overflowed: int = 0
+    """Finite values that the type cannot hold: they would be infinite, or NaN."""
+    all_zero: bool = False
+    """Whether all values that are not zero would become zero."""
+
+
+def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
     """
-    Return how many finite values a type cannot hold: they would be infinite, or NaN.
+    Return what a type cannot hold of values.
 
     Nothing is read where the type has the range of the values' own; else it is one pass, unless some do not fit.
     """
     import torch
 
     own = values.dtype
-    if values.is_meta or not narrows(own, target) or not values.numel():
-        return 0
+    if values.is_meta or not narrows(own, target):
+        return Lost()
     if values.layout is not torch.strided:
         values = values._values() if values.layout is torch.sparse_coo else values.values()
+    if not values.numel():
+        return Lost()
     if own.itemsize > 1:  # torch cannot compare those of a byte
         low, high = torch.stack(values.aminmax()).tolist()  # at once: a device is waited for
-        if max(-low, high) <= torch.finfo(target).max:  # False for NaN
-            return 0
+        largest = max(-low, high)
+        if largest <= torch.finfo(target).max:  # False for NaN
+            return Lost(all_zero=largest > 0 and not torch.tensor(largest, dtype=own, device="cpu").to(target).any())
     wide = torch.float32 if own.itemsize < 8 else own
     pieces = torch.split(values.reshape(-1), _LOOKED_AT)
-    return sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces)
+    return Lost(sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces))
 
 
 def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -51,6 +51,18 @@ def test_a_value_that_the_new_type_cannot_hold_is_refused_and_infinities_are_kep
         WAYS[way](data, torch.bfloat16)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_of_which_nothing_is_left_are_named(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    small = torch.full((3, 2), 1e-9)
+    WAYS[way](saved({"weight": small, "bias": torch.tensor([0.0, 1e-9, 1.0])}), torch.float16)
+    assert "all values of 1 tensor are too small for float16, and zero in it: weight" in caplog.text
+
+    caplog.clear()
+    WAYS[way](saved({"weight": torch.zeros(3, 2), "bias": torch.tensor([0.0, 1e-9, 1.0])}), torch.float16)
+    WAYS[way](saved({"weight": small, "bias": torch.zeros(3)}), torch.bfloat16)
+    assert "too small" not in caplog.text
+
+
 def test_what_is_refused_has_changed_nothing() -> None:
     model = net(torch.float16)
     before = {name: one.clone() for name, one in model.state_dict().items()}

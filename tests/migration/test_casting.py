@@ -105,6 +105,18 @@ def test_overflow_is_refused_unless_it_is_to_saturate(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "half.pth")["w"].tolist() == [65504.0, -65504.0, 1.0]
 
 
+@pytest.mark.parametrize("options", [{"form": "safetensors"}, {"form": "dcp"}])
+def test_tensors_of_which_nothing_is_left_are_named(options: Any, tmp_path: Path) -> None:
+    large = torch.zeros(1 << 21)
+    large[-1] = 1.0
+    content = {"small": torch.full((4, 4), 1e-9), "some": torch.tensor([1e-9, 1.0]), "zeros": torch.zeros(3)}
+    torch.save({**content, "late": large}, tmp_path / "w.pth")
+    report = ckptool.migrate(tmp_path / "w.pth", tmp_path / "x", dtype="float16", **options)
+    assert "all values of 1 tensor are too small for float16, and zero in it: small" in report.notes
+    report = ckptool.migrate(tmp_path / "w.pth", tmp_path / "y", dtype="bfloat16", **options)
+    assert "too small" not in str(report)
+
+
 @pytest.mark.parametrize(
     ("own", "dtype", "advised"),
     [("float32", "float16", True), ("float32", "bfloat16", False), ("float64", "float32", False)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any, TypeAlias, TypeVar
@@ -11,9 +12,12 @@ import torch
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
+from ckptool.messages import show, zero_now
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
-from ckptool.torch_ops.values import lost_in_cast
+from ckptool.torch_ops.values import lost_in_cast, narrows
+
+logger = logging.getLogger("ckptool")
 
 
 def streams_here() -> list[tuple[Accelerator, Any]]:
@@ -106,18 +110,34 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
     """
 
     def cast() -> torch.Tensor:
-        if lost_in_cast(values, dtype):
-            for name, tensor in named():
-                refuse_overflow(name, tensor, dtype)
+        if narrows(values.dtype, dtype):
+            own = list(named())
+            # One pass: of tensors that share memory, each is looked at only where something is found in all of it.
+            if sum(tensor.numel() for _, tensor in own) <= values.numel() or any(lost_in_cast(values, dtype)):
+                refuse_overflows((name, tensor, dtype) for name, tensor in own)
         return values.to(dtype)
 
     with translate_out_of_memory(values.numel() * dtype.itemsize, values.device):
         return apart_on_cpu(values.device, cast)
 
 
-def refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise UnsupportedFeature if a tensor has finite values that a type cannot hold."""
-    lost = lost_in_cast(values, dtype)
+def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> None:
+    """
+    Raise UnsupportedFeature if a tensor has finite values that its new type cannot hold.
+
+    Of tensors that would be all zero, and are not, it warns.
+    """
+    emptied: dict[torch.dtype, list[str]] = {}
+    for name, values, dtype in found:
+        if _refuse_overflow(name, values, dtype):
+            emptied.setdefault(dtype, []).append(name)
+    for dtype, names in emptied.items():
+        logger.warning("%s", show(zero_now(names, str(dtype).removeprefix("torch."))))
+
+
+def _refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Raise UnsupportedFeature if a tensor has values that are too large; return whether it would be all zero."""
+    lost, is_emptied = lost_in_cast(values, dtype)
     if lost:
         into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
         has_wider = dtype == torch.float16 and values.dtype != torch.float64
@@ -126,6 +146,7 @@ def refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> None
             kind="overflow",
             hint=f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as dtype= or in the model.",
         )
+    return is_emptied
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:

@@ -43,11 +43,11 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
 from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
-from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows, refuse_overflows_in, tied_apart
+from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows_in, tied_apart
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, placement
-from ckptool.loading.memory.threads import in_own_thread, is_castable
+from ckptool.loading.memory.threads import in_own_thread, is_castable, refuse_overflows
 from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import (
@@ -354,7 +354,7 @@ class LiveModel(Closing):
         """Return what takes the place of tensors on the meta device."""
         dtype = self._dtype
         kinds = {name: dtype if dtype and is_castable(one.dtype) else one.dtype for name, one in values.items()}
-        refuse_overflows((name, one, kinds[name]) for name, one in values.items())
+        in_own_thread(lambda: refuse_overflows((name, one, kinds[name]) for name, one in values.items()))
         return {name: moved(one, self._device, kinds[name]) for name, one in values.items()}
 
     def watch(
