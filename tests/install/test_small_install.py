@@ -43,7 +43,6 @@ NEED_NO_TORCH = [
     "bounds/test_writers.py",
     "bounds/test_zips.py",
     "checkpoints/test_contents.py",
-    "checkpoints/test_state_dicts.py",
     "formats/test_every_format.py",
     "formats/test_packed.py",
     "formats/test_plain_pickle.py",
