@@ -13,6 +13,7 @@ from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.checkpoints.training import states
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import for_shell, some
 from ckptool.names.missing import by_likeness
@@ -44,6 +45,8 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
         if what == _EMA:
             weights = (one for one in checkpoint.state_dicts if one.role == "model")
             paths += [_joined(one.key, head) for one in weights for head in averaged_heads(one)]
+        if what == "optimizer" and not paths:  # one that has made no step yet, or keeps nothing, has no tensors
+            paths = [path for path, _, _, role in states(checkpoint) if role == what and path]
         if paths:
             return tuple(dict.fromkeys(_list_of(checkpoint, path, paths) for path in paths))
     if what.startswith(".") and _is_there(checkpoint, what[1:]):

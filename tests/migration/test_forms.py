@@ -473,6 +473,17 @@ def test_optimizers_are_dropped_with_their_list_and_training_is_lost(
     assert "training cannot be resumed from it: the optimizer's state is left out" in report.notes
 
 
+@pytest.mark.parametrize("key", ["optimizer_states", "opt"])
+def test_an_optimizer_without_tensors_is_dropped_by_its_role(key: str, tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 2)
+    state = torch.optim.SGD(net.parameters()).state_dict()
+    torch.save({"state_dict": net.state_dict(), key: [state] if key != "opt" else state}, tmp_path / "x.ckpt")
+
+    migrate(tmp_path / "x.ckpt", tmp_path / "y.ckpt", drop="optimizer")
+
+    assert torch.load(tmp_path / "y.ckpt").keys() == {"state_dict"}
+
+
 def test_a_list_with_more_than_optimizers_is_not_dropped_as_one(tmp_path: Path) -> None:
     content = {"model": Net().state_dict(), "all": [{"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}, 3]}
     with pytest.raises(MigrationRefused, match="inside a list"):
