@@ -220,7 +220,7 @@ def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
     count = sum(map(len, products.values()))
     if halves:
         code = "CK122" if len(halves) == count else "CK123"
-        fact = f"{len(halves):,} of {count:,} halves of an adapter's products without the other half: {some(halves)}"
+        fact = f"{len(halves):,} of {count:,} tensors of an adapter are without the other half: {some(halves)}"
         return Stubs(code, tuple(halves), fact, GATHER)
     bare = {module: name for (module, _, _), of in products.items() if module not in scaled for name in of.values()}
     if not scaled or not bare:
