@@ -66,11 +66,10 @@ def _written(out: Path, name: str, *arguments: str) -> Fact:
 
 
 def _said(out: Path, *arguments: str) -> Fact:
-    from click.testing import CliRunner
 
-    from ckptool.cli import cli
+    from tests.program import invoke
 
-    result = CliRunner().invoke(cli, list(arguments))
+    result = invoke(list(arguments))
     named = [_plain(one, out) for one in arguments]
     fact: Fact = {"command": " ".join(named), "exit": result.exit_code}
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -12,13 +12,12 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ckptool import CkptoolError, Limits, errors, migrate, open_checkpoint
-from ckptool.cli import cli
 from ckptool.cli.text import with_options
 from tests import build, zip_bytes
 from tests.each import each
+from tests.program import invoke
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 FIELDS = {
@@ -97,9 +96,9 @@ def test_options_are_keywords_in_the_library_and_flags_on_the_command_line(tmp_p
         migrate(path, target)
     assert caught.value.hint == "Choose another name, or overwrite it with `force=True`."
     assert caught.value.option == "force"
-    result = CliRunner().invoke(cli, ["migrate", str(path), str(target)])
+    result = invoke(["migrate", str(path), str(target)])
     assert result.stderr.splitlines()[1] == "Hint: Choose another name, or overwrite it with --force."
-    found = json.loads(CliRunner().invoke(cli, ["migrate", str(path), str(target), "--json"]).stdout)
+    found = json.loads(invoke(["migrate", str(path), str(target), "--json"]).stdout)
     assert found["error"]["hint"] == "Choose another name, or overwrite it with --force."
 
 

@@ -16,16 +16,15 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
 from ckptool import errors, reports
-from ckptool.cli import cli
 from ckptool.cli.text import with_options
 from ckptool.names.missing import Missing
 from tests.against_torch import oracle
 from tests.device.tags import OfADevice
 from tests.loading.same import assert_same_tensor, torch_load
+from tests.program import invoke
 
 ROOT = Path(ckptool.__file__).parents[1]
 VALID = ROOT / "fixtures" / "valid"
@@ -425,7 +424,7 @@ def test_what_check_compares_nothing_with_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"none is given|give one of them"):
             ckptool.check(path, **wrong)  # type: ignore[arg-type]
     for questions in ("fits", "safe,fits"):
-        assert CliRunner().invoke(cli, ["check", str(path), "--only", questions]).exit_code == 2
+        assert invoke(["check", str(path), "--only", questions]).exit_code == 2
     assert ckptool.check(path, devices="cuda:35").worst == ckptool.check(path, devices=["cuda:35"]).worst == "warning"
     assert ckptool.check(path, devices="cuda:3").worst != "warning"
 

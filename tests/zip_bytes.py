@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from struct import pack
 from typing import Any
 
-from ckptool import Limits
+from ckptool import Limits, Source
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 
 Fields = Mapping[str, Any]
 

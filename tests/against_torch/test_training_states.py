@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.optim import lr_scheduler
 
 import ckptool
 from ckptool.checkpoints.training import TrainingState, training_states
-from ckptool.cli import cli
 from tests.against_torch.optimizers import net, stepped
 from tests.against_torch.test_optimizer_objects import OPTIMIZERS
+from tests.program import invoke
 
 AS_TORCH = [name for name in OPTIMIZERS if name in torch.optim.__all__ and name != "Adafactor"]
 
@@ -222,7 +221,7 @@ def test_of_several_models_in_an_archive_none_is_chosen_and_no_optimizer_is_name
 
     assert caught.value.candidates == tuple(f"{tmp_path / 'agent.zip'}::{name}.pth" for name in ("actor", "critic"))
     assert all(len(ckptool.load(one)) == 6 for one in caught.value.candidates)
-    printed = CliRunner().invoke(cli, ["inspect", "-q", str(tmp_path / "agent.zip")]).output
+    printed = invoke(["inspect", "-q", str(tmp_path / "agent.zip")]).output
     assert "agent.zip::actor.pth" in printed
 
 
@@ -237,7 +236,7 @@ def test_what_an_optimizer_keeps_says_for_which_parameter(as_object: bool, tmp_p
     if as_object:  # then the parameters themselves tell
         torch.save({"model": model, "optimizer": optimizer}, path)
         optimizer.param_groups[0].pop("param_names")
-    result = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).output)
+    result = json.loads(invoke(["inspect", "--json", str(path)]).output)
     found = {one["name"]: one["parameter"] for one in result["tensors"] if "parameter" in one}
     names = [f"model.{name}" for name, _ in model.named_parameters()][::-1]
 
@@ -247,5 +246,5 @@ def test_what_an_optimizer_keeps_says_for_which_parameter(as_object: bool, tmp_p
         for key in kept
     }
     assert [(one["kind"], one["steps"]) for one in result["training"]] == [("AdamW", 1)]
-    table = CliRunner().invoke(cli, ["inspect", "--columns", "name,parameter", str(path)]).output
+    table = invoke(["inspect", "--columns", "name,parameter", str(path)]).output
     assert ["optimizer.state.0.exp_avg", names[0]] in [line.split() for line in table.splitlines()]

@@ -14,9 +14,8 @@ from zipfile import ZIP_LZMA, ZipFile
 
 import pytest
 
-from ckptool import MalformedFile
+from ckptool import Limits, MalformedFile
 from ckptool.archives.compressed import _PIECE, RAW, Compression, compression_of, decompress, decompress_as_far
-from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.source import BytesSource
 
 KINDS: dict[str, Callable[[bytes], bytes]] = {
@@ -64,7 +63,7 @@ def test_what_stands_before_the_damage_is_unpacked_to_the_byte(kind: str, at: fl
     compression = compression_of(bytes(data[:64]))
     assert compression is not None
 
-    found, why = decompress_as_far(BytesSource(bytes(data)), compression, DEFAULT_LIMITS)
+    found, why = decompress_as_far(BytesSource(bytes(data)), compression, Limits())
 
     assert bytes(found) == to_the_byte(kind, bytes(data))
     assert why is not None or found == values(60_000)
@@ -94,7 +93,7 @@ def test_what_is_whole_for_certain_is_unpacked_in_large_pieces() -> None:
     asked: list[int] = []
 
     found, why = decompress_as_far(
-        BytesSource(bytes(data)), Compression("gzip", b"\x1f\x8b", lambda: Counted(asked)), DEFAULT_LIMITS
+        BytesSource(bytes(data)), Compression("gzip", b"\x1f\x8b", lambda: Counted(asked)), Limits()
     )
 
     assert bytes(found) == to_the_byte("gzip", bytes(data), len(whole))
@@ -125,6 +124,6 @@ def test_lzma_of_zips_is_unpacked_from_pieces_of_any_size(piece: int) -> None:
 
 
 def test_the_dictionary_of_lzma_is_as_large_as_announced_up_to_what_is_needed() -> None:
-    assert decompress(BytesSource(lzma_of_zip(values(60_000), 0xFFFFFFFF)), RAW[14], DEFAULT_LIMITS) == values(60_000)
+    assert decompress(BytesSource(lzma_of_zip(values(60_000), 0xFFFFFFFF)), RAW[14], Limits()) == values(60_000)
     with pytest.raises(MalformedFile):  # what is repeated is 30,000 bytes back
-        decompress(BytesSource(lzma_of_zip(values(60_000), 4096)), RAW[14], DEFAULT_LIMITS)
+        decompress(BytesSource(lzma_of_zip(values(60_000), 4096)), RAW[14], Limits())

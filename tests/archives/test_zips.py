@@ -12,10 +12,9 @@ from typing import IO, TYPE_CHECKING
 import pytest
 import torch
 
-from ckptool import open_checkpoint
+from ckptool import Limits, open_checkpoint
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
-from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.files import open_source
 from ckptool.sources.source import BytesSource
 from tests import build
@@ -279,7 +278,7 @@ def test_members_are_read_from_any_source(tmp_path: Path) -> None:
         memoryview(data),
     ):
         source, _ = open_source(origin)
-        assert list(read_zip(source, DEFAULT_LIMITS)) == list(read(data))
+        assert list(read_zip(source, Limits())) == list(read(data))
         source.close()
 
 

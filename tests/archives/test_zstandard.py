@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ckptool import Limits
 from ckptool.archives.compressed import unpack
 from ckptool.errors import LimitExceeded, MalformedFile
-from ckptool.limits import DEFAULT_LIMITS, Limits
 from tests.each import each
 
 zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
@@ -21,11 +21,11 @@ def packed(data: bytes, *, sized: bool = True) -> bytes:
 @each("sized", [True, False])
 @each("data", [b"", b"x", DATA])
 def test_what_was_packed_comes_back(data: bytes, sized: bool) -> None:
-    assert unpack(packed(data, sized=sized), DEFAULT_LIMITS) == data
+    assert unpack(packed(data, sized=sized), Limits()) == data
 
 
 def test_several_frames_are_one() -> None:
-    assert unpack(packed(b"one ", sized=False) + packed(b"two", sized=False), DEFAULT_LIMITS) == b"one two"
+    assert unpack(packed(b"one ", sized=False) + packed(b"two", sized=False), Limits()) == b"one two"
 
 
 def test_it_may_grow_to_its_limit_and_not_further() -> None:
@@ -45,4 +45,4 @@ def test_what_is_damaged_or_cut_off_is_refused() -> None:
         b"\x28\xb5\x2f\xfd\xff" + packed(DATA)[5:],
     ):
         with pytest.raises(MalformedFile):
-            unpack(data, DEFAULT_LIMITS)
+            unpack(data, Limits())

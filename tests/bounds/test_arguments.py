@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ckptool import LimitExceeded, MalformedFile
-from ckptool.pickles.nodes import Call, Dict, Global, PersistentId
+from ckptool import Global, LimitExceeded, MalformedFile, StorageRef
+from ckptool.pickles.nodes import Call, Dict, PersistentId
 from ckptool.pickles.numpy_values import dtype_of, numpy_array, numpy_scalar
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import StorageRef, TypedStorage, storage_id
+from ckptool.tensors.tensor import TypedStorage, storage_id
 
 MOST = (1 << 63) - 1
 FLOATS = Global("torch", "FloatStorage")

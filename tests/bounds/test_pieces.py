@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptool import LimitExceeded, Limits, MalformedFile
+from ckptool import LimitExceeded, Limits, MalformedFile, Source, StorageRef, TensorInfo
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.pieces import Box, Piece, PiecesSource
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import row_major
 from tests.each import each
 
 DATA = bytes(range(96))

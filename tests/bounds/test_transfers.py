@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from zlib import crc32
 
+from ckptool import StorageRef, TensorInfo
 from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file
@@ -14,7 +15,7 @@ from ckptool.sources.source import BytesSource, ReadAhead
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.payloads import Payload, StoragePayload
 from ckptool.tensors.pieces import Box, Piece, PiecesSource
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import row_major
 from tests.bounds.sources import BytesPayload
 from tests.each import each
 

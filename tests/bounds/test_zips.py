@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, Source, TruncatedFile, UnsupportedFeature
 from ckptool.archives.zip_directory import END_SEARCH, find_directory
 from ckptool.errors import CkptoolError
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 from tests.bounds.sources import Asked, Holed
 from tests.each import each
 from tests.zip_bytes import (

@@ -6,12 +6,10 @@ import ast
 import json
 from pathlib import Path
 
-from click.testing import CliRunner
-
 import ckptool.checking
 import ckptool.formats
 from ckptool.checking.finding import CODES
-from ckptool.cli import cli
+from tests.program import invoke
 
 SOURCES = sorted(Path(ckptool.checking.__file__).parent.glob("*.py"))
 FORMATS = sorted(Path(ckptool.formats.__file__).parent.rglob("*.py"))
@@ -54,12 +52,12 @@ def test_a_severity_in_the_table_is_that_of_every_finding() -> None:
 
 
 def test_the_table_is_printed_for_people_and_programs() -> None:
-    lines = CliRunner().invoke(cli, ["check", "--list"], catch_exceptions=False).stdout.splitlines()
+    lines = invoke(["check", "--list"], catch_exceptions=False).stdout.splitlines()
     assert len(lines) == len(CODES)
     assert lines[2] == f"CK103  error    {CODES['CK103'].says}"
     assert lines[0] == f"CK101           {CODES['CK101'].says}"
 
-    found = json.loads(CliRunner().invoke(cli, ["check", "--list", "--json"]).stdout)
+    found = json.loads(invoke(["check", "--list", "--json"]).stdout)
     assert found["schema"] == "ckptool.codes/1"
     assert found["codes"][2] == {"code": "CK103", "severity": "error", "says": CODES["CK103"].says}
 

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.checking.check import CheckReport, check
-from ckptool.cli import cli
+from ckptool import CheckReport, check
 from ckptool.torch_ops import devices as torch_devices
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 from tests.device.tags import OfADevice
 from tests.each import each
+from tests.program import invoke
 from tests.scale import some, step, times
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -33,7 +32,7 @@ OURS = [path for path in sorted(VALID.iterdir()) if path.suffix != ".json"]
 
 
 def run(*arguments: object, code: int) -> str:
-    result = CliRunner().invoke(cli, ["check", *map(str, arguments)])
+    result = invoke(["check", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.stdout
 

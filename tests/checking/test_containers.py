@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool import CheckReport, check, open_checkpoint
-from ckptool.cli import cli
-from ckptool.limits import Limits
+from ckptool import CheckReport, Limits, check, open_checkpoint
 from tests.build import (
     call,
     floats,
@@ -35,6 +32,7 @@ from tests.build import (
     zip_file,
 )
 from tests.each import each
+from tests.program import invoke
 
 SYSTEM = call(named("os", "system"), "true")
 
@@ -110,7 +108,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def run(path: Path, *options: str, code: int) -> str:
-    result = CliRunner().invoke(cli, ["check", str(path), *options])
+    result = invoke(["check", str(path), *options])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -174,7 +172,7 @@ def test_the_command_that_is_given_writes_a_file_without_them(tmp_path: Path) ->
     (finding,) = [one for one in check(path).findings if one.code == "CK204"]
 
     assert finding.command is not None
-    result = CliRunner().invoke(cli, [*shlex.split(finding.command)[1:], "--json"])
+    result = invoke([*shlex.split(finding.command)[1:], "--json"])
     assert alarms(check(json.loads(result.output)["target"])) == []
 
 

@@ -18,15 +18,14 @@ from time import process_time
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ckptool.checking.explain import Explanation, entries, explain
-from ckptool.cli import cli
 from tests.device.tags import OfADevice
 from tests.each import each
+from tests.program import invoke
 from tests.scale import times
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -305,12 +304,12 @@ def test_what_is_no_known_message_is_said_to_be_none(text: str) -> None:
 
 def test_the_command_explains_and_says_by_its_exit_code_whether_it_could() -> None:
     text = message_of(lambda: torch.load(VALID / "device-forged-npu0-zip.pth"))
-    result = CliRunner().invoke(cli, ["check", "--explain", text])
+    result = invoke(["check", "--explain", text])
     assert result.exit_code == 0
     assert result.stdout.startswith("device-unknown: torch knows no device called 'npu:0'")
-    piped = CliRunner().invoke(cli, ["check", "--explain", "-", "--json"], input=text)
+    piped = invoke(["check", "--explain", "-", "--json"], input=text)
     assert json.loads(piped.stdout)["explanations"][0]["kind"] == "device-unknown"
-    assert CliRunner().invoke(cli, ["check", "--explain", "hello"]).exit_code == 1
+    assert invoke(["check", "--explain", "hello"]).exit_code == 1
 
 
 def test_a_heading_without_end_is_no_trouble() -> None:
@@ -325,7 +324,7 @@ def test_a_long_text_takes_little_time_whatever_is_in_it(filler: str) -> None:
     nbytes = times(1 << 17, 1 << 20)
     text = f"Missing key(s) in state_dict: : {filler * nbytes}"[:nbytes]
     started = process_time()
-    CliRunner().invoke(cli, ["explain", "-"], input=text)
+    invoke(["explain", "-"], input=text)
     assert process_time() - started < 1 + 8 * nbytes / (1 << 20)  # for each name a walk through all: minutes
 
 
@@ -338,7 +337,7 @@ def in_file(content: object, message: str, folder: Path) -> Explanation:
         if one.command is not None:
             words = shlex.split(one.command)
             assert words[0] == "ckptool"
-            result = CliRunner().invoke(cli, [*words[1:], *(["--dry-run"] if words[1] == "migrate" else [])])
+            result = invoke([*words[1:], *(["--dry-run"] if words[1] == "migrate" else [])])
             assert result.exit_code in ((0, 1) if words[1] == "check" else (0,)), (one, result.output)
     return found[0]
 
@@ -481,22 +480,20 @@ def test_a_file_that_cannot_be_opened_is_the_cause() -> None:
 
 def test_the_command_looks_into_one_file() -> None:
     path = str(VALID / "checkpoint-plain-cpu-zip.pth")
-    found = json.loads(CliRunner().invoke(cli, ["check", "--json", "--explain", NO_ENTRY, path]).stdout)
+    found = json.loads(invoke(["check", "--json", "--explain", NO_ENTRY, path]).stdout)
     assert found["path"] == path
     assert "the weights are under " in found["explanations"][0]["in_file"]
-    shown = CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, path]).stdout.splitlines()
+    shown = invoke(["check", "--explain", NO_ENTRY, path]).stdout.splitlines()
     assert shown[1] == f"{path}: {found['explanations'][0]['in_file']}"
     assert shown[-1] == f"Run: {found['explanations'][0]['command']}"
-    assert CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, path, path]).exit_code == 2
-    assert isinstance(CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, "absent.pth"]).exception, SystemExit)
+    assert invoke(["check", "--explain", NO_ENTRY, path, path]).exit_code == 2
+    assert isinstance(invoke(["check", "--explain", NO_ENTRY, "absent.pth"]).exception, SystemExit)
 
 
 def test_a_message_that_lists_no_unexpected_names_takes_none_from_the_model(tmp_path: Path) -> None:
     # The model has conv1, too: what is called head in it is not there.
     weights = {"conv1.weight": torch.ones(4, 3), "conv1.bias": torch.ones(4), "layers.0.w": torch.ones(1)}
     torch.save(weights, tmp_path / "a.pth")
-    done = CliRunner().invoke(
-        cli, ["explain", 'Missing key(s) in state_dict: "head.weight", "head.bias".', str(tmp_path / "a.pth")]
-    )
+    done = invoke(["explain", 'Missing key(s) in state_dict: "head.weight", "head.bias".', str(tmp_path / "a.pth")])
 
     assert "migrate" not in done.output

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
-from ckptool import MigrationRefused
-from ckptool.checking.check import CheckReport, check
-from ckptool.cli import cli
+from ckptool import CheckReport, MigrationRefused, check
+from tests.program import invoke
 from tests.scale import in_turn
 
 
@@ -58,7 +56,7 @@ def commands(report: CheckReport) -> list[list[str]]:
 
 
 def migrated(command: list[str]) -> Path:
-    result = CliRunner().invoke(cli, [*command[1:], "--force", "--json"])
+    result = invoke([*command[1:], "--force", "--json"])
     assert result.exit_code == 0, result.output
     return Path(json.loads(result.output)["target"])
 
@@ -154,7 +152,7 @@ def test_a_model_that_cannot_be_built_is_refused(spec: str, tmp_path: Path) -> N
     with pytest.raises(MigrationRefused):
         check(path, model=spec)
     assert "no_such_package" not in sys.modules
-    result = CliRunner().invoke(cli, ["check", str(path), "--model", spec])
+    result = invoke(["check", str(path), "--model", spec])
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
 

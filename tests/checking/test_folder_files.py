@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import CliRunner
 
 from ckptool import check
 from ckptool.checking import folder_files
-from ckptool.cli import cli
 from tests.build import (
     call,
     floats,
@@ -31,6 +29,7 @@ from tests.build import (
     torch_zip,
     zip_file,
 )
+from tests.program import invoke
 
 EVIL = pickled(call(named("os", "system"), "true"))
 IN_ZIP = torch_zip(call(named("os", "system"), "true"))
@@ -73,7 +72,7 @@ def test_a_call_in_a_file_beside_the_weights_is_an_error(name: str, tmp_path: Pa
     assert system(folder) == []
     written(folder, {name: BESIDE[name]})
     assert [(text, record.partition("::")[0]) for text, record in system(folder)] == [("os.system('true')", name)]
-    assert CliRunner().invoke(cli, ["check", str(folder), "--fail-on", "system"]).exit_code == 1
+    assert invoke(["check", str(folder), "--fail-on", "system"]).exit_code == 1
 
 
 def test_folders_that_are_not_looked_into_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +143,9 @@ def test_findings_name_the_file_that_they_are_about(tmp_path: Path) -> None:
     assert report.loading is not None
     assert "system" not in report.loading
     assert report.grade == "system"
-    printed = json.loads(CliRunner().invoke(cli, ["check", "--json", str(folder)]).stdout)
+    printed = json.loads(invoke(["check", "--json", str(folder)]).stdout)
     assert {(one["code"], one["path"], one["command"]) for one in printed["findings"] if one["path"]} == told
-    (run,) = json.loads(CliRunner().invoke(cli, ["check", "--sarif", str(folder)]).stdout)["runs"]
+    (run,) = json.loads(invoke(["check", "--sarif", str(folder)]).stdout)["runs"]
     places = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in run["results"]]
     assert [Path(place).name for place in places if place != str(folder)] == [
         Path(one.path).name for one in report.findings if one.path is not None
@@ -163,7 +162,7 @@ def test_of_many_files_with_the_same_the_first_are_told(tmp_path: Path) -> None:
 
 def test_a_line_for_a_folder_names_each_file_with_the_worst(tmp_path: Path) -> None:
     evil = {"model.pth": WEIGHTS, "a.bak": EVIL, "b/c.bin": IN_ZIP, "d": EVIL, "e.txt": b"text"}
-    shown = CliRunner().invoke(cli, ["check", "-b", str(written(tmp_path / "x", evil))]).stdout
+    shown = invoke(["check", "-b", str(written(tmp_path / "x", evil))]).stdout
     assert "'a.bak' in the folder: unpickling calls" in shown
     assert "(and 2 more: d, c.bin)" in shown
 
@@ -198,5 +197,5 @@ def test_no_command_is_given_that_cannot_look_at_the_file(tmp_path: Path, name: 
 
     for one in report.findings:
         if one.command is not None:
-            done = CliRunner().invoke(cli, shlex.split(one.command)[1:])
+            done = invoke(shlex.split(one.command)[1:])
             assert done.exit_code in (0, 1), (one, done.output)

@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 
-from ckptool.checking.check import check
+from ckptool import check
 from ckptool.checking.finding import Finding
-from ckptool.cli import cli
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.device.tags import real
 from tests.each import each
+from tests.program import invoke
 from tests.scale import exhaustive, one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -39,7 +38,7 @@ def run(finding: Finding) -> str:
     program, verb, *arguments = shlex.split(finding.command)
     assert program == "ckptool"
     extra = ["--force", "--json"] if verb == "migrate" else []
-    result = CliRunner().invoke(cli, [verb, *arguments, *extra])
+    result = invoke([verb, *arguments, *extra])
     assert result.exit_code == 0, (finding, result.output)
     return result.output
 

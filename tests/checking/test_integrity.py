@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import open_checkpoint
-from ckptool.checking.check import CheckReport, check
+from ckptool import CheckReport, check, open_checkpoint
 from ckptool.pickles.describe import describe
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops import values as torch_values

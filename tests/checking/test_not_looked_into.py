@@ -12,10 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from ckptool import check
-from ckptool.cli import cli
 from tests.build import (
     call,
     floats,
@@ -29,6 +27,7 @@ from tests.build import (
     torch_zip,
     zip_file,
 )
+from tests.program import invoke
 from tests.scale import exhaustive, some
 
 EVIL = pickled(call(named("os", "system"), "true"))
@@ -55,7 +54,7 @@ def codes(path: Path) -> set[str]:
 
 
 def exit_code(path: Path, *options: str) -> int:
-    return CliRunner().invoke(cli, ["check", str(path), *options]).exit_code
+    return invoke(["check", str(path), *options]).exit_code
 
 
 def serialized(payload: bytes, **more: object) -> bytes:
@@ -201,7 +200,7 @@ def test_weights_in_a_gzip_are_those_that_python_reads(tmp_path: Path) -> None:
     first += bytes(-len(first) % 512)
     data = gzip.compress(first) + bytes(4) + gzip.compress(tar_file({"weights.th": other}))
     (tmp_path / "model.tar.gz").write_bytes(data)
-    done = CliRunner().invoke(cli, ["migrate", str(tmp_path / "model.tar.gz"), str(tmp_path / "o.safetensors")])
+    done = invoke(["migrate", str(tmp_path / "model.tar.gz"), str(tmp_path / "o.safetensors")])
     assert done.exit_code != 0 or (tmp_path / "o.safetensors").read_bytes().endswith(bytes(range(16)))
 
 
@@ -347,31 +346,31 @@ def test_folders_of_version_control_are_counted_and_said(tmp_path: Path) -> None
     assert found.message == "not looked into: 2 folders of version control or tools: .git, a/.venv"
     for verb in ("scan", "check", "inspect"):
         options = ["--jobs", "1"] if verb == "scan" else ["-b", "-r"]
-        result = CliRunner().invoke(cli, [verb, *options, str(place)])
+        result = invoke([verb, *options, str(place)])
         assert result.exit_code == 0
         assert "left out     2 folders of version control or of tools" in result.stderr
 
 
 def test_hidden_files_and_folders_are_looked_into(tmp_path: Path) -> None:
     place = written(tmp_path / "x", {".hidden.pt": WEIGHTS, ".vector_cache/glove.pt": WEIGHTS, ".c/a.dat": EVIL})
-    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", str(place)])
+    result = invoke(["scan", "--jobs", "1", str(place)])
     grades = {Path(row["path"]).name: row["grade"] for row in map(json.loads, result.stdout.splitlines())}
     assert grades == {"model.safetensors": "data", ".hidden.pt": "data", "glove.pt": "data", "a.dat": "system"}
     (finding,) = [one for one in check(place).findings if one.code == "CK171"]
     assert finding.command is not None
-    shown = CliRunner().invoke(cli, finding.command.split()[1:]).output
+    shown = invoke(finding.command.split()[1:]).output
     assert ".hidden.pt" in shown
     assert "glove.pt" in shown
-    assert "a.dat" in CliRunner().invoke(cli, ["check", "-b", "-r", str(place)]).output
+    assert "a.dat" in invoke(["check", "-b", "-r", str(place)]).output
 
 
 def test_other_programs_are_not_passed_over_below_a_folder(tmp_path: Path) -> None:
     place = written(tmp_path / "x", {"args.yml": b'!!python/object/apply:os.system ["true"]\n', "notes.yml": b"a: 1\n"})
-    result = CliRunner().invoke(cli, ["check", "-b", "-r", str(place)])
+    result = invoke(["check", "-b", "-r", str(place)])
     assert result.exit_code == 2
     assert "args.yml" in result.output
     assert "passed over  1 file of other kinds" in result.output
-    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", str(place)])
+    result = invoke(["scan", "--jobs", "1", str(place)])
     rows = {Path(row["path"]).name: row for row in map(json.loads, result.stdout.splitlines())}
     assert set(rows) == {"model.safetensors", "args.yml"}
     assert rows["args.yml"]["grade"] == "unknown"
@@ -381,7 +380,7 @@ def test_other_programs_are_not_passed_over_below_a_folder(tmp_path: Path) -> No
 def test_a_packed_file_of_nothing_has_a_row_as_one_that_is_not_packed(content: bytes, tmp_path: Path) -> None:
     for name, data in (("x.pt", content), ("y.pt.gz", gzip.compress(content)), ("z.bin.GZ", gzip.compress(content))):
         (tmp_path / name).write_bytes(data)
-    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", str(tmp_path)])
+    result = invoke(["scan", "--jobs", "1", str(tmp_path)])
     assert result.exit_code == 2
     assert len(result.stdout.splitlines()) == 3
 
@@ -403,6 +402,6 @@ def test_bytes_that_a_tensor_of_a_plain_pickle_has_are_looked_into_by_scan(tmp_p
     ):
         (tmp_path / name).write_bytes(data)
         for options in ([], ["--check"]):
-            result = CliRunner().invoke(cli, ["scan", "--jobs", "1", *options, str(tmp_path / name)])
+            result = invoke(["scan", "--jobs", "1", *options, str(tmp_path / name)])
             (row,) = map(json.loads, result.stdout.splitlines())
             assert (row["grade"], row["worst"]) == ("system", "error")

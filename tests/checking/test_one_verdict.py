@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import CliRunner
 
-from ckptool import check
-from ckptool.checking.check import CheckReport
+from ckptool import CheckReport, check
 from ckptool.checking.row import Asked, row
-from ckptool.cli import cli
 from tests.build import (
     call,
     floats,
@@ -34,6 +31,7 @@ from tests.build import (
 )
 from tests.each import each
 from tests.hostile.cases.canaries import CANARIES
+from tests.program import invoke
 from tests.scale import step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -112,12 +110,12 @@ def test_the_folder_json_and_the_page_say_the_same(name: str, tmp_path: Path) ->
         shutil.copy(FIXTURES / "valid" / "checkpoint-ddp-forged-cuda0-zip.pth", path)
     report, around = agrees(path), agrees(place)
     assert (known(around), around.worst) == (known(report), report.worst)
-    said = json.loads(CliRunner().invoke(cli, ["check", "--json", str(path)]).stdout)
+    said = json.loads(invoke(["check", "--json", str(path)]).stdout)
     assert (said["grade"], said["worst"]) == (report.grade, report.worst)
     assert [one["code"] for one in said["findings"]] == [one.code for one in report.findings]
     if report.error is None:
         page = tmp_path / "page.html"
-        assert CliRunner().invoke(cli, ["report", str(path), "-o", str(page)]).exit_code == 0
+        assert invoke(["report", str(path), "-o", str(page)]).exit_code == 0
         severe = {one.code for one in report.findings if one.severity != "info"}
         assert all(code in page.read_text(encoding="utf-8") for code in severe)
 

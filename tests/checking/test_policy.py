@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ckptool.checking.check import QUESTIONS, question_of
 from ckptool.checking.finding import CODES
-from ckptool.cli import cli
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
+from tests.program import invoke
 
 W = tensor(storage())
 FILES = {
@@ -34,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def code(folder: Path, name: str, *options: str) -> int:
-    return CliRunner().invoke(cli, ["check", str(folder / name), *options]).exit_code
+    return invoke(["check", str(folder / name), *options]).exit_code
 
 
 FAILS = {
@@ -60,7 +59,7 @@ def test_what_fails_is_what_was_asked_for(conditions: tuple[str, ...], folder: P
 
 @pytest.mark.parametrize("option", [("--fail-on", "CK999"), ("--fail-on", "bad"), ("--only", "safe,nice")])
 def test_what_is_no_condition_is_refused(option: tuple[str, str], folder: Path) -> None:
-    result = CliRunner().invoke(cli, ["check", str(folder / "plain"), *option])
+    result = invoke(["check", str(folder / "plain"), *option])
     assert result.exit_code == 2
     assert "is none of" in result.output
 
@@ -72,7 +71,7 @@ def test_what_is_no_condition_is_refused(option: tuple[str, str], folder: Path) 
 def test_only_what_was_asked_is_reported_and_fails(questions: str, codes: set[str], tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(torch_zip({"m": {"module.w": W}, "x": FILES["system"]["x"]}, {"0": floats()}))
-    result = CliRunner().invoke(cli, ["check", str(path), "--only", questions, "--json"])
+    result = invoke(["check", str(path), "--only", questions, "--json"])
 
     assert {one["code"] for one in json.loads(result.stdout)["findings"]} == codes
     assert result.exit_code == int("safe" in questions)
@@ -97,7 +96,7 @@ def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
     for value, grade in ((SYSTEM, "system"), (FILES["code"]["x"], "code")):
         path.write_bytes(REFUSED[name](value))
-        result = CliRunner().invoke(cli, ["check", str(path), "--json", "--fail-on", "system"])
+        result = invoke(["check", str(path), "--json", "--fail-on", "system"])
         found = json.loads(result.stdout)
 
         assert result.exit_code == 2
@@ -110,7 +109,7 @@ def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
 def test_no_refused_file_that_calls_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "data").write_bytes(REFUSED["text behind a pickle of protocol 0"](SYSTEM))
-    result = CliRunner().invoke(cli, ["check", "-b", "-r", str(tmp_path)])
+    result = invoke(["check", "-b", "-r", str(tmp_path)])
     assert result.exit_code == 2
     assert "calls os.system('true')" in result.stdout
     said = [line for line in result.stdout.splitlines() if "notes.txt" in line]
@@ -123,6 +122,6 @@ def test_what_was_not_looked_at_may_be_of_any_grade(tmp_path: Path) -> None:
     for condition in ("code", "system"):
         assert code(tmp_path, "x", "--fail-on", condition) == 1
     assert code(tmp_path, "x", "--fail-on", "error") == 0
-    report = json.loads(CliRunner().invoke(cli, ["check", str(path), "--json"]).stdout)
+    report = json.loads(invoke(["check", str(path), "--json"]).stdout)
     assert report["grade"] == "code"
     assert report["unseen"] == ["a/x: packed with Zstandard or LZ4"]

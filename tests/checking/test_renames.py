@@ -14,15 +14,14 @@ from typing import TypeAlias
 import pytest
 import torch
 import torch.distributed.checkpoint as saving
-from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
-from ckptool.checking.check import check
+from ckptool import check
 from ckptool.checking.explain import explain
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 from tests.scale import in_turn, some
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -252,7 +251,7 @@ def failure(action: Callable[[], object]) -> ckptool.WeightsMismatch | None:
 def migrated(command: str) -> dict[str, torch.Tensor]:
     program, verb, *words = shlex.split(command)
     assert (program, verb) == ("ckptool", "migrate")
-    result = CliRunner().invoke(cli, [verb, *words, "--force", "--json"])
+    result = invoke([verb, *words, "--force", "--json"])
     if "mixed-prefix" in result.output:
         pytest.skip("refused: who saw no file could not know that")
     assert result.exit_code == 0, (command, result.output)
@@ -440,7 +439,7 @@ def test_a_file_without_a_framework_is_written_with_one(tmp_path: Path) -> None:
     text = "AttributeError: 'NoneType' object has no attribute 'get'"
     save_file(state("a.w"), tmp_path / "x.safetensors")
     (one,) = explain(text, tmp_path / "x.safetensors")
-    result = CliRunner().invoke(cli, [*shlex.split(one.command or "")[1:], "--json"])
+    result = invoke([*shlex.split(one.command or "")[1:], "--json"])
 
     with ckptool.open_checkpoint(json.loads(result.output)["target"]) as written:
         assert written.metadata["format"] == "pt"
@@ -470,7 +469,7 @@ def test_what_torch_misses_in_a_distributed_checkpoint_is_renamed_there(
     (one,) = explain(f"Missing key in checkpoint state_dict: {head}layers.0.w.", folder)
 
     assert "--form dcp" in (one.command or "")
-    result = CliRunner().invoke(cli, [*shlex.split(one.command or "")[1:], "--json"])
+    result = invoke([*shlex.split(one.command or "")[1:], "--json"])
     assert result.exit_code == 0, result.output
     asked = {name: torch.zeros(2) for name in wanted}
     with warnings.catch_warnings():
@@ -503,14 +502,14 @@ def test_weights_that_are_written_under_a_prefix_say_how_to_take_it_off(
     weights = {f"{prefix}fc.{name}": torch.ones(2) for name in ("weight", "bias")}
     torch.save({"state_dict": weights, "pytorch-lightning_version": "2.0", "epoch": 1}, tmp_path / "last.ckpt")
     run = ["migrate", str(tmp_path / "last.ckpt"), str(tmp_path / "x.safetensors")]
-    result = CliRunner().invoke(cli, run)
+    result = invoke(run)
 
     assert f"every name begins with '{prefix}'" in result.output
     assert option in result.output
     found = [one for one in check(tmp_path / "last.ckpt").findings if one.code == "CK301"]
     assert [one.severity for one in found] == ["info"]
     assert list(migrated(found[0].command or "")) == ["fc.weight", "fc.bias"] or "--strip-wrap" in option
-    again = CliRunner().invoke(cli, [*run, *option.split(), "--force"])
+    again = invoke([*run, *option.split(), "--force"])
     assert "every name begins" not in again.output
 
 
@@ -522,11 +521,11 @@ def test_one_layer_of_lightning_is_no_prefix(tmp_path: Path) -> None:
 
 def test_what_plain_torch_load_will_still_refuse_is_noted(tmp_path: Path) -> None:
     torch.save({"model": state("w"), "args": argparse.Namespace(lr=1)}, tmp_path / "a.pth")
-    result = CliRunner().invoke(cli, ["migrate", str(tmp_path / "a.pth"), "--to", "cpu"])
+    result = invoke(["migrate", str(tmp_path / "a.pth"), "--to", "cpu"])
     assert "plain torch.load() refuses it, for argparse.Namespace: --form state_dict writes" in result.output
 
     torch.save({"model": state("w"), "epoch": 1}, tmp_path / "b.pth")
-    result = CliRunner().invoke(cli, ["migrate", str(tmp_path / "b.pth"), "--to", "cpu"])
+    result = invoke(["migrate", str(tmp_path / "b.pth"), "--to", "cpu"])
     assert "refuses" not in result.output
 
 
@@ -535,7 +534,7 @@ def test_an_entry_that_is_no_tensor_is_said_to_be_left_out(form: list[str], valu
     torch.save({**state("a.w"), "note": value}, tmp_path / "a.pth")
     run = ["migrate", str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--exclude", "note", *form]
 
-    assert re.search(r"left out +note", CliRunner().invoke(cli, run).output)
+    assert re.search(r"left out +note", invoke(run).output)
     assert list(torch.load(tmp_path / "b.pth")) == ["a.w"]
 
 
@@ -545,5 +544,5 @@ def test_a_folder_may_have_the_name_of_the_form_that_was_asked_for(
     monkeypatch.chdir(tmp_path)
     torch.save({"model": state("w"), "epoch": 1}, "full.pt")
 
-    assert CliRunner().invoke(cli, ["migrate", "full.pt", "dcp"]).exit_code == 1
-    assert CliRunner().invoke(cli, ["migrate", "full.pt", "dcp", "--form", "dcp"]).exit_code == 0
+    assert invoke(["migrate", "full.pt", "dcp"]).exit_code == 1
+    assert invoke(["migrate", "full.pt", "dcp", "--form", "dcp"]).exit_code == 0

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptool import open_checkpoint
-from ckptool.checking.check import check
+from ckptool import Limits, check, open_checkpoint
 from ckptool.checking.salvage import Salvage, _salvage
-from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.source import BytesSource
 from tests.scale import step
 
@@ -41,7 +39,7 @@ def ends_of(path: Path) -> dict[str, int]:
 
 
 def salvaged(data: bytes) -> Salvage | None:
-    return _salvage(BytesSource(data), DEFAULT_LIMITS)
+    return _salvage(BytesSource(data), Limits())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -99,7 +97,7 @@ def test_a_zip_of_countless_headers_with_something_between_them_is_given_up_on()
     header = b"PK\x03\x04" + b"\0" * 22 + b"\1\0\0\0" + b"x" + b"-"
     source = Counting(header * 60_000)
 
-    assert _salvage(source, DEFAULT_LIMITS) is None
+    assert _salvage(source, Limits()) is None
     assert source.taken < 1 << 27
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ckptool import check
 from ckptool.checking import value_survey
-from ckptool.checking.check import check
 from ckptool.torch_ops import values as torch_values
 from tests.scale import step
 

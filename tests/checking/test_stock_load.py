@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptool import CkptoolError, open_checkpoint
-from ckptool.checking.check import check
+from ckptool import CkptoolError, check, open_checkpoint
 from ckptool.checking.finding import place
 from ckptool.checking.torch_load import refusals
 from tests.build import call, named, ops, pickled, raw, torch_zip

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import open_checkpoint
 from ckptool.checking.value_survey import ValueRow, statistics_of
-from ckptool.cli import cli
 from ckptool.errors import MissingPackage
 from ckptool.torch_ops.statistics import Statistics, Tally
+from tests.program import invoke
 from tests.scale import in_turn
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -160,9 +159,8 @@ def test_every_fixture_has_statistics_or_a_reason() -> None:
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
     torch.save({"w": torch.tensor([0.0, 1.0, 1.0, math.nan])}, tmp_path / "w.pth")
-    run = CliRunner().invoke
-    table = run(cli, ["stat", str(tmp_path / "w.pth")])
-    missing = run(cli, ["stat", str(tmp_path / "absent.pth"), str(tmp_path / "w.pth")])
+    table = invoke(["stat", str(tmp_path / "w.pth")])
+    missing = invoke(["stat", str(tmp_path / "absent.pth"), str(tmp_path / "w.pth")])
 
     assert table.exit_code == 0
     assert table.output.splitlines()[-1].split()[:4] == ["w", "float32", "[4]", "0.6667"]
@@ -181,9 +179,9 @@ def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "fixtures" / "folders" / "dcp-rank-missing"
-    result = CliRunner().invoke(cli, ["stat", str(folder)])
+    result = invoke(["stat", str(folder)])
 
     assert result.exit_code == 1
     assert "no such file" in result.stdout
     torch.save({"w": torch.ones(3)}, tmp_path / "whole.pth")
-    assert CliRunner().invoke(cli, ["stat", str(tmp_path / "whole.pth")]).exit_code == 0
+    assert invoke(["stat", str(tmp_path / "whole.pth")]).exit_code == 0

@@ -34,10 +34,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import CheckReport, check
-from ckptool.cli import cli
 from ckptool.fleet import row
 from tests.against_torch.test_joblib_files import dumped, wrapped
 from tests.build import (
@@ -58,6 +56,7 @@ from tests.build import (
 )
 from tests.checking.test_containers import PACKED, Nested, streamed, zipped
 from tests.each import each
+from tests.program import invoke
 
 OS = named("os", "system")
 NAMESPACE = named("argparse", "Namespace")
@@ -245,7 +244,7 @@ def test_what_joblib_writes_is_followed_past_its_arrays(compress: Any, nested: b
     path.write_bytes(dumped({"a": array, "o": np.array([None, "a"], dtype=object), "b": array, "x": late}, compress))
 
     assert any(text.startswith("posix.system(") for text in system(check(path)))
-    assert CliRunner().invoke(cli, ["check", str(path)]).exit_code == 1
+    assert invoke(["check", str(path)]).exit_code == 1
     path.write_bytes(dumped({"a": array, "o": np.array([None, {"a": 1}], dtype=object), "b": array}, compress))
     assert system(check(path)) == []
 
@@ -392,7 +391,7 @@ def test_each_call_is_an_error_where_only_other_programs_would_meet_it(container
     path = tmp_path / "x"
     path.write_bytes(PIECES[container](call(OS, "true")))
     assert system(check(path)) == ["os.system('true')"]
-    assert CliRunner().invoke(cli, ["check", str(path)]).exit_code
+    assert invoke(["check", str(path)]).exit_code
     path.write_bytes(PIECES[container](ops(None)))
     assert system(check(path)) == []
 
@@ -467,7 +466,7 @@ def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which
     report = check(path)
     assert "CK205" in {one.code for one in report.findings if one.severity == "error"}
     assert system(report)[0].partition("(")[0] in ("os.system", "torch.storage._load_from_bytes")
-    assert CliRunner().invoke(cli, ["check", str(path), "--fail-on", "system"]).exit_code
+    assert invoke(["check", str(path), "--fail-on", "system"]).exit_code
 
 
 OTHERWISE = {
@@ -541,7 +540,7 @@ def test_text_that_only_begins_like_a_pickle_is_text(text: str) -> None:
 def test_the_command_says_so_and_fails(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(zipped(call(OS, "rm -rf \x1b[2J" + "x" * 999)))
-    result = CliRunner().invoke(cli, ["check", str(path)])
+    result = invoke(["check", str(path)])
 
     assert result.exit_code == 1
     assert "CK205 unpickling calls os.system('rm -rf \\x1b[2Jxxx" in result.output

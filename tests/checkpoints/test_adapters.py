@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool.checkpoints.origin import adapter_of
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 
 REAL = Path(__file__).parents[3] / "shared" / "corpus-dirs" / "peft-beside-base" / "adapter"
 
@@ -76,12 +75,12 @@ def test_inspect_says_rank_targets_and_base_for_file_and_folder(tmp_path: Path) 
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
 
     for path in (tmp_path, tmp_path / "adapter_model.safetensors"):
-        shown = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).output
+        shown = invoke(["inspect", "-q", str(path)]).output
         assert (
             "  adapter      LoRA of rank 4 and 8 on lm_head, q_proj, v_proj, in 5 modules; for org/base\\x1b[2J\n"
             in shown
         )
-        found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).output)["adapter"]
+        found = json.loads(invoke(["inspect", "--json", str(path)]).output)["adapter"]
         assert found == {
             "ranks": [4, 8],
             "targets": ["lm_head", "q_proj", "v_proj"],

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckptool import LimitExceeded, Limits, MalformedFile
+from ckptool import Global, LimitExceeded, Limits, MalformedFile
 from ckptool.checkpoints import modules
 from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set
 from tests.each import each
 from tests.scale import exhaustive
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool import open_checkpoint
+from ckptool import StorageRef, open_checkpoint
 from ckptool.checkpoints.summary import Summary, _extent, summarise
-from ckptool.cli import cli
 from ckptool.sources.source import BytesSource
-from ckptool.tensors.tensor import StorageRef
+from tests.program import invoke
 
 BASE = torch.arange(64, dtype=torch.float32)
 
@@ -89,13 +87,13 @@ def test_each_byte_of_storages_counts_once_whatever_their_order() -> None:
 
 def head(path: Path) -> dict[str, str]:
     """Return the facts that `inspect -q` prints, by their labels."""
-    lines = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).stdout.splitlines()[1:]
+    lines = invoke(["inspect", "-q", str(path)]).stdout.splitlines()[1:]
     return {line[2:15].strip(): line[15:] for line in lines if line[2:15].strip()}
 
 
 def brief(path: Path) -> list[str]:
     """Return the counts that `inspect -b` prints of a file: tensors, parameters, elements."""
-    return CliRunner().invoke(cli, ["inspect", "-b", str(path)]).stdout.splitlines()[1].split()[4:7]
+    return invoke(["inspect", "-b", str(path)]).stdout.splitlines()[1].split()[4:7]
 
 
 NET = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
@@ -124,9 +122,9 @@ def test_parameters_are_those_of_the_weights_and_elements_are_all(which: str, tm
     path = tmp_path / "model.pth"
     torch.save(content, path)
 
-    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).stdout)["summary"]
+    found = json.loads(invoke(["inspect", "--json", str(path)]).stdout)["summary"]
     assert (found["parameters"], found["numel"]) == (parameters, elements)
-    row = json.loads(CliRunner().invoke(cli, ["scan", "--jobs", "1", str(path)]).stdout)
+    row = json.loads(invoke(["scan", "--jobs", "1", str(path)]).stdout)
     assert (row["parameters"], row["numel"]) == (parameters, elements)
     assert brief(path)[1:] == ["-" if parameters is None else str(parameters), str(elements)]
     said = head(path)["tensors"]
@@ -137,7 +135,7 @@ def test_parameters_are_those_of_the_weights_and_elements_are_all(which: str, tm
         assert "parameter" not in said
     else:
         assert f"; {parameters} parameters in the weights, {elements} elements in all, " in said
-    text = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).stdout
+    text = invoke(["inspect", "-q", str(path)]).stdout
     assert not re.search(r"optimizer, \d+ tensors, \d+ parameters", text)
 
 
@@ -160,6 +158,6 @@ def test_a_prefix_is_what_a_wrapper_added(
 
     assert (facts.get("prefix"), facts.get("all under")) == (prefix, under)
     path = tmp_path / "model.pth"
-    done = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "to.safetensors")]).stdout
+    done = invoke(["migrate", str(path), str(tmp_path / "to.safetensors")]).stdout
     assert ("\n  prefix " in done) == (prefix is not None)
     assert ("\n  all under " in done) == (under is not None)

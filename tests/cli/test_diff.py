@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
 from tests import build
 from tests.cli.test_snapshots import CPU, GPU, WEIGHTS, write_variants
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(cli, ["diff", *map(str, arguments)])
+    result = invoke(["diff", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -78,7 +77,7 @@ def test_keys_name_the_state_dicts() -> None:
     assert run(GPU, CPU, "--key-a", "model", "--ignore-wrappers", "--ignore-device").splitlines()[-1] == (
         "the same: 11 tensors"
     )
-    result = CliRunner().invoke(cli, ["diff", GPU, CPU, "--key-b", "nothing"])
+    result = invoke(["diff", GPU, CPU, "--key-b", "nothing"])
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
 
@@ -86,7 +85,7 @@ def test_keys_name_the_state_dicts() -> None:
 def test_a_bad_file_prints_two_lines_or_an_object(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pth"
     broken.write_bytes((FIXTURES / GPU).read_bytes()[:5000])
-    result = CliRunner().invoke(cli, ["diff", str(FIXTURES / GPU), str(broken)])
+    result = invoke(["diff", str(FIXTURES / GPU), str(broken)])
 
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
@@ -127,17 +126,17 @@ def test_where_names_alone_differ_a_command_aligns_them(
     other = {renamed(name): values for name, values in weights.items()}
     torch.save({key: other, "epoch": 3} if key else other, "b.pth")
 
-    done = CliRunner().invoke(cli, ["diff", "a.pth", "b.pth"])
+    done = invoke(["diff", "a.pth", "b.pth"])
     (command,) = (line for line in done.stderr.splitlines() if line.startswith("Run: "))
-    written = CliRunner().invoke(cli, [*shlex.split(command)[2:], "-q"])
+    written = invoke([*shlex.split(command)[2:], "-q"])
 
     assert (done.exit_code, written.exit_code) == (1, 0)
-    assert CliRunner().invoke(cli, ["diff", "a.pth", written.stdout.strip()]).exit_code == 0
-    assert "Run: " not in CliRunner().invoke(cli, ["diff", "a.pth", "b.pth", "-q"]).output
+    assert invoke(["diff", "a.pth", written.stdout.strip()]).exit_code == 0
+    assert "Run: " not in invoke(["diff", "a.pth", "b.pth", "-q"]).output
 
 
 def test_no_command_aligns_what_has_other_tensors(tmp_path: Path) -> None:
     torch.save({"a.weight": torch.ones(2), "a.bias": torch.ones(3)}, tmp_path / "a.pth")
     torch.save({"b.weight": torch.ones(7), "c.scale": torch.ones(9)}, tmp_path / "b.pth")
 
-    assert "Run: " not in CliRunner().invoke(cli, ["diff", str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]).output
+    assert "Run: " not in invoke(["diff", str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]).output

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from ckptool.checking.row import Asked, row
-from ckptool.cli import cli
 from tests.checkpoints.digest_by_hand import digest as by_hand
+from tests.program import invoke
 
 
 @pytest.mark.parametrize("name", ["model.pth", "wrapped.pth", "meta.pth"])
@@ -23,8 +22,8 @@ def test_the_digest_is_the_one_that_anybody_can_compute(name: str, tmp_path: Pat
     torch.save({"state_dict": wrapped, "epoch": 3} if name == "wrapped.pth" else weights, tmp_path / name)
     if name == "meta.pth":
         torch.save({**weights, "lost": torch.zeros(2, device="meta")}, tmp_path / name)
-    said = CliRunner().invoke(cli, ["inspect", "-q", "--digest", str(tmp_path / name)]).output
-    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", "--digest", str(tmp_path / name)]).output)
+    said = invoke(["inspect", "-q", "--digest", str(tmp_path / name)]).output
+    found = json.loads(invoke(["inspect", "--json", "--digest", str(tmp_path / name)]).output)
     Draft202012Validator(json.loads(files("ckptool.cli").joinpath("schemas/inspect.json").read_text())).validate(found)
 
     if name == "meta.pth":

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 
 VALID = Path(ckptool.__file__).parents[1] / "fixtures" / "valid"
 A = str(VALID / "lenet-state-dict-cpu-zip.pth")
@@ -54,7 +53,7 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
     ],
 )
 def test_an_option_with_nothing_to_do_is_refused_by_name(words: list[str], idle: str) -> None:
-    done = CliRunner().invoke(cli, words)
+    done = invoke(words)
 
     assert done.exit_code == 2
     assert f"{idle}" in done.stderr
@@ -62,16 +61,16 @@ def test_an_option_with_nothing_to_do_is_refused_by_name(words: list[str], idle:
 
 
 def test_no_fold_alone_is_about_no_tree() -> None:
-    done = CliRunner().invoke(cli, ["inspect", A, "--no-fold"])
+    done = invoke(["inspect", A, "--no-fold"])
 
     assert (done.exit_code, "give --tree, too" in done.stderr) == (2, True)
-    assert CliRunner().invoke(cli, ["inspect", A, "--depth", "1", "--no-fold"]).exit_code == 0
+    assert invoke(["inspect", A, "--depth", "1", "--no-fold"]).exit_code == 0
 
 
 @pytest.mark.parametrize("option", ["--rtol", "--atol"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "-inf"])
 def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
-    done = CliRunner().invoke(cli, ["diff", A, A, option, value])
+    done = invoke(["diff", A, A, option, value])
 
     assert (done.exit_code, option[2:] in done.stderr) == (2, True)
     with pytest.raises(ValueError, match="give a finite number, 0 or more"):
@@ -82,11 +81,11 @@ def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
 
 @pytest.mark.parametrize("questions", ["safe", "whole,loads"])
 def test_a_comparison_that_only_leaves_out_is_refused(questions: str) -> None:
-    done = CliRunner().invoke(cli, ["check", A, "--only", questions, "--like", A])
+    done = invoke(["check", A, "--only", questions, "--like", A])
 
     assert done.exit_code == 2
     assert "--only leaves out: add fits" in done.stderr
-    assert CliRunner().invoke(cli, ["check", A, "--only", f"{questions},fits", "--like", A]).exit_code == 0
+    assert invoke(["check", A, "--only", f"{questions},fits", "--like", A]).exit_code == 0
 
 
 @pytest.mark.parametrize("others", [[], ["bias"]])

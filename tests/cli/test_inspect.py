@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.cli import cli
 from ckptool.cli.inspect_report import head_facts
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 STATE_DICT = FIXTURES / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -24,7 +23,7 @@ LEGACY_MODEL = FIXTURES / "lenet-model-forged-cuda0-legacy.pth"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(cli, ["inspect", *map(str, arguments)])
+    result = invoke(["inspect", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -48,7 +47,7 @@ def test_json_says_where_a_tensors_bytes_stand_in_the_file() -> None:
 def test_a_bad_file_prints_two_lines_and_the_next_file_is_shown(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pth"
     broken.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 548118077\n")
-    result = CliRunner().invoke(cli, ["inspect", str(broken), str(STATE_DICT)])
+    result = invoke(["inspect", str(broken), str(STATE_DICT)])
 
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
@@ -149,7 +148,7 @@ def test_neither_torch_nor_numpy_is_imported_by_a_fresh_interpreter() -> None:
 
 def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    result = CliRunner().invoke(cli, ["fixtures", str(tmp_path / "out"), "--device", "cuda:99"])
+    result = invoke(["fixtures", str(tmp_path / "out"), "--device", "cuda:99"])
 
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
@@ -168,7 +167,7 @@ def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
 def test_a_selection_that_takes_nothing_says_so(arguments: list[str], said: str) -> None:
     assert said in run(STATE_DICT, *arguments, code=1)
     run(STATE_DICT, *arguments, "--allow-unmatched")
-    alone = CliRunner().invoke(cli, ["inspect", str(STATE_DICT), *arguments, "--table", "csv"])
+    alone = invoke(["inspect", str(STATE_DICT), *arguments, "--table", "csv"])
     assert said in alone.stderr
     assert said not in alone.stdout
 
@@ -193,9 +192,9 @@ def test_shards_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
         save(tmp_path / name, name[6:11], {})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {name[6:11]: name for name in names}}))
-    printed = CliRunner().invoke(cli, ["inspect", "-q", str(index)]).output
+    printed = invoke(["inspect", "-q", str(index)]).output
     assert printed.index(names[1]) < printed.index(names[0])
-    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(index)]).output)
+    found = json.loads(invoke(["inspect", "--json", str(index)]).output)
     assert [shard["name"] for shard in found["shards"]] == names
 
 
@@ -218,7 +217,7 @@ def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -
 
 def test_what_is_to_be_pasted_is_all_that_is_printed() -> None:
     plain = FIXTURES / "lenet-state-dict-cpu-zip.pth"
-    done = CliRunner().invoke(cli, ["inspect", "--source", str(plain)])
+    done = invoke(["inspect", "--source", str(plain)])
 
     assert (done.exit_code, done.stdout) == (0, "")
     assert "it carries no source code" in done.stderr
@@ -229,7 +228,7 @@ def test_what_is_to_be_pasted_is_all_that_is_printed() -> None:
 
 @pytest.mark.parametrize("verb", ["inspect", "stat"])
 def test_patterns_that_only_leave_nothing_together_match_names_each(verb: str) -> None:
-    done = CliRunner().invoke(cli, [verb, str(STATE_DICT), "--grep", "bias$", "--include", "*.weight"])
+    done = invoke([verb, str(STATE_DICT), "--grep", "bias$", "--include", "*.weight"])
 
     assert done.exit_code == 1
     assert "0 of 10 names match --grep 'bias$' --include '*.weight'\n" in done.stdout

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from ckptool.cli import cli
 from ckptool.messages import show_nbytes
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
@@ -28,7 +28,7 @@ DIRECTORIES = Path(__file__).parents[3] / "shared" / "corpus-dirs"
 
 
 def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    result = invoke([*map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -367,7 +367,7 @@ def test_statistics_of_several_checkpoints_are_refused_and_they_are_listed(tmp_p
             tar.add(tmp_path / "two" / name, name)
 
     for path, what in ((tmp_path / "two.tar", "an archive"), (tmp_path / "two", "a folder")):
-        result = CliRunner().invoke(cli, ["stat", "--json", str(path)])
+        result = invoke(["stat", "--json", str(path)])
         assert result.exit_code == 2
         error = json.loads(result.stdout)["error"]
         assert error["message"].endswith(f"{what} of 2 checkpoints")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import ckptool.cli.migrate as verb
-from ckptool.cli import cli
 from tests import build
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 STATE_DICT = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -22,12 +22,12 @@ CHECKPOINT = "checkpoint-ddp-forged-cuda0-zip.pth"
 LEGACY_MODEL = "lenet-model-forged-cuda0-legacy.pth"
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["migrate", *map(str, arguments)])
+def run(*arguments: object) -> Result:
+    return invoke(["migrate", *arguments])
 
 
 def as_json(*arguments: object, code: int = 0) -> Any:
-    result = invoke("--json", *arguments)
+    result = run("--json", *arguments)
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 
@@ -56,9 +56,9 @@ def test_folders_are_named_by_dst_or_after_the_sources() -> None:
             path.name: path.stat().st_size for path in Path(one["target"]).iterdir()
         }
     assert named["files"][-1]["name"] == "model.safetensors.index.json"
-    assert invoke(STATE_DICT, "out", "--max-shard-size", "60KB").exit_code == 2
-    assert invoke(STATE_DICT, "out", "--max-shard-size", "60KB", "--force").exit_code == 0
-    assert invoke(STATE_DICT, "other", "--max-shard-size", "60XB").exit_code == 1
+    assert run(STATE_DICT, "out", "--max-shard-size", "60KB").exit_code == 2
+    assert run(STATE_DICT, "out", "--max-shard-size", "60KB", "--force").exit_code == 0
+    assert run(STATE_DICT, "other", "--max-shard-size", "60XB").exit_code == 1
 
 
 def test_json_has_the_facts_before_and_after() -> None:
@@ -73,14 +73,14 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal() -> None:
     tree = {"\x1b[2Jred": build.tensor(build.storage("0", 4, "FloatStorage", "\x1b[31mgpu")), "\u202eevil": 7}
     Path("a.pth").write_bytes(build.torch_zip(tree, {"0": build.floats()}))
 
-    said = invoke("a.pth", "--to", "cpu", "--drop", "\u202eevil", "--rename", "red=\x07").stdout
+    said = run("a.pth", "--to", "cpu", "--drop", "\u202eevil", "--rename", "red=\x07").stdout
 
     assert "red" in said
     assert not set(said) & set("\x1b\u202e\x07")
 
 
 def test_several_sources_are_set_apart_by_an_empty_line() -> None:
-    said = invoke(STATE_DICT, LEGACY_MODEL, "--out-dir", "out").stdout
+    said = run(STATE_DICT, LEGACY_MODEL, "--out-dir", "out").stdout
 
     *blocks, total = said.split("\n\n")
     assert [block.splitlines()[0] for block in blocks] == [f"out/{STATE_DICT}", f"out/{LEGACY_MODEL}"]
@@ -106,7 +106,7 @@ def test_changes_of_names_run_in_the_order_in_which_they_are_given() -> None:
         "c.b.module.conv1.weight",
         "c.b.module.conv1.bias",
     ]
-    assert invoke(STATE_DICT, "x.pth", *prefix, *strip).exit_code == 1  # "net.module…" does not begin with it
+    assert run(STATE_DICT, "x.pth", *prefix, *strip).exit_code == 1  # "net.module…" does not begin with it
 
 
 def test_wrappers_go_first_wherever_the_option_stands() -> None:
@@ -131,15 +131,15 @@ def test_a_file_of_renames_runs_where_it_stands() -> None:
 def test_an_equals_sign_that_belongs_to_the_pattern_does_not_end_it() -> None:
     assert renamed("--rename", r"(?<=module\.)conv1(?=\.weight)=first")[0] == "module.first.weight"
     assert renamed("--rename", r"(?<!x)module\.=a=b.")[0] == "a=b.conv1.weight"
-    assert invoke(STATE_DICT, "x.pth", "--rename", r"a\=b").exit_code == 2
-    assert invoke(STATE_DICT, "x.pth", "--rename", "(=x").exit_code == 2
+    assert run(STATE_DICT, "x.pth", "--rename", r"a\=b").exit_code == 2
+    assert run(STATE_DICT, "x.pth", "--rename", "(=x").exit_code == 2
 
 
 # Places
 
 
 def test_the_default_target_is_the_first_line() -> None:
-    said = invoke(STATE_DICT, "--to", "cpu").stdout
+    said = run(STATE_DICT, "--to", "cpu").stdout
     target = Path(said.splitlines()[0])
 
     assert target.name == STATE_DICT.replace(".pth", ".cpu.pth")
@@ -171,7 +171,7 @@ def test_in_a_folder_the_result_has_the_name_of_its_source(
 
 
 def test_a_folder_that_is_not_there_is_not_taken_for_a_file() -> None:
-    result = invoke(STATE_DICT, "missing/")
+    result = run(STATE_DICT, "missing/")
 
     assert result.exit_code == 2
     assert "no such folder" in result.stderr
@@ -181,7 +181,7 @@ def test_a_folder_that_is_not_there_is_not_taken_for_a_file() -> None:
 def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> None:
     Path("other").mkdir()
     Path("other", STATE_DICT).symlink_to(FIXTURES / STATE_DICT)
-    result = invoke(STATE_DICT, f"other/{STATE_DICT}", "--out-dir", "out", "--force")
+    result = run(STATE_DICT, f"other/{STATE_DICT}", "--out-dir", "out", "--force")
 
     assert result.exit_code == 2
     assert f"other/{STATE_DICT}" in result.stderr
@@ -212,7 +212,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_what_would_have_no_effect_is_refused(case: str) -> None:
     before = sorted(Path().iterdir())
-    result = invoke(*CONTRADICTIONS[case])
+    result = run(*CONTRADICTIONS[case])
 
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -264,7 +264,7 @@ def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verb, "migrate_file", work)
     begin = time.monotonic()
-    result = invoke("a", "b", "c", "--out-dir", "out", "--jobs", "2")
+    result = run("a", "b", "c", "--out-dir", "out", "--jobs", "2")
 
     assert result.exit_code == 130
     assert "b" in stopped

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from ckptool.cli import cli
 from tests.migration import dying
 from tests.migration.test_file_jobs import assert_nothing_there, assert_same, state_dict
+from tests.program import invoke
 from tests.scale import exhaustive, scale, scaled, times
 from tests.workers import do_first
 
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def migrate(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, ["migrate", *map(str, arguments)])
+    result = invoke(["migrate", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
 from ckptool.cli.tables import formatted_table, table_formats
 from ckptool.messages import quoted, show
 from tests.build import zip_file
 from tests.each import each
+from tests.program import invoke
 
 ONE = {"w": torch.ones(2)}
 PAYLOADS = ["$(touch PWNED)", "`touch PWNED`", "a;touch PWNED", "it's $(touch PWNED)", 'a"$(touch PWNED)']
@@ -23,7 +22,7 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
 
 def said(*arguments: str) -> str:
     """Return what a command that fails says to do, as it is pasted: all after the colon of its last lines."""
-    result = CliRunner().invoke(cli, list(arguments))
+    result = invoke(list(arguments))
     assert result.exit_code in (1, 2), result.output
     lines = [line for line in result.output.splitlines() if line.startswith(("Hint:", "Run:"))]
     assert lines
@@ -101,7 +100,7 @@ def test_no_cell_is_a_formula(table_format: str, cell: str) -> None:
 def test_what_prints_as_nothing_is_shown_as_an_escape(code: int, tmp_path: Path) -> None:
     escape = chr(code).encode("unicode_escape").decode()
     torch.save({f"a{chr(code)}": torch.ones(1), "a": torch.ones(2)}, tmp_path / "x.pth")
-    shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "x.pth")]).stdout
+    shown = invoke(["inspect", str(tmp_path / "x.pth")]).stdout
 
     assert chr(code) not in shown
     assert f"a{escape}" in shown

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
 from tests.cli.test_schemas import valid
+from tests.program import invoke
 from tests.tensors.folders import columns, rows, save
 
 
@@ -21,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_inspect_says_how_tensors_are_cut_and_where_the_pieces_are(folder: Path) -> None:
-    result = CliRunner().invoke(cli, ["inspect", str(folder), "--columns", "name,pieces", "--table", "csv"])
+    result = invoke(["inspect", str(folder), "--columns", "name,pieces", "--table", "csv"])
 
     assert result.stdout.splitlines()[-4:] == [
         "name,pieces",
@@ -51,7 +50,7 @@ def test_files_that_are_whole_have_no_pieces(tmp_path: Path) -> None:
     (tensor,) = valid("inspect", tmp_path / "a.pth")["tensors"]
 
     assert "pieces" not in tensor
-    result = CliRunner().invoke(cli, ["inspect", str(tmp_path / "a.pth"), "--columns", "pieces", "--table", "csv"])
+    result = invoke(["inspect", str(tmp_path / "a.pth"), "--columns", "pieces", "--table", "csv"])
     assert result.stdout.splitlines()[-2:] == ["pieces", "-"]
 
 
@@ -59,14 +58,14 @@ def test_a_deep_check_compares_every_piece(tmp_path: Path) -> None:
     values = torch.arange(3000.0).reshape(60, 50)
     for lay in ("plain", "transposed"):
         folder = save(tmp_path / lay, {"model.a": values}, {"model.a": rows((60, 50), 3)}, lay=lay)
-        result = CliRunner().invoke(cli, ["check", "--deep", str(folder)])
+        result = invoke(["check", "--deep", str(folder)])
         assert "every byte was read; all 3 items match their checksums" in result.stdout
 
         file = folder / "__1_0.distcp"
         data = bytearray(file.read_bytes())
         data[data.index(values[25, 7].numpy().tobytes() if lay == "plain" else values[20:22, 7].numpy().tobytes())] ^= 1
         file.write_bytes(data)
-        result = CliRunner().invoke(cli, ["check", "--deep", str(folder)])
+        result = invoke(["check", "--deep", str(folder)])
         assert result.exit_code == 1
         assert (
             "CK105 the item of 'model.a' at [20, 0] in '__1_0.distcp': record 'archive/data/0' is damaged"
@@ -80,10 +79,10 @@ def test_what_cannot_be_read_does_not_hide_the_values_of_the_rest(tmp_path: Path
     folder = save(tmp_path / "saved", tensors, {"model.a": rows((12, 8), 3)}, files=4)
     (folder / "__1_0.distcp").unlink()
 
-    result = CliRunner().invoke(cli, ["check", "--values", str(folder)])
+    result = invoke(["check", "--values", str(folder)])
     assert result.exit_code == 1
     assert "CK110 values that are no numbers (NaN): model.b (48 of 48)" in result.stdout
     assert "CK113 values not looked at, for they cannot be read: model.a" in result.stdout
-    stat = CliRunner().invoke(cli, ["stat", str(folder)])
+    stat = invoke(["stat", str(folder)])
     assert "model.a" in stat.stdout
     assert "__1_0.distcp" in stat.stdout

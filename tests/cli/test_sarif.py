@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from click.testing import CliRunner
-
 from ckptool.checking.finding import CODES
-from ckptool.cli import cli
 from tests.build import call, floats, named, storage, tensor, torch_zip
+from tests.program import invoke
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +16,7 @@ def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> N
     evil, broken = tmp_path / "an evil one.pth", tmp_path / "broken.pth"
     evil.write_bytes(torch_zip({"w": tensor(storage()), "x": call(named("os", "system"), "true")}, {"0": floats()}))
     broken.write_bytes(b"PK")
-    result = CliRunner().invoke(cli, ["check", "--sarif", str(evil), str(broken)])
+    result = invoke(["check", "--sarif", str(evil), str(broken)])
     found = json.loads(result.stdout)
     (run,) = found["runs"]
 
@@ -33,7 +31,7 @@ def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> N
 
 
 def test_one_form_is_printed() -> None:
-    assert CliRunner().invoke(cli, ["check", "--sarif", "--json", "x"]).exit_code == 2
+    assert invoke(["check", "--sarif", "--json", "x"]).exit_code == 2
 
 
 def test_the_hook_runs_what_there_is(tmp_path: Path) -> None:
@@ -44,4 +42,4 @@ def test_the_hook_runs_what_there_is(tmp_path: Path) -> None:
     for tree, code in (({"w": tensor(storage())}, 0), ({"x": call(named("os", "system"), "true")}, 1)):
         path.write_bytes(torch_zip(tree, {"0": floats()}))
         assert program == "ckptool"
-        assert CliRunner().invoke(cli, [*words, str(path)]).exit_code == code
+        assert invoke([*words, str(path)]).exit_code == code

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from jsonschema import Draft202012Validator
 
-from ckptool import migrate
-from ckptool.checking.check import check
+from ckptool import check, migrate
 from ckptool.checking.row import Asked, row
-from ckptool.cli import cli
 from ckptool.cli.targets import targets
+from tests.program import invoke
 from tests.scale import exhaustive, times
 from tests.workers import do_first
 
@@ -42,7 +41,7 @@ TENSOR_HEAD = b'{"schema": "ckptool.tensors/1", '
 
 
 def scan(*arguments: object, code: int = 0, given: bytes | None = None) -> Result:
-    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", *map(str, arguments)], input=given)
+    result = invoke(["scan", "--jobs", "1", *map(str, arguments)], input=given)
     assert result.exit_code == code, result.output
     return result
 
@@ -75,7 +74,7 @@ def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
     found = row(str(path), Asked(check=True))
     SCHEMA.validate(json.loads(json.dumps(found)))
     report = check(path)
-    result = CliRunner().invoke(cli, ["inspect", "--json", str(path)])
+    result = invoke(["inspect", "--json", str(path)])
     said = json.loads(result.stdout)
 
     counts = [one.code for one in report.findings]
@@ -258,7 +257,7 @@ def test_nothing_is_appended_to_a_file_of_something_else(content: bytes, tmp_pat
 def test_the_real_ones(corpus: Path) -> None:
     if not corpus.is_dir():
         pytest.skip(f"there is no {corpus}")
-    result = CliRunner().invoke(cli, ["scan", str(corpus)])
+    result = invoke(["scan", str(corpus)])
     found = rows(result.stdout)
 
     assert len(found) > 50

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
 from ckptool.migration.output import lines as lines_module
 from tests.cli.test_scan import FINE, scan
+from tests.program import invoke
 
 TEXT = {"properties": {"a": {"type": "string"}}}
 COMMAND = "pip install 'ckptool[parquet]'"
@@ -110,7 +109,7 @@ def test_a_file_of_something_else_stays(folder: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_nothing_begins(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    result = CliRunner().invoke(cli, ["scan", str(folder), "-o", str(tmp_path / "rows.jsonl"), "--parquet"])
+    result = invoke(["scan", str(folder), "-o", str(tmp_path / "rows.jsonl"), "--parquet"])
 
     assert result.exit_code == 2
     assert COMMAND in result.output

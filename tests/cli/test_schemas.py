@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from ckptool.cli import cli
+from tests.program import invoke
 from tests.scale import scaled, step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -32,7 +31,7 @@ def schema(verb: str) -> dict[str, Any]:
 
 def valid(verb: str, *arguments: object, by: str | None = None) -> Any:
     """Run a verb with ``--json``, validate what it prints by the schema of this name, and return it."""
-    result = CliRunner().invoke(cli, [verb, "--json", *map(str, arguments)])
+    result = invoke([verb, "--json", *map(str, arguments)])
     assert result.stdout, result.output
     found = json.loads(result.stdout)
     Draft202012Validator(schema(by or verb)).validate(found)

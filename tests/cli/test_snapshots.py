@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
-from ckptool.migration.migrate import migrate
+from ckptool import migrate
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -90,7 +89,7 @@ def test_output_is_the_snapshot(case: str, folder: Path, monkeypatch: pytest.Mon
     """Look at a change, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
     monkeypatch.chdir(folder)
     code, arguments = CASES[case]
-    result = CliRunner().invoke(cli, arguments)
+    result = invoke(arguments)
     assert result.exit_code == code, result.output
     snapshot = SNAPSHOTS / f"{case}.txt"
     if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):

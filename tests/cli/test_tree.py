@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
-from ckptool.cli import cli
+from tests.program import invoke
 
 
 class Block(nn.Module):
@@ -25,7 +24,7 @@ class Block(nn.Module):
 def tree(model: nn.Module, tmp_path: Path, *options: str) -> list[str]:
     path = tmp_path / "model.pth"
     torch.save(model.state_dict(), path)
-    result = CliRunner().invoke(cli, ["inspect", str(path), *options])
+    result = invoke(["inspect", str(path), *options])
     assert result.exit_code == 0, result.output
     return result.output.partition("\n\n")[2].splitlines()
 
@@ -58,7 +57,7 @@ def test_nothing_is_folded_when_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_neighbours_stay_apart(tmp_path: Path) -> None:
     torch.save({f"{name}.w": torch.ones(2) for name in ("0", "2", "3", "03", "4", "x")}, tmp_path / "odd.pth")
-    lines = CliRunner().invoke(cli, ["inspect", str(tmp_path / "odd.pth"), "--depth", "1"]).output.splitlines()
+    lines = invoke(["inspect", str(tmp_path / "odd.pth"), "--depth", "1"]).output.splitlines()
 
     assert [line.split()[0] for line in lines[-5:]] == ["0.w", "2–3.w", "03.w", "4.w", "x.w"]
 
@@ -103,7 +102,7 @@ def test_equal_layers_are_one_line_in_any_order_of_the_file(order: str, head: st
     weights = {name: torch.ones(sizes[name.rpartition(".")[2]]) for name in ORDERS[order](names)}
     torch.save({**weights, "embedding": torch.ones(2)}, tmp_path / "model.pth")
 
-    result = CliRunner().invoke(cli, ["inspect", "--tree", str(tmp_path / "model.pth")])
+    result = invoke(["inspect", "--tree", str(tmp_path / "model.pth")])
 
     assert "0–111  112 × 4 tensors, 16 elements" in result.output
     assert len(result.output.partition("\n\n")[2].splitlines()) <= 8
@@ -114,6 +113,6 @@ def test_names_are_sorted_as_people_sort_them(tmp_path: Path) -> None:
     torch.save({name: torch.ones(1) for name in names}, tmp_path / "model.pth")
     arguments = ["inspect", "--sort", "name", "--table", "tsv", "--columns", "name", str(tmp_path / "model.pth")]
 
-    rows = CliRunner().invoke(cli, arguments).stdout.splitlines()[1:]
+    rows = invoke(arguments).stdout.splitlines()[1:]
 
     assert rows == ["9", "10", "a", "b.01", "b.1.x", "b.9", "b.9.w", "b.10", "b." + "9" * 5000, "²"]

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
 from ckptool import MigrationRefused
 from ckptool.cli import cli
 from ckptool.cli.verbs import VERBS
 from tests.each import each
+from tests.program import invoke
 
 WITH_VALUES = [
     (verb, one)
@@ -34,7 +34,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @each(("verb", "option"), WITH_VALUES)
 def test_an_option_that_takes_one_value_is_not_given_twice(verb: str, option: click.Option, model: str) -> None:
     value = option.type.choices[0] if isinstance(option.type, click.Choice) else "1"
-    done = CliRunner().invoke(cli, [verb, model, option.opts[0], str(value), f"{option.opts[-1]}={value}"])
+    done = invoke([verb, model, option.opts[0], str(value), f"{option.opts[-1]}={value}"])
 
     assert (f"{option.opts[-1]} is given 2 times" in done.stderr) is not option.multiple
     assert option.multiple or done.exit_code == 2
@@ -42,34 +42,34 @@ def test_an_option_that_takes_one_value_is_not_given_twice(verb: str, option: cl
 
 @each(("verb", "option"), WITH_VALUES)
 def test_an_empty_value_is_refused(verb: str, option: click.Option, model: str) -> None:
-    done = CliRunner().invoke(cli, [verb, model, f"{option.opts[-1]}="])
+    done = invoke([verb, model, f"{option.opts[-1]}="])
 
     assert done.exit_code == 2
     assert f"{option.opts[-1]} is given an empty value" in done.stderr
 
 
 def test_colours_are_asked_for_once(model: str) -> None:
-    done = CliRunner().invoke(cli, ["--color", "never", "--color", "always", "inspect", model])
+    done = invoke(["--color", "never", "--color", "always", "inspect", model])
 
     assert (done.exit_code, "--color is given 2 times" in done.stderr) == (2, True)
-    assert CliRunner().invoke(cli, ["--color", "never", "inspect", model, "-q", "-q"]).exit_code == 0
+    assert invoke(["--color", "never", "inspect", model, "-q", "-q"]).exit_code == 0
 
 
 def test_the_outermost_weights_have_a_name(model: str) -> None:
-    refused = CliRunner().invoke(cli, ["migrate", model, "new.pth", "--form", "state_dict"])
+    refused = invoke(["migrate", model, "new.pth", "--form", "state_dict"])
 
     assert "--key: '(root)', 'teacher'" in refused.stderr
     words = ["migrate", model, "new.safetensors", "--key", "(root)", "--drop-unsupported"]
-    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert invoke(words).exit_code == 0
     assert ckptool.load("new.safetensors").keys() == {"a.weight"}
     assert ckptool.load(model, key="(root)").keys() == ckptool.load(model, key="").keys() == {"a.weight", "teacher"}
-    assert CliRunner().invoke(cli, ["diff", model, model, "--key-a", "(root)", "--key-b", "teacher"]).exit_code == 1
+    assert invoke(["diff", model, model, "--key-a", "(root)", "--key-b", "teacher"]).exit_code == 1
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n  # one\n\n # two"])
 def test_a_file_of_renames_without_any_is_refused(text: str, model: str) -> None:
     Path("names.txt").write_text(text, encoding="utf-8")
-    done = CliRunner().invoke(cli, ["migrate", model, "new.pth", "--rename-file", "names.txt"])
+    done = invoke(["migrate", model, "new.pth", "--rename-file", "names.txt"])
 
     assert (done.exit_code, "no RE=REPL in names.txt" in done.stderr) == (2, True)
     assert not Path("new.pth").exists()
@@ -86,10 +86,10 @@ def test_a_misspelt_device_is_refused(devices: str | list[str], model: str) -> N
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_a_scan_of_nothing_is_not_fine(words: list[str], text: str, model: str) -> None:
     Path("empty.txt").write_text("", encoding="utf-8")
-    done = CliRunner().invoke(cli, ["scan", *words], input=text)
+    done = invoke(["scan", *words], input=text)
 
     assert (done.exit_code, "nothing to scan" in done.stderr) == (2, True)
-    assert CliRunner().invoke(cli, ["scan", *words], input=f"{model}\n" if "-" in words else "").exit_code in (0, 2)
+    assert invoke(["scan", *words], input=f"{model}\n" if "-" in words else "").exit_code in (0, 2)
 
 
 MIXED = {
@@ -103,12 +103,12 @@ MIXED = {
 def test_a_prefix_that_only_some_names_have_is_refused(names: str, tmp_path: Path, model: str) -> None:
     torch.save({name: torch.ones(2, 2) for name in MIXED[names]}, tmp_path / "mixed.pth")
     words = ["migrate", "mixed.pth", "new.safetensors"]
-    refused = CliRunner().invoke(cli, [*words, "--strip-prefix", "net"])
+    refused = invoke([*words, "--strip-prefix", "net"])
 
     assert (refused.exit_code, "has the prefix" in refused.stderr) == (1, True)
     with pytest.raises(MigrationRefused, match="has not"):
         ckptool.migrate("mixed.pth", "new.safetensors", strip_prefix="net")
     assert r"--rename '^net\.='" in refused.stderr
-    assert CliRunner().invoke(cli, [*words, "--rename", r"^net\.="]).exit_code == 0
-    assert CliRunner().invoke(cli, [*words, "--strip-prefix", "net", "--include", "net.*", "--force"]).exit_code == 0
+    assert invoke([*words, "--rename", r"^net\.="]).exit_code == 0
+    assert invoke([*words, "--strip-prefix", "net", "--include", "net.*", "--force"]).exit_code == 0
     assert ckptool.load("new.safetensors").keys() == {"a"}

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from ckptool import __version__
 from ckptool.cli import cli
 from ckptool.cli.verbs import EXAMPLES, SECTIONS, VERBS, WORDS
 from tests.each import each
+from tests.program import invoke
 
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
 
 
 def run(*arguments: str, **options: str) -> Result:
-    return CliRunner().invoke(cli, arguments, **options)  # type: ignore[arg-type]
+    return invoke(arguments, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,11 +141,11 @@ def test_standard_input_is_answered_alike() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
     by_name = run("completion", shell).output
-    by_use = CliRunner().invoke(cli, ["completion"], env={"SHELL": f"/usr/bin/{shell}"}).output
+    by_use = invoke(["completion"], env={"SHELL": f"/usr/bin/{shell}"}).output
 
     assert by_name == by_use
     assert f"_CKPTOOL_COMPLETE={shell}_complete" in by_name
-    assert CliRunner().invoke(cli, ["completion"], env={"SHELL": "/bin/tcsh"}).exit_code == 2
+    assert invoke(["completion"], env={"SHELL": "/bin/tcsh"}).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
     ],
 )
 def test_errors_of_usage_say_how_it_is_given(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(cli, words)
+    result = invoke(words)
     assert result.exit_code == 2
     assert result.stderr.endswith(said)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 
 TYPES = [
     torch.float32,
@@ -76,8 +75,8 @@ def test_what_is_not_finite_is_left_out_and_zero_has_no_angle(tmp_path: Path) ->
 
 def test_the_command_line_lists_what_differs_alone(tmp_path: Path) -> None:
     paths = pair(tmp_path, torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-    shown = CliRunner().invoke(cli, ["diff", "--stat", *map(str, paths)]).output
-    found = json.loads(CliRunner().invoke(cli, ["diff", "--stat", "--json", *map(str, paths)]).output)
+    shown = invoke(["diff", "--stat", *map(str, paths)]).output
+    found = json.loads(invoke(["diff", "--stat", "--json", *map(str, paths)]).output)
 
     assert [line.split() for line in shown.splitlines()[-2:]] == [
         ["name", "cosine", "|A", "-", "B|", "/", "|B|", "|A|", "|B|"],
@@ -86,6 +85,6 @@ def test_the_command_line_lists_what_differs_alone(tmp_path: Path) -> None:
     assert found["likeness"] == [
         {"name": "w", "cosine": 0.0, "relative": 2**0.5, "norm_a": 1.0, "norm_b": 1.0, "left_out": 0}
     ]
-    assert CliRunner().invoke(cli, ["diff", "--stat", "--no-values", *map(str, paths)]).exit_code == 2
+    assert invoke(["diff", "--stat", "--no-values", *map(str, paths)]).exit_code == 2
     with pytest.raises(ValueError, match="need values=True"):
         ckptool.diff(*paths, stat=True, values=False)

@@ -20,10 +20,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
-from ckptool import AmbiguousWeights, Cancellation, CkptoolError, DiffReport, diff
+from ckptool import AmbiguousWeights, Cancellation, CkptoolError, DiffReport, Global, diff, migrate
 from ckptool.diffing.trees import Change, tree_changes
-from ckptool.migration.migrate import migrate
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
+from ckptool.pickles.nodes import Call, Dict, Inert, Set
 from tests import build
 from tests.device.tags import OfADevice
 from tests.each import each

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from ckptool.cli import cli
 from tests.docs.generated import PARTS
+from tests.program import invoke
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -48,7 +46,7 @@ def commands(text: str) -> str:
 def _output(line: str) -> str:
     program, *arguments = shlex.split(line.removeprefix("$ "))
     assert program == "ckptool", f"only ckptool is run here: {line}"
-    return CliRunner().invoke(cli, arguments, prog_name="ckptool").output
+    return invoke(arguments, prog_name="ckptool").output
 
 
 def sessions(text: str) -> str:

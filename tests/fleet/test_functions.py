@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 import ckptool
-from ckptool import Cancellation, Cancelled, Changes, Limits, fleet, migrate
+from ckptool import Cancellation, Cancelled, Changes, Limits, MigrationReport, fleet, migrate
 from ckptool.checking import row as rows
 from ckptool.checking.row import Asked
-from ckptool.cli import cli, on_ray
+from ckptool.cli import on_ray
 from ckptool.cli.migrate_pool import _Item, _second
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.errors import CkptoolError, OutputExists
-from ckptool.migration.report import MigrationReport
 from tests.each import each
+from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -148,7 +148,7 @@ def test_an_address_may_follow_the_option_or_a_path(given: tuple[str, ...]) -> N
 def test_without_ray_nothing_begins(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     more = ["-o", str(tmp_path / "rows.jsonl")] if verb == "scan" else ["--out-dir", str(tmp_path)]
-    result = CliRunner().invoke(cli, [verb, str(FINE), "--ray", "auto", *more])
+    result = invoke([verb, str(FINE), "--ray", "auto", *more])
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"Error: this needs ray, which is not installed: {COMMAND}\n"
@@ -156,7 +156,7 @@ def test_without_ray_nothing_begins(verb: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_migrations_on_ray_are_those_of_several_files() -> None:
-    result = CliRunner().invoke(cli, ["migrate", str(FINE), "--ray"])
+    result = invoke(["migrate", str(FINE), "--ray"])
 
     assert result.exit_code == 2
     assert "--ray is for --out-dir, or a folder of several files" in result.stderr

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import pytest
 
 import ckptool
-from ckptool import CkptoolError, open_checkpoint
-from ckptool.checking.check import CheckReport
+from ckptool import CheckReport, CkptoolError, open_checkpoint
 from tests.scale import step
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"

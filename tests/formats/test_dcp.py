@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import ckptool
-from ckptool.checking.check import CheckReport
+from ckptool import CheckReport
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded, MalformedFile
 from tests.formats import dcp_ranks
 from tests.formats.dcp_folder import Writer, grid, rows, sharded, tensors

@@ -14,9 +14,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 import ckptool
-from ckptool import LimitExceeded, MalformedFile
+from ckptool import LimitExceeded, Limits, MalformedFile
 from ckptool.formats.directories.dcp.index import Entry, Index, read_index
-from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
 from ckptool.tensors.tensor import MAX_RANK
 from tests.each import each

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import ckptool
+from ckptool import migrate
 from ckptool.errors import FileUnavailable, MalformedFile, TruncatedFile
-from ckptool.migration.migrate import migrate
 from tests.formats.test_dcp import codes, flat, save
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import CkptoolError, MalformedFile, WeightsNotFound, open_checkpoint
+from ckptool import CkptoolError, Global, MalformedFile, WeightsNotFound, open_checkpoint
 from ckptool.checkpoints.embedded import find_embedded
-from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Inert, PersistentId
 from tests import build, zip_bytes
 
 ZIP = build.torch_zip({"w": build.tensor(build.storage("0"))}, {"0": build.floats()})

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
+from ckptool import Checkpoint, CkptoolError, Limits, TruncatedFile, formats, open_checkpoint
 from ckptool.formats import Format, formats_in_order
 from ckptool.formats.probe import Probe
-from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from tests import build
@@ -200,7 +199,7 @@ class Counting(BytesSource):
 
 
 def probe(data: bytes) -> Probe:
-    return Probe(BytesSource(data, is_file=True), DEFAULT_LIMITS, formats._read)
+    return Probe(BytesSource(data, is_file=True), Limits(), formats._read)
 
 
 FOLDER = TemporaryDirectory(prefix="ckptool-")
@@ -224,7 +223,7 @@ def at(name: str) -> Path:
 
 
 def look(name: str) -> Probe:
-    return Probe(FileSource(str(at(name))), DEFAULT_LIMITS, formats._read)
+    return Probe(FileSource(str(at(name))), Limits(), formats._read)
 
 
 def opened(name: str) -> Checkpoint:
@@ -287,7 +286,7 @@ def test_a_format_recognises_no_noise(name: str, noise: bytes) -> None:
 @pytest.mark.parametrize("name", [name for name in ALONE if EXAMPLES[name].index_only])
 def test_reading_the_index_reads_no_tensor(name: str) -> None:
     source = Counting(EXAMPLES[name].data)
-    formats._read(Probe(source, DEFAULT_LIMITS, formats._read))
+    formats._read(Probe(source, Limits(), formats._read))
 
     assert source.total < source.nbytes / 10
 

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import CliRunner, Result
+from click.testing import Result
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import FileUnavailable, IncompleteWeights
-from ckptool.cli import cli
+from tests.program import invoke
 from tests.scale import in_turn
 
 Tensors = dict[str, torch.Tensor]
 
 
 def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words])
+    return invoke([str(word) for word in words])
 
 
 def said(path: Path) -> dict[str, str]:

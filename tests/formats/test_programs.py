@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
 from ckptool.checking.row import row
-from ckptool.cli import cli
 from ckptool.formats.runnable.programs import programs
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
+from tests.program import invoke
 
 
 class Writes(torch.nn.Module):
@@ -98,7 +97,7 @@ def test_torchscript_that_writes_a_file_when_it_is_loaded_is_an_error(tmp_path: 
     assert report.grade == row(str(path))["grade"] == "system"
     assert "which has torch.save(" in str(report.loading)
     assert "pickle.load() of a part of it only makes data" in str(report.loading)
-    assert "CK216" in CliRunner().invoke(cli, ["inspect", str(path)]).output
+    assert "CK216" in invoke(["inspect", str(path)]).output
 
 
 @pytest.fixture(scope="module")
@@ -465,4 +464,4 @@ def test_what_settings_have_called_is_told(which: str, tmp_path: Path) -> None:
     code = {"system": "CK216", "code": "CK217"}.get(grade)
     assert [code] == [one.code for one in report.findings if one.code in ("CK216", "CK217")] or code is None
     assert told is None or any(told in one.message for one in report.findings)
-    assert ("CK216" in CliRunner().invoke(cli, ["inspect", str(path)]).output) == (grade == "system")
+    assert ("CK216" in invoke(["inspect", str(path)]).output) == (grade == "system")

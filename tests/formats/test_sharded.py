@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -38,12 +37,12 @@ from ckptool import (
     open_checkpoint,
 )
 from ckptool.archives.zip_directory import END_SEARCH
-from ckptool.cli import cli
 from ckptool.formats import sharded
 from ckptool.sources.files import FileSource
 from tests import build
 from tests.each import each
 from tests.loading.same import assert_same_tensor
+from tests.program import invoke
 
 Tensors = dict[str, torch.Tensor]
 FIRST, SECOND, THIRD = "model-00001-of-00003.bin", "model-00002-of-00003.bin", "model-00003-of-00003.bin"
@@ -248,8 +247,8 @@ def test_it_says_of_how_many_files_it_is_and_where_each_tensor_stands(tmp_path: 
         assert {shard.name: shard.tensors for shard in checkpoint.shards} == {THIRD: 3, FIRST: 3, SECOND: 2}
         assert checkpoint.shard_of["b.count"] == SECOND
         assert checkpoint.metadata == {"format": "pt"}
-    shown = CliRunner().invoke(cli, ["inspect", str(path)]).output
-    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).output)
+    shown = invoke(["inspect", str(path)]).output
+    found = json.loads(invoke(["inspect", "--json", str(path)]).output)
 
     assert "format       safetensors in 3 shards, " in shown
     assert f"{SECOND}: 2 tensors, " in shown
@@ -262,7 +261,7 @@ def test_it_says_of_how_many_files_it_is_and_where_each_tensor_stands(tmp_path: 
 def test_all_shards_are_listed_in_a_pipe(tmp_path: Path) -> None:
     names = [f"s{number:02}" for number in range(20)]
     path = small(tmp_path, {name: name for name in names}, **{name: {name: build.floats()} for name in names})
-    shown = CliRunner().invoke(cli, ["inspect", "-q", str(path)]).output
+    shown = invoke(["inspect", "-q", str(path)]).output
 
     assert all(f"{name}: " in shown for name in names)
 
@@ -279,7 +278,7 @@ def test_check_reads_every_shard(kind: str, tmp_path: Path) -> None:
     assert (quick.shards, quick.file_nbytes) == (3, deep.file_nbytes)
     assert [one.code for one in deep.findings if one.severity != "info"] == warned
     assert "every byte was read" in deep.verdict
-    assert "in 3 shards" in CliRunner().invoke(cli, ["check", str(path)]).output
+    assert "in 3 shards" in invoke(["check", str(path)]).output
     assert deep.matching == deep.records
     assert (deep.records or 0) == (0 if kind != "torch_zip" else deep.records)
     assert kind == "safetensors" or [one.message for one in quick.findings if one.code == "CK202"]

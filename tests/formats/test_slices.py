@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import CkptoolError, IncompleteWeights
-from ckptool.cli import cli
+from tests.program import invoke
 
 Tensors = dict[str, torch.Tensor]
 ALONG = {"emb.weight": 0, "layers.0.wq.weight": 0, "layers.0.wo.weight": 1}
@@ -63,7 +63,7 @@ def write(path: Path, value: object) -> None:
 
 
 def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words])
+    return invoke([str(word) for word in words])
 
 
 def said(path: Path) -> dict[str, str]:

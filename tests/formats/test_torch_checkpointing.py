@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from torch.distributed.tensor import Replicate, Shard
 
 import ckptool
 from ckptool import CkptoolError, FileUnavailable, IncompleteWeights, MalformedFile, UnsupportedFeature
-from ckptool.cli import cli
 from tests.formats.test_rank_files import FULL, save_ranks
+from tests.program import invoke
 
 STEP = {"step": 7}
 
 
 def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words])
+    return invoke([str(word) for word in words])
 
 
 def write_index(folder: Path, world: int, tensors: dict[str, torch.Tensor], **layouts: object) -> None:

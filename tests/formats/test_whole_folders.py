@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
-from ckptool.cli import cli
 from ckptool.formats import filenames
 from tests.each import each
 from tests.loading.same import assert_same_tensor
+from tests.program import invoke
 
 Tensors = Mapping[str, torch.Tensor]
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"
@@ -235,8 +234,8 @@ def test_what_is_beside_is_listed(tmp_path: Path) -> None:
     _trainer(tmp_path)
     with open_checkpoint(tmp_path) as checkpoint:
         found = {one.name: one for one in checkpoint.beside}
-    shown = CliRunner().invoke(cli, ["inspect", "-q", str(tmp_path)]).output
-    printed = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(tmp_path)]).output)
+    shown = invoke(["inspect", "-q", str(tmp_path)]).output
+    printed = json.loads(invoke(["inspect", "--json", str(tmp_path)]).output)
 
     assert {name: one.role for name, one in found.items()} == {
         "optimizer.pt": "optimizer",
@@ -282,9 +281,9 @@ def test_other_checkpoints_beside_the_one_that_was_opened_are_named(tmp_path: Pa
 
     assert found.message == "3 other checkpoints beside, which were not opened: best.pt, epoch2.pth, sub"
     assert found.command == f"ckptool inspect {tmp_path} --brief --recursive"
-    shown = CliRunner().invoke(cli, found.command.split()[1:]).output
+    shown = invoke(found.command.split()[1:]).output
     assert all(name in shown for name in ("epoch2.pth", "best.pt", "sub/model.safetensors"))
-    assert found.message in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).output
+    assert found.message in invoke(["inspect", str(tmp_path)]).output
     assert "CK171" not in codes(tmp_path / "best.pt")
 
 
@@ -332,7 +331,7 @@ def test_of_several_none_is_chosen_and_all_are_listed(name: str, tmp_path: Path)
     for candidate in caught.value.candidates:
         assert len(ckptool.load(candidate)) == 3
     assert {one.severity for one in ckptool.check(tmp_path).findings} == {"info"}
-    assert "a folder of 2 checkpoints" in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).output
+    assert "a folder of 2 checkpoints" in invoke(["inspect", str(tmp_path)]).output
     assert ckptool.check(tmp_path, deep=True).worst == "info"
 
 
@@ -380,7 +379,7 @@ def test_a_gap_in_shards_without_an_index_is_named(tmp_path: Path) -> None:
     error = refused(tmp_path)
     assert (error.kind, error.needed, error.actual) == ("missing-shards", 3, 2)
     assert files[1] in error.message
-    assert CliRunner().invoke(cli, ["check", str(tmp_path)]).exit_code == 2
+    assert invoke(["check", str(tmp_path)]).exit_code == 2
 
 
 def test_a_missing_shard_of_an_index_is_named(tmp_path: Path) -> None:
@@ -479,7 +478,7 @@ def test_text_that_makes_no_sense_never_makes_weights_unreadable(text: str, tmp_
         (tmp_path / name).write_text(text)
 
     assert_loads(tmp_path, weights())
-    assert CliRunner().invoke(cli, ["inspect", str(tmp_path)]).exit_code == 0
+    assert invoke(["inspect", str(tmp_path)]).exit_code == 0
 
 
 def test_no_more_of_a_text_is_read_than_makes_sense(tmp_path: Path) -> None:

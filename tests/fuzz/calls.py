@@ -29,10 +29,10 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
-from ckptool import check
+from ckptool import Global, check
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.judge import is_listed
-from ckptool.pickles.nodes import Call, Global, PersistentId
+from ckptool.pickles.nodes import Call, PersistentId
 from ckptool.pickles.reader import read_as_far
 from ckptool.sources.source import BytesSource
 from tests.build import call, named, ops

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import ckptool
-from ckptool.tensors.reading import LazyTensor
+from ckptool import LazyTensor
 from tests import build
 from tests.fuzz.__main__ import run
 from tests.fuzz.mutants import FAMILIES, OPCODES, mutant, program

@@ -30,12 +30,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
 from ckptool.cli.text import error_text
 from tests import build
+from tests.program import invoke
 from tests.tensors.folders import columns, rows, save
 
 MIB = 1 << 20
@@ -116,7 +115,7 @@ def timed(work: Callable[[], Any]) -> Any:
 
 def command(*arguments: str) -> dict[str, Any]:
     """Run a verb as the shell would; what is no exit code is an untyped error."""
-    done = timed(lambda: CliRunner().invoke(cli, list(arguments)))
+    done = timed(lambda: invoke(list(arguments)))
     error = done.exception
     if error is not None and not isinstance(error, SystemExit):
         return {"untyped": "".join(traceback.format_exception(error))[-2000:], "said": done.output}

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ckptool import CkptoolError, check, open_checkpoint
-from ckptool.cli import cli
 from tests.build import floats, storage, tensor, torch_zip
+from tests.program import invoke
 from tests.scale import times
 
 PLAIN = torch_zip(
@@ -74,7 +73,7 @@ def test_damage_in_what_is_compressed_is_an_error_and_never_another_value(packer
     for number in range(times(3, 40)):
         path.write_bytes(damaged(data, rng))
         for verb in VERBS:
-            result = CliRunner().invoke(cli, [word.replace("{}", str(path)) for word in verb])
+            result = invoke([word.replace("{}", str(path)) for word in verb])
             assert result.exception is None or isinstance(result.exception, SystemExit), (packer, number, verb)
             assert "Traceback" not in result.output
         try:

@@ -8,7 +8,6 @@ import pytest
 
 import ckptool
 from ckptool import LimitExceeded, Limits
-from ckptool.limits import DEFAULT_LIMITS
 from tests.hostile.cases.pickles import NESTS, zipped
 from tests.scale import scaled, times
 
@@ -20,7 +19,7 @@ ANY_DEPTH = Limits(depth=10_000_000)
 def test_what_is_deeper_than_the_limit_is_refused(name: str) -> None:
     make, most = NESTS[name]
     data = zipped(make(most // 1000))
-    allowed = DEFAULT_LIMITS.depth // 1000
+    allowed = Limits().depth // 1000
 
     ckptool.open_checkpoint(data, limits=Limits(depth=allowed)).close()
     with pytest.raises(LimitExceeded) as caught:

@@ -12,7 +12,6 @@ import torch
 
 import ckptool
 from ckptool import LimitExceeded, Limits
-from ckptool.limits import DEFAULT_LIMITS
 from tests import build
 from tests.scale import some
 
@@ -42,7 +41,7 @@ def test_a_call_goes_by_the_limits_that_it_is_given(name: str, path: Path) -> No
 
 @pytest.mark.parametrize("name", ["open_checkpoint", "migrate", "load", "predict_memory"])
 def test_the_same_file_is_read_within_the_defaults(name: str, path: Path) -> None:
-    CALLS[name](path, DEFAULT_LIMITS)
+    CALLS[name](path, Limits())
 
 
 def test_check_reports_what_goes_beyond_its_limits(path: Path) -> None:
@@ -52,12 +51,12 @@ def test_check_reports_what_goes_beyond_its_limits(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*CALLS, "check", "LiveModel"])
 def test_the_limits_have_defaults(name: str) -> None:
-    assert signatures.signature(getattr(ckptool, name)).parameters["limits"].default == DEFAULT_LIMITS
+    assert signatures.signature(getattr(ckptool, name)).parameters["limits"].default == Limits()
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_what_is_written_is_read_back_within_the_limits_of_the_call(suffix: str, tmp_path: Path) -> None:
-    name = "a" * (DEFAULT_LIMITS.name_nbytes + 1)
+    name = "a" * (Limits().name_nbytes + 1)
     (tmp_path / "long").write_bytes(build.safetensors({name: build.floats(1)}))
     written = tmp_path / f"written.{suffix}"
 

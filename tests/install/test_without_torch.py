@@ -65,10 +65,9 @@ def test_a_command_that_needs_torch_says_so_in_one_line(folder: Path) -> None:
     before = sorted(folder.iterdir())
     program = f"""{HIDE}
 import json
-from click.testing import CliRunner
-from ckptool.cli import cli
+from tests.program import invoke
 for words in {list(REFUSED.values())!r}:
-    done = CliRunner().invoke(cli, words)
+    done = invoke(words)
     print(json.dumps([done.exit_code, done.stdout, done.stderr]))
 """
     said = map(json.loads, python(folder, program).stdout.splitlines())

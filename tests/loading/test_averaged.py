@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import ckptool
-from ckptool.cli import cli
+from tests.program import invoke
 
 
 def model() -> nn.Sequential:
@@ -61,7 +60,7 @@ KINDS: dict[str, Callable[[nn.Module, AveragedModel], dict[str, Any]]] = {
 def run(command: str, folder: Path) -> Any:
     name, verb, source, *options = shlex.split(command)
     assert (name, verb) == ("ckptool", "migrate")
-    assert CliRunner().invoke(cli, [verb, source, str(folder / "out.pth"), *options]).exit_code == 0
+    assert invoke([verb, source, str(folder / "out.pth"), *options]).exit_code == 0
     return torch.load(folder / "out.pth")
 
 

@@ -20,18 +20,17 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save
 from torch import nn
 
 import ckptool
 from ckptool import Cancellation, LiveModel
-from ckptool.cli import cli
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
+from tests.program import invoke
 from tests.scale import scaled, times
 
 Commit = Literal["in_place", "swap"]
@@ -65,7 +64,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 def inspected(path: Path) -> str:
     """Return the digest that ``inspect`` prints."""
-    done = CliRunner().invoke(cli, ["inspect", "--json", "--digest", str(path)])
+    done = invoke(["inspect", "--json", "--digest", str(path)])
     return str(json.loads(done.stdout)["digest"])
 
 

@@ -13,11 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool.limits import DEFAULT_LIMITS
-from ckptool.migration.changes import Changes
+from ckptool import Changes, Limits, MigrationReport
 from ckptool.migration.in_place import migrate_in_place
 from ckptool.migration.output.editing import OPERATIONS, Operations
-from ckptool.migration.report import MigrationReport
 from ckptool.sources.journal import journal_path
 
 SHORTER: Final = Changes(strip_module=True)
@@ -62,7 +60,7 @@ def write(layout: str, folder: Path, count: int = 8) -> Path:
 
 def edit(path: Path, changes: Changes, operations: Operations = OPERATIONS) -> MigrationReport:
     """Edit a file in place."""
-    return migrate_in_place(str(path), changes, dry_run=False, deep=False, limits=DEFAULT_LIMITS, operations=operations)
+    return migrate_in_place(str(path), changes, dry_run=False, deep=False, limits=Limits(), operations=operations)
 
 
 def readings(path: Path) -> Iterator[object]:

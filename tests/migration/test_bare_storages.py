@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool.migration.migrate import migrate
+from ckptool import migrate
 from tests import build
 
 WHOLE, VIEW = build.storage(rest=(None,)), build.storage(rest=(("v", 1, 2),))

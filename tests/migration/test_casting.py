@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused
-from ckptool.cli import cli
 from ckptool.torch_ops import values as torch_values
 from tests import build
+from tests.program import invoke
 
 LENET = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 
@@ -136,7 +135,7 @@ def test_where_values_are_too_large_no_type_is_advised_that_is_too_small(
 
 
 def run(*arguments: object, code: int = 0) -> dict[str, object]:
-    result = CliRunner().invoke(cli, ["migrate", "--json", *map(str, arguments)])
+    result = invoke(["migrate", "--json", *map(str, arguments)])
     assert result.exit_code == code, result.output
     found: dict[str, object] = json.loads(result.stdout)
     return found

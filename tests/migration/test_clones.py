@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ckptool import MigrationReport, migrate, open_checkpoint
-from ckptool.checking.check import check
+from ckptool import MigrationReport, check, migrate, open_checkpoint
 from ckptool.migration import in_place, output
 from tests.migration.in_place import readings
 from tests.scale import exhaustive

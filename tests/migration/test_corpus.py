@@ -15,9 +15,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
+from ckptool import Checkpoint, CkptoolError, LazyTensor, MigrationReport, migrate, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
-from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 from tests.scale import some

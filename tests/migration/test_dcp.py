@@ -20,10 +20,9 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from ckptool import CkptoolError, MigrationRefused, open_checkpoint
+from ckptool import CkptoolError, MigrationRefused, migrate, open_checkpoint
 from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration import dcp_plan
-from ckptool.migration.migrate import migrate
 from tests import build
 from tests.scale import exhaustive, in_turn, one_of_twins
 

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool import check, open_checkpoint
-from ckptool.cli import cli
+from ckptool import check, migrate, open_checkpoint
 from ckptool.errors import MigrationRefused
-from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Inert, children, is_container
 from tests import build
 from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
 from tests.fixture_set.forging import forged, mixed, tagged
+from tests.program import invoke
 from tests.scale import exhaustive, in_turn
 
 TAGS = (
@@ -344,11 +342,11 @@ def test_the_command_line_takes_pairs_of_devices(tmp_path: Path) -> None:
     path = of_three_devices(tmp_path / "x.pth")
     target = tmp_path / "y.pth"
 
-    done = CliRunner().invoke(cli, ["migrate", str(path), str(target), "--to", "cuda:1=cuda:0", "--to", "cuda:2=cpu"])
+    done = invoke(["migrate", str(path), str(target), "--to", "cuda:1=cuda:0", "--to", "cuda:2=cpu"])
 
     assert (done.exit_code, tags_of(target)) == (0, ["cuda:0", "cuda:0", "cpu", "cuda:0"])
     for given in (["cpu", "cuda:0"], ["cpu", "cuda:1=cpu"]):
         arguments = [word for text in given for word in ("--to", text)]
-        refused = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "z.pth"), *arguments])
+        refused = invoke(["migrate", str(path), str(tmp_path / "z.pth"), *arguments])
         assert refused.exit_code == 2
         assert f"OLD=NEW for each: {', '.join(given)}" in " ".join(refused.output.split())

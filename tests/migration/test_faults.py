@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import CkptoolError, MalformedFile, SourceChanged
+from ckptool import CkptoolError, MalformedFile, SourceChanged, migrate
 from ckptool.errors import OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration import torch_plan
-from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build

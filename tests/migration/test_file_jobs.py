@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import SourceChanged
+from ckptool import Changes, SourceChanged, migrate
 from ckptool.errors import CkptoolError, DamagedFile, OutputExists, OutputFailed
 from ckptool.migration import dcp_plan
-from ckptool.migration.changes import Changes
 from ckptool.migration.file_jobs import Job, Tell, Written, write
-from ckptool.migration.migrate import migrate, migrate_by
+from ckptool.migration.migrate import migrate_by
 from ckptool.names import renaming
 from tests.each import each
 from tests.scale import scale

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from ckptool import MigrationRefused
+from ckptool import MigrationRefused, migrate
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.migrate import migrate
 from ckptool.migration.output import opening as folders
 from ckptool.migration.output.opening import OutputFolder
 from tests import build

@@ -14,9 +14,8 @@ from safetensors import safe_open
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from ckptool import open_checkpoint
+from ckptool import migrate, open_checkpoint
 from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
-from ckptool.migration.migrate import migrate
 from ckptool.names.renaming import add_prefix, strip_prefix, substitute
 from ckptool.pickles.nodes import Call, Dict, PersistentId
 from tests import build

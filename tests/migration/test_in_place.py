@@ -15,14 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool import CkptoolError, MigrationRefused, diff, load, migrate, open_checkpoint, recover
-from ckptool.checking.check import check
-from ckptool.cli import cli
+from ckptool import Changes, CkptoolError, MigrationRefused, check, diff, load, migrate, open_checkpoint, recover
 from ckptool.errors import DamagedFile, FileUnavailable, UnfinishedEdit
-from ckptool.migration.changes import Changes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
@@ -31,6 +27,7 @@ from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, torn, weights, write
+from tests.program import invoke
 from tests.scale import exhaustive
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -130,14 +127,14 @@ def test_what_cannot_be_made_compact_is_refused_and_stays(tmp_path: Path) -> Non
         assert refused(path, to="cpu", compact=True).kind == "locked"
     with pytest.raises(MigrationRefused) as empty:
         migrate(path, in_place=True, compact=True, exclude=["*"])
-    used = CliRunner().invoke(cli, ["migrate", str(path), "--compact"])
+    used = invoke(["migrate", str(path), "--compact"])
 
     assert (no_file.value.kind, empty.value.kind) == ("not-a-file", "no-tensor-left")
     assert used.exit_code == 2
     assert "--compact is for --in-place" in used.output
     assert path.read_bytes() == old
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
-    assert CliRunner().invoke(cli, ["migrate", str(path), "--in-place", "--compact", "--to", "cpu"]).exit_code == 0
+    assert invoke(["migrate", str(path), "--in-place", "--compact", "--to", "cpu"]).exit_code == 0
 
 
 def test_ties_views_and_objects_stay(tmp_path: Path) -> None:
@@ -332,7 +329,7 @@ def test_whatever_meets_a_file_that_is_neither_old_nor_new_refuses_it(tmp_path: 
             call()
         assert met.value.command == f"ckptool recover {path}"
     for verb in (["inspect"], ["check"], ["stat"], ["diff", str(other)], ["migrate", "--in-place", "--to", "cpu"]):
-        done = CliRunner().invoke(cli, [*verb, str(path)])
+        done = invoke([*verb, str(path)])
         assert done.exit_code == 2
         assert "ckptool recover" in done.output
     assert sorted(os.listdir(tmp_path)) == names  # noqa: PTH208
@@ -357,11 +354,11 @@ def test_recover_says_what_there_is_to_recover(tmp_path: Path) -> None:
     assert missing.value.kind == "no-journal"
     incomplete = Path(journal_path(str(path)) + ".new")
     incomplete.write_bytes(b"half a jour")
-    done = CliRunner().invoke(cli, ["recover", str(path)])
+    done = invoke(["recover", str(path)])
 
     assert (done.exit_code, incomplete.exists()) == (0, False)
     assert "no edit had begun" in done.output
-    assert CliRunner().invoke(cli, ["recover", str(path)]).exit_code == 2
+    assert invoke(["recover", str(path)]).exit_code == 2
     assert ckptool.recover is recover
 
 
@@ -377,12 +374,12 @@ def test_names_that_are_long_have_a_journal_too(tmp_path: Path) -> None:
 def test_the_command_line_edits_many(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     paths = [write("slot", tmp_path), write("slot", tmp_path / "a")]
-    done = CliRunner().invoke(cli, ["migrate", "--in-place", "--strip-module", *map(str, paths)])
+    done = invoke(["migrate", "--in-place", "--strip-module", *map(str, paths)])
 
     assert (done.exit_code, done.output.count("edited in place")) == (0, 2)
     for option in ("--force", "--no-verify", "--out-dir=x"):
-        assert CliRunner().invoke(cli, ["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
-    assert CliRunner().invoke(cli, ["migrate", "--deep", str(paths[0])]).exit_code == 2
+        assert invoke(["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
+    assert invoke(["migrate", "--deep", str(paths[0])]).exit_code == 2
 
 
 PEAK = """
@@ -418,7 +415,7 @@ def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
 def test_nothing_is_edited_if_a_path_is_not_there(tmp_path: Path) -> None:
     path = write("slot", tmp_path)
     before = path.read_bytes()
-    done = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "copy.pth"), "--in-place", "--to", "cpu"])
+    done = invoke(["migrate", str(path), str(tmp_path / "copy.pth"), "--in-place", "--to", "cpu"])
 
     assert done.exit_code == 2
     assert "all paths are files to edit" in done.stderr
@@ -426,7 +423,7 @@ def test_nothing_is_edited_if_a_path_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_is_far_away_is_not_edited() -> None:
-    done = CliRunner().invoke(cli, ["migrate", "s3://bucket/x.pth", "--in-place", "--to", "cpu"])
+    done = invoke(["migrate", "s3://bucket/x.pth", "--in-place", "--to", "cpu"])
 
     assert done.exit_code == 2
     assert "s3://bucket/x.pth is far away" in done.stderr

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
 import ckptool
-from ckptool.cli import cli
 from ckptool.errors import CkptoolError, IncompleteWeights
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
+from tests.program import invoke
 
 T = tensor(storage())
 MODULE = {"_parameters": {"weight": T}, "_buffers": {}, "_modules": {}}
@@ -70,8 +69,8 @@ def test_a_module_that_saves_more_than_can_be_named_is_refused(
         assert caught.value.option == "allow_missing"
     assert not (tmp_path / target).exists()
     arguments = ["migrate", str(path), str(tmp_path / target), *(["--form", "state_dict"] if options else [])]
-    assert CliRunner().invoke(cli, arguments).exit_code == 1
-    assert CliRunner().invoke(cli, [*arguments, "--allow-missing"]).exit_code == 0
+    assert invoke(arguments).exit_code == 1
+    assert invoke([*arguments, "--allow-missing"]).exit_code == 0
     assert list(ckptool.load(path, allow_missing=True)) == ["a.weight", "q.weight"]
 
 

@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from ckptool import load, migrate, open_checkpoint, recover
-from ckptool.cli import cli
 from ckptool.errors import CkptoolError, DamagedFile, MigrationRefused, UnfinishedEdit
 from ckptool.migration.output.editing import Operations
 from ckptool.sources.journal import Change, Journal, Run, journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, Files, edit, put, states, torn, weights, write
+from tests.program import invoke
 from tests.scale import step, times
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -35,7 +34,7 @@ as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, re
 
 
 def run(*args: object) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, [str(one) for one in args])
+    done = invoke([str(one) for one in args])
     return done.exit_code, done.output
 
 
@@ -469,10 +468,10 @@ def test_recover_says_that_it_does_not_know_what_others_wrote(tmp_path: Path, la
         file.seek(data.index(values))
         file.write(b"\x77" * len(values))
 
-    done = CliRunner().invoke(cli, ["recover", str(path)])
+    done = invoke(["recover", str(path)])
 
     assert done.exit_code == 0, done.output
     assert "whether anybody else wrote to the rest of the file meanwhile is not known" in done.stdout
     run = done.stdout.splitlines()[-1].removeprefix("Run: ckptool ")
     # Zips have checksums.
-    assert CliRunner().invoke(cli, shlex.split(run)).exit_code == int(layout in ("slot", "tail"))
+    assert invoke(shlex.split(run)).exit_code == int(layout in ("slot", "tail"))

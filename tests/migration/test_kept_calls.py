@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import MigrationRefused, check, migrate
-from ckptool.cli import cli
 from tests.build import call, floats, legacy, named, raw, storage, tensor, torch_zip
+from tests.program import invoke
 
 
 class Calls:
@@ -54,7 +53,7 @@ def test_they_are_refused_with_the_ways_out(evil: Path, tmp_path: Path) -> None:
     assert "would call os.system('true'), which runs commands or programs" in caught.value.message
     assert caught.value.kind == "kept-calls"
     assert not (tmp_path / "new.pth").exists()
-    done = CliRunner().invoke(cli, ["migrate", str(evil), str(tmp_path / "new.pth"), "--form", "same"])
+    done = invoke(["migrate", str(evil), str(tmp_path / "new.pth"), "--form", "same"])
     assert done.exit_code == 1
     assert "--keep-calls" in done.output
     assert "--form state_dict" in done.output

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import CliRunner
 from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused, WeightsNotFound, migrate
-from ckptool.cli import cli
+from tests.program import invoke
 from tests.scale import in_turn
 
 
@@ -46,7 +45,7 @@ def diffusion() -> dict[str, torch.Tensor]:
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    result = invoke(list(map(str, arguments)))
     assert result.exit_code == code, result.output
     return result.output
 

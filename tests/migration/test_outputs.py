@@ -20,10 +20,9 @@ from typing import Any
 
 import pytest
 
-from ckptool import CkptoolError
+from ckptool import CkptoolError, migrate
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration import output as outputs
-from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from tests import build
 from tests.scale import in_turn

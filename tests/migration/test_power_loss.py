@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ckptool import migrate
 from ckptool.migration import output as outputs
-from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from tests.migration.test_outputs import OLD, checkpoint
 from tests.scale import scaled, times

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckptool import open_checkpoint
+from ckptool import migrate, open_checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
-from ckptool.migration.migrate import migrate
 from ckptool.migration.report import FileFacts
 from tests.scale import in_turn
 

@@ -18,9 +18,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
+from ckptool import Checkpoint, CkptoolError, LazyTensor, migrate, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
-from ckptool.migration.migrate import migrate
 from tests.against_torch import oracle
 from tests.each import each
 from tests.scale import in_turn, one_of_twins, some

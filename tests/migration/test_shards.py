@@ -12,8 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool import MigrationRefused, open_checkpoint
-from ckptool.migration.migrate import migrate
+from ckptool import MigrationRefused, migrate, open_checkpoint
 from ckptool.migration.safetensors_plan import size_in_bytes
 from tests.corpus.files import FOLDER
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
 from ckptool.torch_ops.device_names import device_tag
 from tests.build import safetensors, zip_file
+from tests.program import invoke
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(folder: Path, *arguments: str) -> str:
     """Run a migration that must be refused and write nothing; return what is printed."""
     before = sorted(folder.iterdir())
-    result = CliRunner().invoke(cli, ["migrate", *arguments])
+    result = invoke(["migrate", *arguments])
 
     assert result.exit_code == 1, result.output
     assert sorted(folder.iterdir()) == before

@@ -20,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
-from ckptool import check, open_checkpoint
+from ckptool import MigrationReport, check, migrate, open_checkpoint
 from ckptool.errors import MalformedFile, MigrationRefused, OutputFailed
-from ckptool.migration.migrate import MigrationReport, migrate
 from ckptool.names import renaming
 from tests import build
 from tests.against_torch import oracle

@@ -19,8 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptool import open_checkpoint
-from ckptool.migration.migrate import MigrationReport, migrate
+from ckptool import MigrationReport, migrate, open_checkpoint
 from tests.against_torch import oracle
 from tests.against_torch.strangers import STRANGER, Strangers
 from tests.scale import in_turn, scaled, step

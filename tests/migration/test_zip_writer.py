@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ckptool import open_checkpoint
-from ckptool.migration.migrate import migrate
+from ckptool import migrate, open_checkpoint
 from ckptool.migration.output import Output
 from ckptool.migration.planned import OutFile
 from ckptool.migration.writing import fill

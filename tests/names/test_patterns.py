@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
 from ckptool.names import renaming
 from ckptool.names.renaming import LONGEST, Substitution, Trials
+from tests.program import invoke
 
 CUBIC = r"(.*)\.(.*)\.weight"
 ONE = torch.ones(1)
@@ -28,7 +27,7 @@ def saved(folder: Path, *names: str) -> str:
 def test_names_that_are_too_long_are_left_and_that_is_said(tmp_path: Path) -> None:
     path = saved(tmp_path, "a" * 60_000, "b" * 60_000, "." * LONGEST, "x.y.weight")
     started = time.thread_time()
-    result = CliRunner().invoke(cli, ["inspect", "--grep", CUBIC, path])
+    result = invoke(["inspect", "--grep", CUBIC, path])
 
     assert time.thread_time() - started < renaming.SECONDS
     assert "x.y.weight" in result.stdout

@@ -10,9 +10,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from ckptool.cli import cli
+from tests.program import invoke
 
 HOSTILE = (
     "<script>document.title='ran'</script>",
@@ -35,7 +35,7 @@ HOSTILE = (
 
 
 def report(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
+    return invoke(["report", *map(str, arguments)])
 
 
 def content_of(page: bytes) -> Any:

@@ -8,10 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import ckptool
-from ckptool.cli import cli
+from tests.program import invoke
 
 ROOT = Path(ckptool.__file__).parents[1] / "fixtures"
 
@@ -32,7 +31,7 @@ def test_a_page_is_for_nobody_who_may_not_read_the_files(tmp_path: Path, kind: s
         shutil.copy(ROOT / "valid" / "lenet-state-dict-cpu-zip.pth", tmp_path / "b.pth")
         files = {"two": [tmp_path / "b.pth", path], "folder": [folder]}.get(kind, [path])
 
-        done = CliRunner().invoke(cli, ["report", *map(str, files), "-o", str(tmp_path / "page.html")])
+        done = invoke(["report", *map(str, files), "-o", str(tmp_path / "page.html")])
     finally:
         os.umask(old)
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from ckptool.cli import cli
 from ckptool.cli.page import ASSETS, SCRIPTS, joined_script
 from ckptool.messages import show_nbytes
 from tests.page.pages import HOSTILE, columns_of, content_of, mixture, names_in, report, write_safetensors
+from tests.program import invoke
 
 VALID = Path(__file__).parents[2] / "fixtures/valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
@@ -47,7 +46,7 @@ def made(tmp_path: Path, *arguments: object) -> bytes:
 
 
 def as_json(*arguments: object) -> Any:
-    return json.loads(CliRunner().invoke(cli, [*map(str, arguments), "--json"]).stdout)
+    return json.loads(invoke([*map(str, arguments), "--json"]).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_it_says_what_inspect_says(tmp_path: Path) -> None:
     assert len(ties) == found["summary"]["tied"]
     roles = {columns["role"]["roles"][one] for one in columns["role"]["of"]}
     assert roles == {one["role"] for one in found["state_dicts"]}
-    text = CliRunner().invoke(cli, ["inspect", "-q", str(TRAINING)]).stdout
+    text = invoke(["inspect", "-q", str(TRAINING)]).stdout
     for label, items in content_of(page)["files"][0]["facts"]:
         assert f"  {label:<13}{items[0]}" in text
 
@@ -363,4 +362,4 @@ def test_sums_of_folders_in_folders_are_those_of_their_files(tmp_path: Path) -> 
     assert found["file_nbytes"] == 5 * nbytes
     members = {one["name"]: (one["tensors"], one["nbytes"]) for one in found["members"]}
     assert members == {"a": (20, 2 * nbytes), "b": (30, 3 * nbytes)}
-    assert " 0 B" not in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).stdout
+    assert " 0 B" not in invoke(["inspect", str(tmp_path)]).stdout

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ckptool import Global
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, PersistentId, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, named, ops, pickled

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import check, open_checkpoint
-from ckptool.cli import cli
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import MAGIC_NUMBER, call, floats, legacy, named, ops, pickled, storage, tensor, torch_zip
+from tests.program import invoke
 
 SYSTEM = call(named("os", "system"), "true")
 
@@ -96,16 +95,15 @@ def test_a_refused_file_lists_what_it_names_and_calls_up_to_there(broken: bytes,
         assert report.error is not None
         assert [one.name for one in report.globals if one.name == "os.system"]
         assert "CK205" in {one.code for one in report.findings}
-        runner = CliRunner()
-        assert "global       os.system not allowed" in runner.invoke(cli, ["check", "--globals", str(path)]).output
-        assert "os.system\n" in runner.invoke(cli, ["inspect", "--globals", str(path)]).output
+        assert "global       os.system not allowed" in invoke(["check", "--globals", str(path)]).output
+        assert "os.system\n" in invoke(["inspect", "--globals", str(path)]).output
     assert [one.name for one in check(b"cos\nsystem\n(S'x'\ntR\xff").globals] == ["os.system"]
 
 
 def test_inspect_says_it_at_the_head(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(torch_zip({"x": SYSTEM}))
-    lines = CliRunner().invoke(cli, ["inspect", str(path)]).output.splitlines()
+    lines = invoke(["inspect", str(path)]).output.splitlines()
     (first,) = [line for line in lines if "CK205" in line]
 
     assert first.startswith("  error        CK205 unpickling calls os.system('true')")

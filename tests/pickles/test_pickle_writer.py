@@ -19,8 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typing_extensions import Self
 
+from ckptool import Global
 from ckptool.errors import MigrationRefused
-from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, PlainTensor, Set, children, is_container
+from ckptool.pickles.nodes import Call, Dict, PersistentId, PlainTensor, Set, children, is_container
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ckptool import Global
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
-from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, PersistentId, Set
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import named, ops, pickled

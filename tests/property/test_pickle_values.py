@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool.pickles.nodes import Call, Dict, Global, Set
+from ckptool import Global
+from ckptool.pickles.nodes import Call, Dict, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.scale import examples, in_turn

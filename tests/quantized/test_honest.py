@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor, nn
 
 import ckptool
 from ckptool import MigrationRefused
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 from tests.quantized.layouts import bits, codes, fp8, said
 
 NET = {"fc.weight": torch.randn(64, 64), "fc.bias": torch.ones(64), "norm.weight": torch.ones(64)}
@@ -87,7 +86,7 @@ HONEST = {name: NET | one for name, one in IN_A_NET.items()} | ALONE
 def test_what_no_cast_breaks_is_cast(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.pth"
     torch.save(HONEST[name], path)
-    inspected = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(path)]).output)
+    inspected = json.loads(invoke(["inspect", "--json", str(path)]).output)
 
     assert (said(path), inspected["quantization"]) == ([], None)
     ckptool.migrate(path, tmp_path / "o.pth", dtype="bfloat16", force=True)

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
 from ckptool.checking.row import row
-from ckptool.cli import cli
 from tests.corpus.files import FOLDER, MARKS, ROWS
 from tests.each import each
+from tests.program import invoke
 from tests.quantized.layouts import LAYOUTS, Layout, State, fp8, said, whole
 from tests.scale import in_turn
 
@@ -62,14 +61,14 @@ def test_a_cast_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     path = written(LAYOUTS[name], tmp_path, suffix)
     before = path.read_bytes()
     args = ["migrate", str(path), str(tmp_path / f"out.{suffix}"), "--dtype", "float64"]
-    result = CliRunner().invoke(cli, args)
+    result = invoke(args)
 
     assert result.exit_code == 1
     assert f"a cast breaks quantised weights, {LAYOUTS[name].says}: it changes " in result.output
     assert "--break-quantized" in result.output
     assert {one.name for one in tmp_path.iterdir()} == {"config.json", path.name}
     assert path.read_bytes() == before
-    assert CliRunner().invoke(cli, [*args, "--break-quantized"]).exit_code == 0
+    assert invoke([*args, "--break-quantized"]).exit_code == 0
     with pytest.raises(UnsupportedFeature, match="a cast breaks quantised weights"):
         ckptool.load(path, dtype=torch.float64)
     assert ckptool.load(path, dtype=torch.float64, break_quantized=True)["norm.weight"].dtype == torch.float64
@@ -129,12 +128,12 @@ def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> No
     values = [one for one in layout.tensors() if one != layout.scale]
     for option in (["--exclude", layout.scale], [part for one in values for part in ("--include", one)]):
         args = ["migrate", str(path), str(tmp_path / "out.safetensors"), *option]
-        result = CliRunner().invoke(cli, args)
+        result = invoke(args)
 
         assert result.exit_code == 1, result.output
         assert f"1 quantised weight ({layout.says}) loses what scales it: " in result.output
         assert f"without {layout.scale}\n" in result.output
-        assert CliRunner().invoke(cli, [*args, "--force", "--break-quantized"]).exit_code == 0
+        assert invoke([*args, "--force", "--break-quantized"]).exit_code == 0
 
 
 def test_a_scale_is_not_dropped_in_place_or_from_a_training_checkpoint(tmp_path: Path) -> None:
@@ -214,20 +213,19 @@ def test_a_model_of_the_same_types_takes_it(tmp_path: Path) -> None:
 def test_every_verb_says_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file(LAYOUTS["gptq"].tensors(), path)
-    run = CliRunner().invoke
-    inspected = json.loads(run(cli, ["inspect", "--json", str(path)]).output)
-    line_of_scan = json.loads(run(cli, ["scan", str(path)]).stdout.splitlines()[0])
+    inspected = json.loads(invoke(["inspect", "--json", str(path)]).output)
+    line_of_scan = json.loads(invoke(["scan", str(path)]).stdout.splitlines()[0])
 
     line = "CK506 quantised: GPTQ, 4 bits, in groups of 128, 1 of 1 weight has a scale"
-    assert line in run(cli, ["inspect", str(path)]).output
-    assert line in run(cli, ["check", str(path)]).output
+    assert line in invoke(["inspect", str(path)]).output
+    assert line in invoke(["check", str(path)]).output
     assert inspected["quantization"] == {
         "schemes": [{"name": "GPTQ, 4 bits, in groups of 128", "weights": 1, "unscaled": []}],
         "method": None,
         "tensors": 4,
     }
     assert (line_of_scan["quantized"], line_of_scan["findings"]) == ("GPTQ, 4 bits, in groups of 128", {"CK506": 1})
-    assert run(cli, ["check", str(path)]).exit_code == 0
+    assert invoke(["check", str(path)]).exit_code == 0
 
 
 @pytest.mark.parametrize("lacking", ["fp8", "integers", "packed"])
@@ -245,7 +243,7 @@ def test_weights_that_lack_their_scale_are_named(lacking: str, tmp_path: Path) -
     assert first.endswith("2 of 3 weights have a scale")
     assert second.startswith("1 of 3 weights in")
     assert second.endswith(f"have no scale: c.{end}")
-    assert CliRunner().invoke(cli, ["check", str(tmp_path / "m.safetensors")]).exit_code == 1
+    assert invoke(["check", str(tmp_path / "m.safetensors")]).exit_code == 1
 
 
 def test_values_that_cannot_be_looked_at_are_taken_for_packed_ones(tmp_path: Path) -> None:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
-from ckptool.cli import cli
 from tests.each import each
+from tests.program import invoke
 from tests.quantized.layouts import State, bits, codes, fp8, plain, said, whole
 from tests.scale import in_turn
 
@@ -41,16 +40,16 @@ def refuses(source: Path, scale: str, says: str, folder: Path) -> None:
     target = folder / f"out{source.suffix}"
     for option in (["--dtype", "float64"], ["--exclude", scale]):
         args = ["migrate", str(source), str(target), *option]
-        result = CliRunner().invoke(cli, args)
+        result = invoke(args)
 
         assert result.exit_code == 1, (option, result.output)
         assert says in result.output
         assert not target.exists()
-        assert CliRunner().invoke(cli, [*args, "--break-quantized"]).exit_code == 0
+        assert invoke([*args, "--break-quantized"]).exit_code == 0
         target.unlink()
     with pytest.raises(UnsupportedFeature, match="a cast breaks"):
         ckptool.load(source, dtype=torch.float64)
-    assert CliRunner().invoke(cli, ["check", str(source)]).exit_code == 0
+    assert invoke(["check", str(source)]).exit_code == 0
     assert [one for one in said(source) if says in one]
 
 
@@ -376,7 +375,7 @@ def shards(folder: Path, *parts: State) -> list[Path]:
 def test_one_shard_alone_is_not_cast_without_the_others(weight: State, scale: State, tmp_path: Path) -> None:
     for path in shards(tmp_path / "set", weight, scale):
         args = ["migrate", str(path), str(tmp_path / "o.safetensors"), "--dtype", "float64", "--allow-missing"]
-        result = CliRunner().invoke(cli, args)
+        result = invoke(args)
 
         assert result.exit_code == 1, result.output
         assert "a cast breaks quantised weights" in result.output

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import (
     Cancellation,
@@ -30,10 +29,10 @@ from ckptool import (
     load,
     open_checkpoint,
 )
-from ckptool.cli import cli
 from ckptool.sources.naming import shown_path
 from ckptool.sources.remote import web
 from ckptool.sources.remote.address import check_peer, follow, place_of
+from tests.program import invoke
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
@@ -109,7 +108,7 @@ def test_a_download_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(FileUnavailable, match="at most 3,145,728 are taken") as caught:
             open_checkpoint(Remote(address, download=True))
         assert caught.value.kind == "download"
-        done = CliRunner().invoke(cli, ["inspect", "--download", address])
+        done = invoke(["inspect", "--download", address])
     assert (done.exit_code, "3,145,728" in done.output) == (2, True)
 
 
@@ -275,7 +274,7 @@ def test_a_location_that_is_no_address_is_an_error_of_ours(location: str) -> Non
     with speaking(speak) as address:
         with pytest.raises(CkptoolError):
             open_checkpoint(address)
-        done = CliRunner().invoke(cli, ["inspect", address])
+        done = invoke(["inspect", address])
     assert (done.exit_code, done.exception) == (2, None) or isinstance(done.exception, SystemExit)
     assert "unforeseen" not in done.output
 
@@ -356,7 +355,7 @@ def test_no_verb_says_what_is_secret_in_an_address(
             words = [{"OTHER": str(other), "OUT": str(tmp_path / "page.html")}.get(word, word) for word in verb]
             if address.startswith(("s3", "az", "hf")) and verb[0] not in ("explain", "recover"):
                 continue  # it would ask the provider
-            done = CliRunner().invoke(cli, [*words, address])
+            done = invoke([*words, address])
             assert SECRET not in done.output, (address, done.output)
             assert SECRET not in repr(done.exception), (address, done.exception)
     assert SECRET not in caplog.text

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import FileUnavailable, Remote, SourceChanged, check, load, migrate, open_checkpoint
-from ckptool.cli import cli
 from ckptool.sources import far_folder
 from tests import scale
+from tests.program import invoke
 from tests.remote.buckets import bucket
 from tests.remote.servers import Server
 from tests.remote.test_requests import NUMEL, tensors, zipped
@@ -47,7 +46,7 @@ def put(server: Server, folder: Path, name: str) -> None:
 
 def said(*words: str, place: str) -> Any:
     """Return what a verb prints, but for where the files are, and what was left unread of them."""
-    done = CliRunner().invoke(cli, [*words, "--json"])
+    done = invoke([*words, "--json"])
     found = json.loads(done.output.replace(place.rstrip("/"), "PLACE"))
     return done.exit_code, plain(found)
 
@@ -123,7 +122,7 @@ def test_what_lies_beside_an_adapter_names_its_base(server: Server) -> None:
     server.files["/b/a/adapter_model.bin"] = zipped(stream)
     server.files["/b/a/adapter_config.json"] = b'{"base_model_name_or_path": "somebody/net", "r": 2}'
     for address in ("s3://b/a/", "s3://b/a/adapter_model.bin"):
-        done = CliRunner().invoke(cli, ["inspect", address, "--endpoint", server.url])
+        done = invoke(["inspect", address, "--endpoint", server.url])
         assert "for somebody/net" in done.output, done.output
 
 

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from ckptool import (
     CkptoolError,
     MigrationRefused,
     MissingPackage,
+    Remote,
     check,
     load,
     migrate,
     open_checkpoint,
 )
-from ckptool.cli import cli
-from ckptool.sources.remote.address import Remote
+from tests.program import invoke
 from tests.remote.servers import Server, serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
@@ -60,7 +59,7 @@ def test_a_server_without_ranges_gives_small_files_and_offers_to_download_large_
         assert (error.kind, error.actual, error.option) == ("no-ranges", len(LARGE), "download")
         with open_checkpoint(Remote(f"{server.url}/large", download=True)) as found:
             assert found.tensors["layers.7.weight"].read() == tensors(200, NUMEL)["layers.7.weight"].numpy().tobytes()
-        done = CliRunner().invoke(cli, ["inspect", "-q", "--download", f"{server.url}/large"])
+        done = invoke(["inspect", "-q", "--download", f"{server.url}/large"])
         assert (done.exit_code, "200" in done.output) == (0, True)
 
 
@@ -122,9 +121,9 @@ def test_keys_in_an_address_are_sent_to_its_server_and_never_shown() -> None:
         report = check(address)
         assert SECRET not in repr(report)
         for arguments in (["inspect", "-q"], ["inspect", "--json"], ["check"], ["check", "--json"]):
-            done = CliRunner().invoke(cli, [*arguments, address])
+            done = invoke([*arguments, address])
             assert (done.exit_code, SECRET in done.output) == (0, False)
-            done = CliRunner().invoke(cli, [*arguments, address.replace("/x?", "/none?")])
+            done = invoke([*arguments, address.replace("/x?", "/none?")])
             assert (done.exit_code, SECRET in done.output) == (2, False)
     assert set(seen) == {"Basic bWU6aHVudGVyMg=="}
 
@@ -140,7 +139,7 @@ def test_a_package_that_is_missing_is_named(address: str, package: str, monkeypa
     with pytest.raises(MissingPackage, match="pip install") as caught:
         open_checkpoint(address)
     assert caught.value.package == package
-    assert CliRunner().invoke(cli, ["inspect", address]).exit_code == 2
+    assert invoke(["inspect", address]).exit_code == 2
 
 
 @pytest.fixture

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save as save_safetensors
 
 from ckptool import FileUnavailable, LiveModel, MalformedFile, load, load_into, migrate, open_checkpoint
 from ckptool.archives.zip_directory import find_directory, read_entries
 from ckptool.archives.zips import placed, read_zip
-from ckptool.cli import cli
 from ckptool.errors import CkptoolError
 from ckptool.sources.remote import opening, source
 from ckptool.sources.source import BytesSource
 from tests import scale
+from tests.program import invoke
 from tests.remote.servers import serving
 from tests.remote.test_requests import tensors, zipped
 
@@ -40,7 +39,7 @@ def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def looked_into(path: str, *options: str) -> dict[str, Any]:
     """Return what inspect prints, but for its place and for what was left unread."""
-    done = CliRunner().invoke(cli, ["inspect", "--json", path, *options])
+    done = invoke(["inspect", "--json", path, *options])
     found = json.loads(done.output)
     for part in (found, found.get("error") or {}):
         part.pop("path", None)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from ckptool import migrate
-from ckptool.cli import cli
 from tests.cli.test_scan import CUT, DIES, FINE, rows
+from tests.program import invoke
 from tests.remote.buckets import bucket
 from tests.remote.servers import Server, serving
 from tests.workers import do_first
@@ -33,7 +33,7 @@ def store() -> Iterator[Server]:
 
 
 def scan(*arguments: object, code: int = 0, given: bytes | None = None) -> Result:
-    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", *map(str, arguments)], input=given)
+    result = invoke(["scan", "--jobs", "1", *map(str, arguments)], input=given)
     assert result.exit_code == code, result.output
     return result
 

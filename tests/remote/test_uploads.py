@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load as load_safetensors
 
 from ckptool import CkptoolError, MigrationRefused, OutputExists, OutputFailed, Remote, load, migrate
-from ckptool.cli import cli
 from ckptool.migration.output import far
 from ckptool.sources.remote import bucket as buckets
 from ckptool.sources.remote import upload
 from tests import scale
+from tests.program import invoke
 from tests.remote.buckets import SECRET, Bucket, bucket
 from tests.remote.servers import Server
 from tests.remote.test_requests import tensors, zipped
@@ -423,9 +422,9 @@ def test_a_far_file_becomes_another(store, source: Path) -> None:
 def test_the_command_line_writes_there(store, source: Path) -> None:
     server, _ = store
     far_away = ["--endpoint", server.url]
-    done = CliRunner().invoke(cli, ["migrate", str(source), "s3://b/y.pth", "--to", "cpu", *far_away])
+    done = invoke(["migrate", str(source), "s3://b/y.pth", "--to", "cpu", *far_away])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("s3://b/y.pth\n")
-    done = CliRunner().invoke(cli, ["migrate", str(source), "--out-dir", "s3://b/all", "--to", "cpu", *far_away])
+    done = invoke(["migrate", str(source), "--out-dir", "s3://b/all", "--to", "cpu", *far_away])
     assert done.exit_code == 0, done.output
     assert sorted(server.files) == ["/b/all/x.pth", "/b/y.pth"]

@@ -9,10 +9,11 @@ from zlib import crc32
 
 import pytest
 
+from ckptool import Source
 from ckptool.errors import SourceChanged
 from ckptool.sources.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import BytesSource, Meter, Source
+from ckptool.sources.source import BytesSource, Meter
 from tests.each import each
 
 SIZES = [0, 1, 2, 7, 255, 256, 4096, 65_537, 1_000_003]

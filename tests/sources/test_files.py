@@ -23,11 +23,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
+from ckptool import CkptoolError, FileUnavailable, LazyTensor, Source, SourceChanged, open_checkpoint
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
-from ckptool.sources.source import BytesSource, SliceSource, Source, StreamSource
-from ckptool.tensors.reading import LazyTensor
+from ckptool.sources.source import BytesSource, SliceSource, StreamSource
 from tests import build
 from tests.scale import times
 

@@ -9,8 +9,9 @@ import pytest
 import safetensors
 import torch
 
+from ckptool import DType
 from ckptool.tensors import dtypes
-from ckptool.tensors.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES, DType
+from ckptool.tensors.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES
 from tests.each import each
 
 # torch names these and cannot save them: `dtype torch.int4 is not recognized`.

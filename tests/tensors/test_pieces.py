@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptool import StorageRef, TensorInfo
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import pieces as pieces_module
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.pieces import Box, Piece, PiecesSource, boxes_of, check_tiling
-from ckptool.tensors.tensor import StorageRef, TensorInfo
 from tests.scale import examples
 from tests.tensors.tilings import TYPES, array, in_pieces, pinwheel, replaced, tiling
 

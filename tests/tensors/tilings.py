@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptool import DType, Source, StorageRef, TensorInfo
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import BytesSource, Source
-from ckptool.tensors.dtypes import BY_NAME, DType
+from ckptool.sources.source import BytesSource
+from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.pieces import Box, Piece, PiecesSource
-from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 Array = NDArray[np.generic]
 TYPES = {"float32": "<f4", "int64": "<i8", "bool": "?", "uint8": "u1", "complex128": "<c16", "complex64": "<c8"}

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
 import ckptool
-from ckptool.cli import cli
+from tests.program import invoke
 
 if TYPE_CHECKING:
     from tests.zoo.compare import Comparison
@@ -70,7 +69,7 @@ def _try(found: Comparison, command: str, words: list[str], folder: Path, *, wei
     here = Path.cwd()
     os.chdir(folder)
     try:
-        result = CliRunner().invoke(cli, words, prog_name="ckptool")
+        result = invoke(words, prog_name="ckptool")
     finally:
         os.chdir(here)
     # 1 is what check says of a file with warnings: to be told more is what was advised
