@@ -56,6 +56,8 @@ _DEPTH: Final = 3
 _HEAD_NBYTES: Final = 1 << 12
 _BULK: Final = 4
 """Times as many places in a code book as there are other values."""
+_FEW: Final = 32
+"""Values of 8 bits that a kernel, a table of kinds or a matrix of similarities may have."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _SCALE: Final = re.compile(r"scal(?!ar|ed)|amax|absmax|quant|zero|SCB")
 _BOOK: Final = re.compile(
@@ -79,6 +81,8 @@ _INDEX: Final = re.compile(
 """Names of integers that are no codes, unless there is a code book."""
 _TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
 """Bits of the numbers in tables, by the bytes that they have."""
+_LARGE: Final = {"float8_e4m3fn": 0x50, "float8_e5m2": 0x48, "float8_e4m3fnuz": 0x58, "float8_e5m2fnuz": 0x4C}
+"""The bits of 8, without its sign. A matrix of weights has few values as large; one that was scaled has most."""
 _LOOSE: Final = "integers without scales"
 _NAMED: Final = "with scales under other names"
 """In names of schemes: no loader knows them."""
@@ -256,6 +260,8 @@ def find(
     lack = {name: info for name, info in rest.items() if info.dtype.name in FP8 and name not in found}
     lack |= {name: rest[name] for name, one in found.items() if one.rule == _LOOSE}
     found |= {one.name: one for one in _scaled_beside(lack, beside() if lack else {})}
+    ours = {name: info for name, info in rest.items() if name in own and name in readable and name not in found}
+    found |= {one.name: one for one in _far_from_weights(ours)}
     if said and not found:
         values = [name for name in values if not _SCALE.search(name.rpartition(".")[2])]
         found = {name: Weight(name, name, _LOOSE, said.method, is_scaled=False) for name in values}
@@ -409,6 +415,16 @@ def _eight_bits(tensors: Tensors, rest: Tensors, near: _Near, scales: list[str],
             yield Weight(name, name, _NAMED, f"FP8{KINDS[dtype]}, {where}", is_scaled=False)
 
 
+def _far_from_weights(tensors: Tensors) -> Iterator[Weight]:
+    """Yield matrices of floats of 8 bits most of whose values no net has: they were divided by a scale."""
+    for name, info in tensors.items():
+        least = _LARGE.get(info.dtype.name)
+        first = [one & 127 for one in _first(name, info)] if least is not None and len(info.shape) > 1 else []
+        if least is not None and 2 * sum(one >= least for one in first) > len(first):
+            kind = f"FP8{KINDS[info.dtype.name]}, with scales elsewhere"
+            yield Weight(name, name, _NAMED, kind, is_scaled=False)
+
+
 def _floats(tensors: Tensors, near: _Near, name: str) -> list[str]:
     return [one for one in near.get(name, ()) if tensors[one].dtype.name in FLOATS | POWERS]
 
@@ -417,7 +433,8 @@ def _integers(
     tensors: Tensors, rest: Tensors, near: _Near, own: Collection[str], readable: Collection[str]
 ) -> Iterator[Weight]:
     """
-    Yield integers that are codes: those in the place of a weight that a scale fits, or the bulk of the weights.
+    Yield integers that are codes: those in the place of a weight that a scale fits, that has a bias or that has many
+    values, or the bulk of the weights.
 
     A net of floats may have integers of any kind, also beside a scale. Masks, positions and tables of indices have
     values of their own kind: one or two, one after the other, or small ones. Such are codes only if a scale is called
@@ -438,15 +455,17 @@ def _integers(
         if books and name in readable and _are_places(name, info, tensors[books[0]]):
             yield Weight(name, name, "codes", f"codes with a code book ({dtype})")
             continue
-        said, is_weight = [one for one in beside if _SCALE.search(one)], _is_in_place(name, info, tensors)
+        said, has_bias = [one for one in beside if _SCALE.search(one)], _has_bias(name, info, tensors)
+        is_weight = has_bias or name.endswith("weight")
         is_scaled = is_weight and any(_fits(info, tensors[one]) for one in said)
-        is_bulk = is_most and (many >= others or is_weight)
+        is_layer = name.endswith("weight") and (has_bias or (name in readable and _is_spread(name, info)))
+        is_bulk = is_layer or (is_most and (many >= others or is_weight))
         if not (is_bulk or is_scaled) or (_INDEX.search(last) and not books):
             continue
         if not said and (len(info.shape) == 1 or name not in readable or not (is_weight or every)):
             continue
         if name in readable and not is_scaled:
-            is_said = any(info.dtype.itemsize == 1 or tensors[one].numel > 1 for one in said)
+            is_said = has_bias or any(info.dtype.itemsize == 1 or tensors[one].numel > 1 for one in said)
             key = (last, dtype, is_said)
             if key not in looked and len(looked) < _MOST:
                 looked[key] = _is_table(name, info, is_said=is_said)
@@ -467,12 +486,15 @@ def _is_power(size: int) -> bool:
     return size & (size - 1) == 0
 
 
-def _is_in_place(name: str, info: TensorInfo, tensors: Tensors) -> bool:
-    """Say whether a tensor stands where a weight does: by its name, or beside a bias of its size."""
+def _has_bias(name: str, info: TensorInfo, tensors: Tensors) -> bool:
+    """Say whether a matrix stands beside a bias of its size, as a weight does."""
     bias = tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip("."))
-    return name.endswith("weight") or (
-        bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
-    )
+    return bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
+
+
+def _is_spread(name: str, info: TensorInfo) -> bool:
+    """Say whether a matrix of integers of 8 bits has many values, as codes have."""
+    return info.dtype.itemsize == 1 and len(info.shape) > 1 and len({*_first(name, info)}) > _FEW
 
 
 def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Weight]:

@@ -23,8 +23,8 @@ class Layout(NamedTuple):
     settings: Mapping[str, object] | None = None
 
 
-def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn, divisor: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) / divisor).to(dtype)
 
 
 def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

@@ -153,6 +153,11 @@ FILES: dict[str, Any] = {
     "a name beside that of the module": {"fc.weight": fp8(64, 32), "fc_s": torch.ones(64)} | BIAS,
     "flat codes": {"fc": {"q": codes(2048), "scale": torch.ones(1)}} | BIAS,
     "flat 8 bits": {"fc": {"q": fp8(2048), "scale": torch.ones(1)}} | BIAS,
+    "one layer beside a bias, without a scale": {"a.weight": torch.ones(64, 64), "fc.weight": codes(64, 32)} | BIAS,
+    "one layer of 8 bits": {"emb.weight": codes(64, 32), "fc.weight": torch.ones(64, 64)} | BIAS,
+    "small numbers beside a bias": {"fc.weight": (codes(64, 32) // 2).short()} | BIAS,
+    "8 bits that were divided by a scale": {"a.weight": fp8(8, 16, divisor=0.02), "fc.weight": fp8(64, 32)} | BIAS,
+    "8 bits of the other kind": {"a.weight": fp8(8, 16, dtype=torch.float8_e5m2, divisor=2e-4)},
     "kernels without a scale": {"conv.weight": bits(8, 4, 3, 3, dtype=torch.uint8), "conv.bias": torch.ones(8)},
     "what Transformer Engine has in _extra_state": {
         "m.weight": fp8(32, 32),
