@@ -138,6 +138,11 @@ def counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
 
 
+def not_cast(kept: Sequence[str]) -> str:
+    """Say which tensors keep their types, which stand behind their names, in spite of a cast."""
+    return f"{counted(len(kept), 'tensor')} not cast, of types that no cast is about: {some(kept)}"
+
+
 def zero_now(names: Sequence[str], dtype: str) -> str:
     """Say of which tensors all values are too small for a type."""
     return f"all values of {counted(len(names), 'tensor')} are too small for {dtype}, and zero in it: {some(names)}"

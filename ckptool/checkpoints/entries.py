@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.training import states
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import for_shell, some
@@ -21,6 +21,7 @@ from ckptool.names.renaming import two_readings
 from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert
+from ckptool.tensors.reading import LazyTensor
 
 _LISTED: Final = 12
 _EMA: Final = "ema"
@@ -109,7 +110,8 @@ def _nothing_to_drop(checkpoint: Checkpoint, path: str) -> MigrationRefused:
     below = dict.fromkeys(name[start:].partition(".")[0] for name in names if not head or name.startswith(f"{head}."))
     there = {_joined(head, name): _joined(head, name) for name in below if name not in ("", "_metadata")}
     for one in () if head else checkpoint.state_dicts:
-        there = {**{name.partition(".")[0]: _joined(one.key, name.partition(".")[0]) for name in one}, **there}
+        inside = dict.fromkeys(name.partition(".")[0] for name in one if one.role not in NO_WEIGHTS)
+        there |= {name: _joined(one.key, name) for name in inside if name not in there}
     listed = some([for_shell(there[name]) for name in by_likeness(path, there)], _LISTED)
     return MigrationRefused(
         f"there is nothing called {path!r} to drop",
@@ -146,7 +148,7 @@ def averaged(state_dict: StateDict) -> StateDict | None:
     Raises:
         WeightsNotFound: It is not certain of which weights they are averages.
     """
-    heads = averaged_heads(state_dict) if state_dict.class_name is None else {}
+    heads = _heads_of_averages(state_dict)
     if not heads:
         return None
     tensors = dict(state_dict.items())
@@ -170,13 +172,47 @@ def averaged(state_dict: StateDict) -> StateDict | None:
                     hint=f"Migrate it with `include='{head}.*'` to have them under their own names.",
                 )
             tensors[meant[0]] = average
-        for tail in tails:
-            del tensors[f"{head}.{tail}"]
+    return _without(state_dict, heads, _EMA, tensors)
+
+
+def not_averaged_in(state_dict: StateDict) -> StateDict:
+    """
+    Return a state dict without the averaged weights in it.
+
+    Raises:
+        WeightsNotFound: It is not certain which of them are averages.
+    """
+    heads = _heads_of_averages(state_dict)
+    return _without(state_dict, heads, state_dict.role, state_dict) if heads else state_dict
+
+
+def _heads_of_averages(state_dict: StateDict) -> dict[str, str]:
+    """
+    Return what ``averaged_heads`` does, of what has no class.
+
+    Raises:
+        WeightsNotFound: There is something called an average at the head of some names, but not of which weights.
+    """
+    heads = averaged_heads(state_dict) if state_dict.class_name is None else {}
+    first = dict.fromkeys(name.partition(".")[0] for name in state_dict if "." in name) if not heads else {}
+    called = [one for one in first if _EMA in one.lower().split("_")]
+    if called and state_dict.class_name is None:
+        raise WeightsNotFound(
+            f"it is not certain if those under {called[0]!r} are averaged weights, nor of which",
+            kind="which-weights",
+            hint=f"Leave `weights=` out, or migrate it with `include='{called[0]}.*'` or `exclude='{called[0]}.*'`.",
+        )
+    return heads
+
+
+def _without(state_dict: StateDict, heads: Collection[str], role: Role, tensors: Mapping[str, LazyTensor]) -> StateDict:
+    """Return a state dict with some tensors, without what begins with ``heads``."""
     starts = tuple(f"{head}." for head in heads)
     pairs = nodes.mapping_pairs(state_dict.node)
     kept = [(key, value) for key, value in pairs or () if not (isinstance(key, str) and key.startswith(starts))]
     node = None if pairs is None else mapping_like(state_dict.node, kept)
-    return StateDict(state_dict.key, _EMA, tensors, None, node, state_dict.own_keys)
+    own = {name: one for name, one in tensors.items() if not name.startswith(starts)}
+    return StateDict(state_dict.key, role, own, None, node, state_dict.own_keys)
 
 
 def mapping_like(node: Inert, pairs: nodes.Pairs) -> Inert:

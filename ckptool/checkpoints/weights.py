@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import SAVE_WHOLE
-from ckptool.checkpoints.entries import averaged, to_drop
+from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
@@ -183,7 +183,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
     if best is None and not meant and which == "ema" and checkpoint.weights is not None:
         best = averaged(checkpoint.weights)
     if best is not None:
-        return best
+        return not_averaged_in(best) if which == "raw" else best
     if meant and checkpoint.unmerged is not None:
         error = with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
         error.hint = f"{SAVE_WHOLE} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"

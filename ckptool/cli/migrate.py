@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -198,22 +199,23 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     _check_workers(options, changes, sources)
     arguments = {name: options[name] for name in ("force", "dry_run", "in_place", "deep", "compact")}
     arguments |= {"changes": changes, "verify": not options["no_verify"], "reflink": not options["no_reflink"]}
-    refusal = None
-    matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
-    if len(work) > 1 and any(matched):
-        refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
-        arguments["changes"] = changes._replace(allow_unmatched=True)
-    line = ProgressLine(len(work), shown=output.shows_progress)
-    outcomes = _outcomes(work, arguments, options, line) if refusal is None else ((one, refusal) for one, _ in work)
     code = 0
-    for source, outcome in outcomes:
-        result: Result
-        if isinstance(outcome, CkptoolError):
-            result = _NotMigrated(shown_path(source), outcome)
-        else:
-            result = _Migrated(outcome, quiet=options["quiet"])
-        code = max(code, result.exit_code)
-        output.add(result)
+    with _folder(options["out_dir"]):
+        refusal = None
+        matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
+        if len(work) > 1 and any(matched):
+            refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
+            arguments["changes"] = changes._replace(allow_unmatched=True)
+        line = ProgressLine(len(work), shown=output.shows_progress)
+        outcomes = _outcomes(work, arguments, options, line) if refusal is None else ((one, refusal) for one, _ in work)
+        for source, outcome in outcomes:
+            result: Result
+            if isinstance(outcome, CkptoolError):
+                result = _NotMigrated(shown_path(source), outcome)
+            else:
+                result = _Migrated(outcome, quiet=options["quiet"])
+            code = max(code, result.exit_code)
+            output.add(result)
     output.end()
     sys.exit(code)
 
@@ -270,9 +272,22 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         twin = named.setdefault(name, path)
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
-    if not is_far(out_dir):
-        os.makedirs(out_dir, exist_ok=True)
     return list(paths), below(out_dir, "")
+
+
+@contextmanager
+def _folder(path: str | None) -> Iterator[None]:
+    """Make a folder, if one is named, for a block: if it was not there, and nothing was written, it does not stay."""
+    own = Path(path).absolute() if path is not None and not is_far(path) else None
+    made = [one for one in (own, *own.parents) if not one.exists()] if own is not None else []
+    if own is not None:
+        own.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # it is not empty
+                one.rmdir()
 
 
 def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:

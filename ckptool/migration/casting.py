@@ -153,6 +153,10 @@ class Casting:
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
         self._names: list[tuple[str, str]] = []
+        self.leaves: list[str] = []
+        """Complex and sparse tensors, with their types: no cast is about them."""
+        self.kept_with: dict[str, str] = {}
+        """Names that keep their type for what they are tied to, which is to keep it."""
         self._made: dict[_Memory, TensorInfo] = {}
         self._read: dict[_Memory, LazyTensor] = {}
 
@@ -173,24 +177,30 @@ class Casting:
         places: list[tuple[_Memory, str, str]] = []
         for shown, name, path, tensor in named:
             self._names.append((name, path))
-            memory = _memory_of(tensor.info)
-            if memory is not None and self._takes(tensor.info):
+            info, memory = tensor.info, _memory_of(tensor.info)
+            if memory is not None and self._takes(info):
                 chosen.setdefault(memory, (shown, tensor))
                 places.append((memory, name, path))
-        kept = {memory for pattern in self._keep for memory in self._matching(pattern, places)}
+            elif info.dtype.name.startswith("complex") or (info.layout != "strided" and info.dtype.name in _FLOATING):
+                self.leaves.append(f"{shown} ({info.layout} {info.dtype.name})".replace("(strided ", "("))
+        matching = [one for pattern in self._keep for one in self._matching(pattern, places)]
+        kept = dict(matching)
+        self.kept_with |= {name: kept[one] for one, name, _ in places if one in kept and (one, name) not in matching}
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
                 self._made[memory] = self._cast(name, tensor)
                 self._read[memory] = tensor
 
-    def _matching(self, pattern: re.Pattern[str], places: Sequence[tuple[_Memory, str, str]]) -> list[_Memory]:
-        """Return the tensors that keep their types: those whose names match, or else those whose full paths do."""
+    def _matching(
+        self, pattern: re.Pattern[str], places: Sequence[tuple[_Memory, str, str]]
+    ) -> list[tuple[_Memory, str]]:
+        """Return the tensors that keep their types, with their names: those that match, or else whose full paths do."""
         own = [(memory, name) for memory, name, _ in places if self._trials.on(name, pattern.search)]
         is_open = (not own or pattern.pattern.startswith("^")) and any(name != path for _, name, path in places)
-        full = [(memory, path) for memory, _, path in places if is_open and self._trials.on(path, pattern.search)]
-        found = [memory for memory, _ in own or full]
-        if own and full and [memory for memory, _ in full] != found:
-            raise two_readings(pattern.pattern, [path for _, path in full], [name for _, name in own])
+        full = [place for place in places if is_open and self._trials.on(place[2], pattern.search)]
+        found = own or [(memory, name) for memory, name, _ in full]
+        if own and full and [memory for memory, _, _ in full] != [memory for memory, _ in own]:
+            raise two_readings(pattern.pattern, [path for _, _, path in full], [name for _, name in own])
         if found:
             self.keeps_nothing = tuple(one for one in self.keeps_nothing if one != pattern.pattern)
         return found

@@ -13,7 +13,7 @@ from ckptool.checkpoints.training import parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
-from ckptool.messages import FORMS, counted, counts, grouped, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
@@ -236,7 +236,11 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
         yield "no name is changed: it holds no weights, and only their names are"
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
-        if not plan.casting.casts:
+        if kept := [f"{name}, tied to {other}" for name, other in plan.casting.kept_with.items()]:
+            yield f"what is tied to what keeps its type keeps its own: {some(kept)}"
+        if plan.casting.leaves:
+            yield not_cast(plan.casting.leaves)
+        elif not plan.casting.casts:
             yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
 
 
@@ -325,7 +329,8 @@ def _of_copies(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
     if also := checkpoint.also_under(chosen.key):
         yield f"the same weights are under {some(also)}, too"
     if all(one is not chosen for one in checkpoint.state_dicts):
-        yield "averaged weights are under the names of those that they are averages of; the rest is not averaged"
+        averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
+        yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"
 
 
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:

@@ -7,9 +7,10 @@ Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, names_without, unwrapped
 from ckptool.checkpoints.weights import NameChanges, by_name, prepare
@@ -140,7 +141,15 @@ def _rename_state_dicts(
         is_kept = state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict)
         if is_kept or is_averaged_pair(state_dict):
             own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
-        weights = prepare(checkpoint, state_dict, own)
+        try:
+            weights = prepare(checkpoint, state_dict, own)
+        except MigrationRefused as error:
+            if not state_dict.key:
+                raise
+            hint = error.hint
+            if error.kind == "no-such-prefix" and any(_takes(checkpoint, one, own) for one in by_name(checkpoint)):
+                hint = "Take what has it alone, `key=`; or remove it where it is, `rename='^PREFIX='`."
+            raise MigrationRefused(f"in {state_dict.key!r}, {error.message}", kind=error.kind, hint=hint) from error
         renamed = dict(weights.renamed)
         gone = set(weights.dropped)
         if not renamed and not gone:
@@ -163,6 +172,12 @@ def _rename_state_dicts(
             else:
                 new_names[name] = others[entry] + name[len(entry) :]
     return new_names, left_out
+
+
+def _takes(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) -> bool:
+    with suppress(MigrationRefused):
+        return bool(prepare(checkpoint, state_dict, changes))
+    return False
 
 
 def _deeper(checkpoint: Checkpoint, entries: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,22 @@ def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> Non
     assert result.exit_code == 2
     assert f"other/{STATE_DICT}" in result.stderr
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--dry-run",), 0), (("--include", "zzz"), 1), (("--ray", "auto"), 2), (("--workers", "2"), 2)],
+)
+def test_a_folder_in_which_nothing_is_written_is_not_there(
+    options: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    Path("there").mkdir()
+    for sources in ((STATE_DICT,), (STATE_DICT, LEGACY_MODEL)):
+        for folder in ("new/er", "there", "there/new"):
+            assert invoke(*sources, "--out-dir", folder, *options).exit_code == code
+    assert list(Path("there").iterdir()) == []
+    assert not Path("new").exists()
 
 
 # Contradictions

@@ -263,9 +263,12 @@ def test_what_is_left_out_is_not_cast(tmp_path: Path) -> None:
 def test_a_tied_tensor_keeps_its_type_under_every_name(form: Any, tmp_path: Path) -> None:
     weight = torch.randn(4)
     torch.save({"embed": weight, "head": weight, "x": torch.randn(2)}, tmp_path / "a.pth")
-    ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float16", keep_dtype=["head"], form=form)
+    casts: dict[str, Any] = {"dtype": "float16", "form": form, "force": True}
+    assert not ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", keep_dtype=["head", "embed"], **casts).notes
+    report = ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", keep_dtype=["head"], **casts)
     found = torch.load(tmp_path / "b.pth")
 
+    assert report.notes == ("what is tied to what keeps its type keeps its own: embed, tied to head",)
     assert [tensor.dtype for tensor in found.values()] == [torch.float32, torch.float32, torch.float16]
     assert found["embed"].data_ptr() == found["head"].data_ptr()
 
@@ -346,3 +349,17 @@ def test_a_cast_of_nothing_is_said(value: object, tmp_path: Path) -> None:
     (note,) = ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same", dtype="bfloat16").notes
 
     assert note.startswith("nothing is cast")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_what_no_cast_is_about_is_named(dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    waves, sparse = torch.randn(2, 2, dtype=torch.complex64), torch.randn(2, 2).to_sparse()
+    torch.save({"waves": waves, "weight": torch.ones(2, 2), "bias": sparse}, tmp_path / "m.pth")
+    report = ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype=dtype)
+    made, loaded = torch.load(tmp_path / "o.pth"), ckptool.load(tmp_path / "m.pth", dtype=dtype)
+
+    assert made["bias"].dtype == torch.float32
+    assert made["waves"].dtype == loaded["waves"].dtype == torch.complex64
+    said = "not cast, of types that no cast is about: waves (complex64)"
+    assert f"2 tensors {said}, bias (sparse_coo float32)" in report.notes
+    assert f"1 tensor {said}" in caplog.text

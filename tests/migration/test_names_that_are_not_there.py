@@ -94,6 +94,8 @@ def test_the_nearest_names_are_named_first(folder: Path) -> None:
         said = run("migrate", "train.pth", "out.pth", "--drop", path, code=1)
         assert f"there are: {first}" in said
     assert "there are: 'state_dict.model_ema'" in run("migrate", "sd.ckpt", "out.pth", "--drop", "model_emma", code=1)
+    said = run("migrate", "train.pth", "out.pth", "--drop", "zzz", code=1)
+    assert "there are: 'model', 'optimizer', 'epoch', 'args', 'model.0', 'model.1'\n" in said
     assert not Path("out.pth").exists()
 
 
@@ -129,6 +131,21 @@ def test_a_path_that_means_two_things_is_refused_until_it_is_clear(folder: Path)
     with pytest.raises(MigrationRefused, match="none of the 2 tensors is left"):
         migrate("twice.pth", "out.pth", drop=".model", force=True)
     run("inspect", "twice.pth", "--include", ".model.*")
+
+
+def test_a_prefix_that_one_of_two_state_dicts_has_is_looked_for_in_the_other(folder: Path) -> None:
+    torch.save({"model": {"module.w": torch.ones(1)}, "ema": {"w": torch.ones(1)}}, "a.pth")
+
+    for prefix, hint in (
+        ("module.", "Take what has it alone, --key; or remove it where it is, --rename"),
+        ("mod.", ""),
+    ):
+        said = run("migrate", "a.pth", "out.pth", "--strip-prefix", prefix, code=1)
+        assert f"in '{'ema' if hint else 'model'}', no name begins with '{prefix}'" in said
+        assert ("Hint" in said) is bool(hint)
+        assert hint in said
+    run("migrate", "a.pth", "out.pth", "--rename", "^module.=")
+    assert names("out.pth") == ["model.w", "ema.w"]
 
 
 # Averaged weights
@@ -173,6 +190,26 @@ def test_averages_get_the_names_of_what_they_are_averages_of(style: str, at_root
         name: one.tolist() for name, one in found.items()
     }
     assert any("the rest is not averaged" in note for note in report.notes)
+
+    raw = ckptool.load("a.pth", weights="raw")
+    assert {name: one.tolist() for name, one in raw.items()} == {
+        name: one.tolist() for name, one in state.items() if "model_ema" not in name
+    }
+    report = migrate("a.pth", "raw.safetensors", weights="raw")
+    assert sorted(names("raw.safetensors")) == sorted(raw)
+    assert any("averaged weights among the others are left out" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("which", ["ema", "raw"])
+@pytest.mark.parametrize("head", ["model_ema", "ema", "EMA_net"])
+def test_what_may_be_averages_of_something_is_refused(head: str, which: Any, folder: Path) -> None:
+    torch.save({"a.w": torch.ones(1), f"{head}.a.w": torch.zeros(1)}, "a.pth")
+
+    with pytest.raises(WeightsNotFound, match=f"not certain if those under '{head}' are averaged") as caught:
+        ckptool.load("a.pth", weights=which)
+    assert f"`exclude='{head}.*'`" in str(caught.value.hint)
+    run("migrate", "a.pth", "out.safetensors", "--weights", which, code=1)
+    assert list(ckptool.load("a.pth")) == ["a.w", f"{head}.a.w"]
 
 
 @pytest.mark.parametrize("fault", ["another name", "another number", "another shape", "two names without dots"])

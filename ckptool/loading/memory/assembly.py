@@ -7,6 +7,7 @@ tensors use is read.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -31,6 +32,7 @@ from ckptool.loading.memory.placement import (
     torch_dtype,
 )
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
+from ckptool.messages import not_cast, show
 from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Source
 from ckptool.tensors.pieces import PiecesSource, Place
@@ -44,6 +46,9 @@ _ALIGNMENT: Final = 64
 """What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
 _CAST_NBYTES: Final = 256 << 20
 """How much is read before it is cast and freed."""
+
+
+logger = logging.getLogger("ckptool")
 
 
 class Memory(Protocol):
@@ -157,6 +162,9 @@ class Assembly:
         for name, tensor in each(rest.items(), self.cancellation):
             self._note(name, tensor.info)
         self._check_room()
+        cast = rest.items() if self._dtype is not None else ()
+        if kept := [f"{name} ({one.dtype})" for name, one in cast if one.dtype.startswith("complex")]:
+            logger.warning("%s", show(not_cast(kept)))
         self._load(progress)
         built = {name: self._build(name, tensor.info) for name, tensor in each(rest.items(), self.cancellation)}
         return {name: made[name] if name in made else built[name] for name in wanted}
