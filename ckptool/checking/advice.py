@@ -38,12 +38,13 @@ _MAYBE_INSIDE: Final = "It holds no state dict itself: look at the file inside."
 
 def migration(
     checkpoint: Checkpoint, why: str | None = None, *, renames: Renames = (), **options: str | bool | Sequence[str]
-) -> Advice | None:
+) -> Advice:
     """
-    Return the command line of a migration that helps, and in ``why`` what it is good for; None if none does.
+    Return the command line of a migration that helps, and in ``why`` what it is good for; ``why`` alone if none does.
 
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
+    asked = why
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     if "form" not in given and not _may_be_kept(checkpoint):
         given = {"form": "state_dict", **given}
@@ -51,7 +52,7 @@ def migration(
     if "form" in given:
         refused = _refused(checkpoint, given)
         if refused is None:
-            return None
+            return Advice(asked)
         if refused:
             given["drop_unsupported"] = True
             why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
@@ -59,13 +60,13 @@ def migration(
     return run(checkpoint, "migrate", *words, why=why, **given)
 
 
-def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
+def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
     """Return the command line that takes the weights out of a checkpoint, where it is known which they are."""
     models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     if checkpoint.weights is not None:
         return migration(checkpoint, why, form="state_dict")
     if len(models) != 1 or not models[0].key:
-        return None  # the others would be left out
+        return Advice(why)  # the others would be left out
     return migration(checkpoint, why, form="state_dict", key=models[0].key)
 
 

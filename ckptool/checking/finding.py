@@ -35,6 +35,19 @@ class Finding(NamedTuple):
     """The file that it is about, if that is another file of the folder than the one that was opened."""
 
 
+def note(
+    code: str,
+    message: str,
+    hint: str | None = None,
+    command: str | None = None,
+    *,
+    severity: Severity | None = None,
+    path: str | None = None,
+) -> Finding:
+    """Return a finding of this severity, or else of the one that ``CODES`` gives its code; a warning if none does."""
+    return Finding(code, severity or CODES[code].severity or "warning", message, hint, command, path)
+
+
 def place(record: str, offset: int, nested_at: int | None = None) -> str:
     """Return where in a file something stands, for people to read: the folder that a zip has round it is left out."""
     inside = "" if nested_at is None else f" of a pickle inside, at {nested_at:,}"

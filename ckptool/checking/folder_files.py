@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from ckptool.checking import would_run
-from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
+from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line, note
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
@@ -70,7 +70,7 @@ class Neighbours(NamedTuple):
                 yield Finding(code, rest[0].severity, what, path=self.folder)
         if self.passed:
             what = f"not looked into: {counted(len(self.passed), 'folder')} of version control or tools"
-            yield Finding("CK210", "info", f"{what}: {some(self.passed)}", path=self.folder)
+            yield note("CK210", f"{what}: {some(self.passed)}", path=self.folder)
 
     def _all(self) -> Iterator[Finding]:
         for name, one in self.files:
@@ -120,14 +120,11 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
         except Failure as error:
             errors = [error.message]
         if errors:
-            yield Finding(
-                "CK169",
-                "warning",
+            fact, hint = (
                 f"{one.name!r}, which lies beside, is not whole: {some(errors)}",
                 "Copy it again; what was opened needs nothing of it.",
-                command_line(one.path, "check"),
-                one.path,
             )
+            yield note("CK169", fact, hint, command_line(one.path, "check"), path=one.path)
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:

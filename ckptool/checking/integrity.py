@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record, check_records
 from ckptool.cancellation import each
-from ckptool.checking.finding import MOST_FINDINGS, Finding
+from ckptool.checking.finding import MOST_FINDINGS, Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable
@@ -68,7 +68,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
         if len(damaged) > MOST_FINDINGS:
             more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"
-            findings.append(Finding("CK105", "error", more, _AGAIN))
+            findings.append(note("CK105", more, _AGAIN))
         bare += without
         records += len(archive)
         matching += len(archive) - len(damaged) - len(without)
@@ -77,7 +77,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
         nbytes = sum(record.nbytes for record in bare)
         which = f"{counted(len(bare), 'record')} of {nbytes:,} bytes"
         what = f"no checksum for {which}: a changed byte there would not show"
-        findings.append(Finding("CK104", "info", what))
+        findings.append(note("CK104", what))
     records, matching = records + inside.records, matching + inside.matching
     return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching, inside.parts, inside.intact)
 
@@ -92,7 +92,7 @@ def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str
         and any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
     ]
     where = f"shard {shard!r}: " if shard is not None else ""
-    return Finding("CK105", "error", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
+    return note("CK105", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
 
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
@@ -161,10 +161,10 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
         findings += found
     if len(findings) > MOST_FINDINGS:
         more = f"{counted(len(findings) - MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
-        findings[MOST_FINDINGS:] = [Finding("CK105", "error", more, _ONCE_MORE)]
+        findings[MOST_FINDINGS:] = [note("CK105", more, _ONCE_MORE)]
     if bare:
         what = f"no checksum for {counted(bare, 'item')}: a changed byte there would not show"
-        findings.append(Finding("CK104", "info", what))
+        findings.append(note("CK104", what))
     return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
 
 
@@ -173,12 +173,8 @@ def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
     if what is not None:
         yield _finding("CK143", part, f"it {what}, as the index says")
     elif part.twin is not None and not _are_equal(parsed, part.twin()):
-        yield Finding(
-            "CK144",
-            "warning",
-            f"{part.what}: the copy in {part.file!r} is not equal to that of the first rank, which is taken",
-            "Each rank may have had values of its own: compare them where the model is.",
-        )
+        fact = f"{part.what}: the copy in {part.file!r} is not equal to that of the first rank, which is taken"
+        yield note("CK144", fact, "Each rank may have had values of its own: compare them where the model is.")
 
 
 def _are_equal(one: Parsed, other: Parsed) -> bool:
@@ -194,9 +190,9 @@ def _content(stream: Stream) -> bytes:
 
 def _unread(part: Part, error: CkptoolError) -> Finding:
     if error.kind == "missing-package":
-        return Finding("CK113", "info", error.message, error.hint, error.command)
+        return note("CK113", error.message, error.hint, error.command)
     return _finding("CK143", part, f"it cannot be read: {error.message}")
 
 
 def _finding(code: str, part: Part, fact: str) -> Finding:
-    return Finding(code, "error", f"the item of {part.what} in {part.file!r}: {fact}", _ONCE_MORE)
+    return note(code, f"the item of {part.what} in {part.file!r}: {fact}", _ONCE_MORE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptool.checking.advice import literal, migration, state_dict
-from ckptool.checking.finding import Advice, Finding
+from ckptool.checking.finding import Advice, Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
@@ -37,8 +37,8 @@ def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | Non
         chosen = choose(checkpoint, key, "auto")
         found = _shapes(checkpoint, chosen)
     except (WeightsNotFound, MigrationRefused) as error:
-        advice = Advice(error.hint) if error.hint else state_dict(checkpoint) or ()
-        yield Finding("CK600", "warning", f"cannot be compared with {model}: {error.message}", *advice)
+        advice = Advice(error.hint) if error.hint else state_dict(checkpoint)
+        yield note("CK600", f"cannot be compared with {model}: {error.message}", *advice)
         return
     yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
 
@@ -71,7 +71,7 @@ class _Fit:
         if matched.exact and not matched.changes:
             inside = ", once its wrappers are off" if matched.target_wrapped else ""
             hint = "Load it before the model is wrapped." if inside else None
-            yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
+            yield note("CK601", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
         elif matched.pairs and (matched.changes or matched.alternatives):
             ways = [as_options(changes) for changes in (matched.changes, *matched.alternatives)]
             one = len(ways) == 1
@@ -86,10 +86,7 @@ class _Fit:
                 advice = Advice("Load it before the model is wrapped.")
             else:
                 advice = Advice(f"Even so, {len(self._lacking):,} would be missing.")
-            if one:
-                yield Finding("CK602", "warning", what, *advice)
-            else:
-                yield Finding("CK606", "warning", what, *advice)
+            yield note("CK602" if one else "CK606", what, *advice)
         yield from self._missing()
         yield from self._unexpected()
         yield from self._reshaped()
@@ -108,11 +105,11 @@ class _Fit:
                 advice = Advice("If these are the same tensors, migrate it and rename them: `rename='RE=REPL'`.")
             else:
                 advice = Advice("Take the checkpoint that goes with this model, or build the model as the file's was.")
-            yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", *advice)
+            yield note("CK603", f"{len(missing):,} missing: {some(listed)}", *advice)
         if computed:
             what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
             hint = None if missing else "Load with strict=False if load_state_dict() minds."
-            yield Finding("CK603", "info", what, hint)
+            yield note("CK603", what, hint, severity="info")
 
     def _unexpected(self) -> Iterator[Finding]:
         unexpected = self._matched.unexpected
@@ -129,7 +126,7 @@ class _Fit:
         else:
             advice = Advice("Leave none of them out: what is missing may be among them, under other names.")
         what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
-        yield Finding("CK604", "warning" if others else "info", what, *advice)
+        yield note("CK604", what, *advice, severity="warning" if others else "info")
 
     def _reshaped(self) -> Iterator[Finding]:
         reshaped = self._matched.reshaped
@@ -143,8 +140,8 @@ class _Fit:
             why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
             options = self._left_out()
             options["exclude"] = [*options.get("exclude", ()), *excluded]
-            advice = self._migrate(self._matched.changes, options, why=why)
-        yield Finding("CK605", "warning", f"{len(reshaped):,} of another shape: {some(listed)}", *advice)
+            advice = self._migrate(self._matched.changes, options, why)
+        yield note("CK605", f"{len(reshaped):,} of another shape: {some(listed)}", *advice)
 
     @property
     def _taken(self) -> list[str]:
@@ -172,17 +169,7 @@ class _Fit:
         return {"exclude": excluded} if excluded else {}
 
     def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
-        include, exclude = options.get("include", ()), options.get("exclude", ())
-        found = migration(
-            self._checkpoint,
-            why,
-            renames=changes,
-            form="state_dict",
-            key=self._key,
-            include=include,
-            exclude=exclude,
-        )
-        return found or Advice(why)
+        return migration(self._checkpoint, why, renames=changes, form="state_dict", key=self._key, **options)
 
 
 def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:

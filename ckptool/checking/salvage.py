@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from ckptool.archives.zip_directory import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import Finding, note
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Failure
 from ckptool.formats import safetensors, torch_legacy
@@ -54,7 +54,7 @@ def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
     total = len(found.whole) + len(found.cut)
     lost = f": lost {some(found.cut)}" if found.cut else ""
     what = f"{len(found.whole):,} of {total:,} tensors are whole, {found.missing_nbytes:,} bytes are missing{lost}"
-    return (Finding("CK106", "info", what, "Download or copy the file again; nothing can bring back what is missing."),)
+    return (note("CK106", what, "Download or copy the file again; nothing can bring back what is missing."),)
 
 
 def _salvage(source: Source, limits: Limits) -> Salvage | None:

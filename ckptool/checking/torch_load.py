@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ckptool.archives.compressed import compression_of
 from ckptool.checking import advice
 from ckptool.checking.advice import migration
-from ckptool.checking.finding import Advice, Finding, place
+from ckptool.checking.finding import Advice, Finding, note, place
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -141,20 +141,20 @@ def findings(checkpoint: Checkpoint, refused: Sequence[Refusal]) -> list[Finding
         return []
     first, *rest = refused
     names = some([refusal.what for refusal in rest])
-    mend = advice.state_dict(checkpoint) or advice.instead(checkpoint)
+    mend = advice.state_dict(checkpoint)
+    if mend.command is None:
+        mend = advice.instead(checkpoint)
     if first.kind == "loader":
-        found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
+        found = [note("CK202", f"not for torch.load(): {first.what}", severity="info")]
         if rest:
-            found.append(
-                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *mend)
-            )
+            found.append(note("CK204", f"its pickles ask for what torch.load() does not allow: {names}", *mend))
         return found
     if first.kind == "container":
         fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
     else:
         what = some([refusal.what for refusal in refused])
         fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
-    return [Finding("CK202", "warning", fact, *mend)]
+    return [note("CK202", fact, *mend)]
 
 
 _HARDWARE = {
@@ -206,17 +206,17 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     advice = _to_cpu(checkpoint)
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
-        yield Finding("CK503", "info", what, *advice)
+        yield note("CK503", what, *advice, severity="info")
         return
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
         what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
-        yield Finding("CK503", "warning", what, *advice)
+        yield note("CK503", what, *advice)
 
 
 def _to_cpu(checkpoint: Checkpoint) -> Advice:
     hint = _TO_CPU.get(checkpoint.traits.loader)
-    return Advice(hint) if hint is not None else migration(checkpoint, to="cpu") or Advice()
+    return Advice(hint) if hint is not None else migration(checkpoint, to="cpu")
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
@@ -230,7 +230,7 @@ def _release(checkpoint: Checkpoint) -> Iterator[Finding]:
     if needed:
         (major, minor), _ = max(needed)
         names = ", ".join(name for _, name in needed)
-        yield Finding("CK504", "info", f"needs torch {major}.{minor} or later, for {names}")
+        yield note("CK504", f"needs torch {major}.{minor} or later, for {names}")
 
 
 def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -243,4 +243,4 @@ def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
     wants = [
         "the script that defined its class" if module == "__main__" else f"package {module!r}" for module in modules
     ]
-    yield Finding("CK505", "info", f"to load as a model it needs {some(wants)}, in the version that saved it")
+    yield note("CK505", f"to load as a model it needs {some(wants)}, in the version that saved it")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import (
     Failure,
@@ -105,24 +105,24 @@ def survey(
     if zero and blank:
         where = f" in {some(blank)}" if any(blank) else ""
         fact = f"nearly all weights{where} are zero: {some(zero)}"
-        yield Finding("CK112", "warning", fact, "Copy the file again: it may have got its size, and never its bytes.")
+        yield note("CK112", fact, "Copy the file again: it may have got its size, and never its bytes.")
     elif zero:
-        yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
+        yield note("CK112", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}", severity="info")
     for why, names in left_out.items():
         if names:
-            yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
+            yield note("CK113", f"values not looked at, for {why}: {some(names)}")
 
 
 def _odd(nan: list[str], infinite: list[str], harmless: list[str], damaged: list[str]) -> Iterator[Finding]:
     if nan:
-        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
+        yield note("CK110", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
     if infinite:
-        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
+        yield note("CK111", f"infinite values: {some(infinite)}", _DIVERGED)
     if harmless:
-        yield Finding("CK111", "info", f"{_HARMLESS}: {some(harmless)}")
+        yield note("CK111", f"{_HARMLESS}: {some(harmless)}", severity="info")
     if damaged:
         fact = f"values unlike all others of their tensors, as after damage: {some(damaged)}"
-        yield Finding("CK119", "info", fact, _COMPARE)
+        yield note("CK119", fact, _COMPARE)
 
 
 def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
@@ -225,9 +225,11 @@ def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             faults.append(f"{tensor.name}: {fault}")
     if faults:
         what = f"{counted(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
-        yield Finding("CK108", "error", what, "Leave them out when you migrate it: `exclude='NAME'`.")
+        yield note("CK108", what, "Leave them out when you migrate it: `exclude='NAME'`.", severity="error")
     if unread:
-        yield Finding("CK108", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")
+        yield note(
+            "CK108", f"indices not looked at, for they are far larger than the file: {some(unread)}", severity="info"
+        )
 
 
 def _fault(info: TensorInfo, limits: Limits) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from ckptool.checking.finding import Advice, Finding, place
+from ckptool.checking.finding import Advice, Finding, note, place
 from ckptool.checking.safety import references
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable.unpacking import Act, Survey
@@ -15,7 +15,7 @@ from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.weights_only import is_allowed
 
-AskAdvice: TypeAlias = Callable[[], Advice | None]
+AskAdvice: TypeAlias = Callable[[], Advice]
 """To find what helps takes a while, and most files need none."""
 
 _SHOWN = 3
@@ -27,20 +27,16 @@ _TRUST = "Unpickle it only if you trust where it comes from."
 _TRUST_LOADER = "Load it only if you trust where it comes from."
 
 
-def _none() -> None:
-    """Give no advice."""
-
-
-def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
+def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
     """Yield what is to be known before a file is unpickled. ``advice`` says how to get its tensors without."""
     yield from nested(survey)
     yield from deeds(survey, advice)
     if survey.behind:
         more = counted(len(survey.behind), "more pickle")
         fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
-        yield Finding("CK208", "warning", fact, _TRUST)
+        yield note("CK208", fact, _TRUST)
     if survey.unseen:
-        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
+        yield note("CK209", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
 
 
 def imported(survey: Survey) -> Iterator[Finding]:
@@ -48,7 +44,7 @@ def imported(survey: Survey) -> Iterator[Finding]:
     own = (one for one in survey.names if one.nested_at is None and not is_listed(canonical(one.module, one.name)))
     names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
     if names:
-        yield Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")
+        yield note("CK201", f"unpickling would import {some(names)} (not imported here)")
 
 
 def nested(survey: Survey) -> Iterator[Finding]:
@@ -57,10 +53,10 @@ def nested(survey: Survey) -> Iterator[Finding]:
     names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
     if names:
         fact = f"pickles inside its strings ask for {some(list(names))} (not imported here)"
-        yield Finding("CK203", "info", fact)
+        yield note("CK203", fact)
 
 
-def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
+def deeds(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
     """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
     code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
@@ -68,7 +64,9 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
     if acts:
         packages = _packages(acts)
         what = f"runs code of {some(packages)}" if packages else "may do more than make data"
-        yield Finding("CK206", "warning", f"unpickling {what}: it {deed(acts[0])}", *(advice() or Advice(_TRUST)))
+        found = advice()
+        found = found if found.command else Advice(_TRUST)
+        yield note("CK206", f"unpickling {what}: it {deed(acts[0])}", *found)
     brought = [act for act in survey.of("code") if act.how == "runs"]
     kinds = {
         SOURCE: "source code in modules that it holds",
@@ -79,11 +77,11 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         places = dict.fromkeys(act.name for act in brought if act.why == why)
         if places:
             fact = f"its loader runs {what}: {some(list(places))}"
-            yield Finding("CK217", "warning", fact, _TRUST_LOADER)
+            yield note("CK217", fact, _TRUST_LOADER)
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
-        yield Finding("CK207", "warning", fact, _TRUST)
+        yield note("CK207", fact, _TRUST)
 
 
 def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
@@ -91,18 +89,17 @@ def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
     acts = list(survey.of("system"))
     if not acts:
         return
-    found = advice()
-    command = found.command if found is not None else None
+    command = advice().command
     programs = [act for act in acts if act.how == "runs"]
     calls = [act for act in acts if act.how != "runs"]
     if calls:
         shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in calls]
         hint = "Do not unpickle this file: not with torch.load(weights_only=False), not with pickle.load()."
-        yield Finding("CK205", "error", f"unpickling calls {some(shown, _SHOWN)}", hint, command)
+        yield note("CK205", f"unpickling calls {some(shown, _SHOWN)}", hint, command)
     if programs:
         shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in programs]
         fact = f"the program in the file has {some(shown, _SHOWN)}"
-        yield Finding("CK216", "error", fact, f"Do not load it: {_LOADERS} run it.", command)
+        yield note("CK216", fact, f"Do not load it: {_LOADERS} run it.", command)
 
 
 def deed(act: Act) -> str:
@@ -134,10 +131,11 @@ def loading(
     """
     first = checkpoints[0]
     traits = first.traits
-    is_empty = not (_can_run(checkpoints) or survey.names)
+    is_empty = not (survey.names or any(one.streams or one.traits.program for one in checkpoints))
     if not (survey.acts or survey.unseen) and (traits.is_plain or is_empty):
         others = "" if is_alone else "; what other files of the folder run is said above"
-        return (f"{_plain_call(first)} opens it and runs nothing: it holds no pickle{others}",)
+        loader = traits.call if traits.is_read else "ckptool.load()"
+        return (f"{loader} opens it and runs nothing: it holds no pickle{others}",)
     runs = _runs([act for act in survey.acts if act.how != "runs"])
     if runs == _DATA and survey.unseen:
         runs += ", as far as it was looked at"
@@ -152,20 +150,12 @@ def loading(
     return (f"torch.load() {opens}", *(f"{loader} {runs}" for loader in traits.unpickled_by))
 
 
-def _plain_call(checkpoint: Checkpoint) -> str:
-    return checkpoint.traits.call if checkpoint.traits.is_read else "ckptool.load()"
-
-
 def of_refused(acts: Sequence[Act]) -> Iterator[str]:
     """Yield what unpickling a file would do that cannot be opened; nothing if no more than data is known of it."""
     what = _runs(acts)
     if what != _DATA:
         is_program = all(act.how == "runs" for act in acts if act.how != "refers")
         yield show(f"what {'loads' if is_program else 'unpickles'} it all the same {what}")
-
-
-def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
-    return any(one.streams or one.traits.program for one in checkpoints)
 
 
 def _runs(acts: Sequence[Act]) -> str:
