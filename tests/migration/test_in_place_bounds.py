@@ -22,7 +22,7 @@ from ckptool.sources.journal import Run
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
-from tests.scale import times
+from tests.scale import exhaustive
 from tests.zip_bytes import read, stored, whole
 
 POISON = b"\xff" * 4
@@ -66,7 +66,8 @@ def states(data: bytes, edit: FileEdit) -> Iterator[bytes]:
     yield from mixtures(old, new)
 
 
-@each("piece", [1 << 16, 5, 1][: times(2, 3)])
+@exhaustive
+@each("piece", [1 << 16, 5, 1])
 def test_no_state_of_an_edit_may_show_another_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of the magic stands in the old bytes or, where some are new, in those instead."""
     monkeypatch.setattr(in_place, "_PIECE", piece)

@@ -21,9 +21,20 @@ import pytest
 from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
 from ckptool.migration.output.editing import Operations, open_for_editing, undo
-from ckptool.sources.journal import journal_path
-from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, Stepped, done, edit, put, readings, write
-from tests.scale import step, times
+from tests.migration.in_place import (
+    LAYOUTS,
+    Entry,
+    Files,
+    Recorder,
+    Stepped,
+    done,
+    edit,
+    journal_of,
+    put,
+    readings,
+    write,
+)
+from tests.scale import in_turn, step, times
 
 SECTOR = 512
 
@@ -54,7 +65,7 @@ class Recorded:
         put(files, self.path)
         for reader, found in readings(self.path):
             assert found in (self.known[0][reader], self.known[1][reader]), reader
-        journal = Path(journal_path(str(self.path)))
+        journal = journal_of(self.path)
         if journal.exists():
             was = files[self.path.name]
             is_whole = was in (self.old, self.new)
@@ -103,7 +114,7 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
     for entry in edited.log:
         parts = list(torn(entry, 1)) if entry.what == "write" else []
         # A short write is of the guard: each of its bytes, always.
-        for part in parts if len(parts) < 20 else parts[:: step(431, 23)]:
+        for part in parts if len(parts) < 20 else parts[:: step(997, 23)]:
             edited.check(done(files, part))
         files = done(files, entry)
 
@@ -116,9 +127,9 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
     for entry in edited.log:
         before.append(files)
         files = done(files, entry)
-    for files in [*before[:: step(8, 3)], before[-4]]:  # the last: all is written, but for the new guard
+    for files in [*before[:: step(13, 3)], before[-4]]:  # the last: all is written, but for the new guard
         put(files, edited.path)
-        if not Path(journal_path(str(edited.path))).exists():
+        if not journal_of(edited.path).exists():
             continue
         recorder = Recorder(edited.path)
         with open_for_editing(str(edited.path), recovering=True) as fd:
@@ -190,8 +201,7 @@ class Refusing(Stepped):
             raise OSError(self._error, os.strerror(self._error))
 
 
-@LAYOUT
-@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize(("layout", "for_good"), in_turn(LAYOUTS, [False, True]))
 def test_a_full_disk_leaves_the_old_file(layout: str, for_good: bool, tmp_path: Path) -> None:
     path = write(layout, tmp_path)
     old = path.read_bytes()
@@ -241,8 +251,7 @@ def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: 
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-@LAYOUT
-@pytest.mark.parametrize("more", [1, -1])
+@pytest.mark.parametrize(("layout", "more"), in_turn(LAYOUTS, [1, -1]))
 def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
     layout: str, more: int, tmp_path: Path
 ) -> None:

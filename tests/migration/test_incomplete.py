@@ -13,7 +13,9 @@ from torch import nn
 import ckptool
 from ckptool.errors import CkptoolError, IncompleteWeights
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
+from tests.each import each
 from tests.program import invoke
+from tests.scale import in_turn
 
 T = tensor(storage())
 MODULE = {"_parameters": {"weight": T}, "_buffers": {}, "_modules": {}}
@@ -42,18 +44,16 @@ def partitioned(folder: Path, *, stage: int = 3) -> Path:
     return folder / "mp_rank_00_model_states.pt"
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [
-        ("bitsandbytes.nn.modules", "Linear4bit"),
-        ("optimum.quanto.nn.qlinear", "QLinear"),
-        ("torch.ao.nn.quantized.modules.linear", "LinearPackedParams"),
-        ("torch.ao.nn.sparse.quantized.linear", "Linear"),
-        ("torch.nn.quantized.modules.conv", "Conv2d"),
-    ],
-    ids=lambda cls: cls[0],
-)
-@pytest.mark.parametrize("target", ["out.safetensors", "out.pth"])
+SAVES_MORE = [
+    ("bitsandbytes.nn.modules", "Linear4bit"),
+    ("optimum.quanto.nn.qlinear", "QLinear"),
+    ("torch.ao.nn.quantized.modules.linear", "LinearPackedParams"),
+    ("torch.ao.nn.sparse.quantized.linear", "Linear"),
+    ("torch.nn.quantized.modules.conv", "Conv2d"),
+]
+
+
+@each(("cls", "target"), in_turn(SAVES_MORE, ["out.safetensors", "out.pth"]))
 def test_a_module_that_saves_more_than_can_be_named_is_refused(
     cls: tuple[str, str], target: str, tmp_path: Path
 ) -> None:

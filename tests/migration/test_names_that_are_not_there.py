@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,33 @@ from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused, WeightsNotFound, migrate
+from tests.each import each
 from tests.program import invoke
 from tests.scale import in_turn
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a training checkpoint, a state dict, one of safetensors, and one with averaged weights."""
-    monkeypatch.chdir(tmp_path)
+    made = tmp_path_factory.mktemp("files")
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     state = net.state_dict()
     training = {"epoch": 3, "model": state, "optimizer": optimizer.state_dict(), "args": {"lr": 1, "deep": {"y": 2}}}
-    torch.save(training, "train.pth")
-    torch.save(state, "state.pth")
-    migrate("state.pth", "state.safetensors")
-    torch.save({"state_dict": diffusion(), "global_step": 4}, "sd.ckpt")
+    torch.save(training, made / "train.pth")
+    torch.save(state, made / "state.pth")
+    migrate(made / "state.pth", made / "state.safetensors")
+    torch.save({"state_dict": diffusion(), "global_step": 4}, made / "sd.ckpt")
+    return made
+
+
+@pytest.fixture
+def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of it, which is the current folder."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -162,12 +172,12 @@ def test_averaged_weights_among_others_are_dropped(what: str, form: Any, folder:
     )
 
 
-@pytest.mark.parametrize("key", ["params_ema", "ema_model", "ema_state_dict", "state_dict_ema", "net_g_ema", "shadow"])
+@each("key", ["params_ema", "ema_model", "ema_state_dict", "state_dict_ema", "net_g_ema", "shadow"])
 def test_averaged_weights_are_found_under_many_words(key: str, folder: Path) -> None:
     torch.save({"params": {"a.w": torch.ones(1)}, key: {"a.w": torch.zeros(1)}}, "a.pth")
 
     assert float(ckptool.load("a.pth", weights="ema")["a.w"]) == 0
-    migrate("a.pth", "out.pth", drop="ema")
+    migrate("a.pth", "out.pth", drop="ema", force=True)
     assert names("out.pth") == ["params.a.w"]
 
 
@@ -390,9 +400,9 @@ def test_what_is_no_rename_is_refused(rename: Any, folder: Path) -> None:
     assert caught.value.kind == "bad-pattern"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "fp16", "half", "FP16", "torch.float16", torch.float16])
+@each("dtype", ["float16", "fp16", "half", "FP16", "torch.float16", torch.float16])
 def test_a_type_has_many_names(dtype: Any, folder: Path) -> None:
-    migrate("state.pth", "out.pth", dtype=dtype)
+    migrate("state.pth", "out.pth", dtype=dtype, force=True)
     assert {one.dtype for one in torch.load("out.pth").values()} == {torch.float16}
     assert {one.dtype for one in ckptool.load("state.pth", dtype=dtype).values()} == {torch.float16}
     with torch.device("meta"):
@@ -400,7 +410,7 @@ def test_a_type_has_many_names(dtype: Any, folder: Path) -> None:
     ckptool.load_into(net, "state.pth", dtype=dtype)
     assert net[0].weight.dtype == torch.float16
     if isinstance(dtype, str):
-        run("migrate", "state.pth", "cli.pth", "--dtype", dtype)
+        run("migrate", "state.pth", "cli.pth", "--dtype", dtype, "--force")
 
 
 @pytest.mark.parametrize("dtype", ["fp17", "int8", torch.int8])

@@ -168,9 +168,6 @@ def test_a_file_system_without_links_will_do(
         migrate(folder / "model.pth", folder / "out.pth")
 
 
-# Small pieces wait for each other
-
-
 # The source is the target
 
 opened: list[int] = []
@@ -214,18 +211,12 @@ def by_descriptor(folder: Path) -> str:
     return f"/proc/self/fd/{opened[-1]}"
 
 
-def other_case(folder: Path) -> str:
-    if not (folder / "MODEL.PTH").exists():
-        pytest.skip("names here differ by case")
-    return str(folder / "MODEL.PTH")
-
-
-ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descriptor, other_case]
+ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descriptor]
 
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_is_not_overwritten_by_another_name(
-    way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path
+    alias: Callable[[Path], str], turned_round: bool, folder: Path
 ) -> None:
     one, other = str(folder / "model.pth"), alias(folder)
     before = names_in(folder)
@@ -294,29 +285,23 @@ def test_a_link_to_nothing_gets_a_target(way: str, folder: Path) -> None:
     assert (folder / "blob").is_file()
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(
-    ("place", "kind"),
-    [
-        ("folder", "not-a-file"),
-        ("loop", "not-a-file"),
-        ("pipe", "not-a-file"),
-        ("/dev/full", "not-a-file"),
-        ("missing/out.pth", "no-folder"),
-        ("missing/", "no-folder"),
-        ("model.pth/out.pth", "output-failed"),
-        ("n" * 256, "output-failed"),
-        ("nul\0.pth", "not-a-path"),
-    ],
-)
-def test_no_place_for_a_file(way: str, place: str, kind: str, force: bool, folder: Path) -> None:
+NO_PLACE = [
+    *(("folder", "not-a-file"), ("loop", "not-a-file"), ("pipe", "not-a-file"), ("/dev/full", "not-a-file")),
+    *(("missing/out.pth", "no-folder"), ("missing/", "no-folder"), ("model.pth/out.pth", "output-failed")),
+    *(("n" * 256, "output-failed"), ("nul\0.pth", "not-a-path")),
+]
+
+
+@pytest.mark.parametrize(("place", "force"), in_turn(NO_PLACE, [False, True]))
+def test_no_place_for_a_file(place: tuple[str, str], force: bool, folder: Path) -> None:
+    name, kind = place
     (folder / "folder" / "model.pth").mkdir(parents=True)
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
     before = names_in(folder)
 
     with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", f"{folder}/{place}" if place[0] != "/" else place, force=force)
+        migrate(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force)
 
     assert caught.value.kind == kind
     assert names_in(folder) == before
@@ -324,9 +309,7 @@ def test_no_place_for_a_file(way: str, place: str, kind: str, force: bool, folde
 
 
 @pytest.mark.parametrize("place", ["folder", "folder/", "link to folder", "link to folder/", "./", ".."])
-def test_a_folder_gets_a_file_of_the_sources_name(
-    way: str, place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_gets_a_file_of_the_sources_name(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "folder").mkdir()
     (folder / "link to folder").symlink_to("folder")
     (folder / "source").mkdir()
@@ -341,7 +324,7 @@ def test_a_folder_gets_a_file_of_the_sources_name(
     assert not any(name.startswith(".") for name in names_in(expected))
 
 
-def test_the_folder_of_the_source_holds_the_source_already(way: str, folder: Path) -> None:
+def test_the_folder_of_the_source_holds_the_source_already(folder: Path) -> None:
     before = (folder / "model.pth").read_bytes()
     with pytest.raises(OutputExists):
         migrate(folder / "model.pth", folder, to="cpu")
@@ -351,7 +334,7 @@ def test_the_folder_of_the_source_holds_the_source_already(way: str, folder: Pat
     assert (folder / "model.pth").read_bytes() != before
 
 
-def test_a_folder_that_may_not_be_written_to(way: str, folder: Path) -> None:
+def test_a_folder_that_may_not_be_written_to(folder: Path) -> None:
     (folder / "locked").mkdir(mode=0o500)
     if os.access(folder / "locked", os.W_OK):
         pytest.skip("root may write anywhere")
@@ -362,7 +345,7 @@ def test_a_folder_that_may_not_be_written_to(way: str, folder: Path) -> None:
     assert caught.value.path == str(folder / "locked" / "out.pth")
 
 
-def test_a_folder_that_may_not_be_listed(way: str, folder: Path) -> None:
+def test_a_folder_that_may_not_be_listed(folder: Path) -> None:
     (folder / "drop").mkdir(mode=0o300)
     if os.access(folder / "drop", os.R_OK):
         pytest.skip("root may read anything")
@@ -377,9 +360,9 @@ def test_a_folder_that_may_not_be_listed(way: str, folder: Path) -> None:
 # Modes
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize("mask", [0o000, 0o027])
 def test_a_new_file_has_the_mode_of_its_source_less_the_umask(
-    way: str, mask: int, folder: Path, umask: Callable[[int], int]
+    mask: int, folder: Path, umask: Callable[[int], int]
 ) -> None:
     umask(mask)
     for mode in (0o666, 0o644, 0o600):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MigrationRefused, OutputFailed
 from tests.loading.same import assert_same, saved
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,6 @@ def run(*words: str, cwd: Path) -> tuple[int, str]:
 def test_the_command_finds_a_module_in_the_current_folder(tmp_path: Path) -> None:
     here = folder(tmp_path / "here")
 
-    assert run("check", "x.pth", "--model", "model:Net", cwd=here)[0] == 0
     code, text = run("migrate", "x.pth", "y.pth", "--model", "model:Net", cwd=here)
 
     assert code == 0, text
@@ -185,6 +184,25 @@ def test_a_class_that_does_not_take_the_weights_says_why(tmp_path: Path) -> None
 
     with pytest.raises(MigrationRefused, match="does not take these weights; no such thing"):
         ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Refusing")
+
+
+class Forgetful(nn.Linear):
+    """Saves other values than it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        weights = {"weight": self.weight, "bias": nn.Parameter(torch.full((2,), 7.0))}
+        return {**super().__getstate__(), "_parameters": weights}  # type: ignore[misc]
+
+
+def test_a_model_that_saves_other_weights_is_not_published(tmp_path: Path) -> None:
+    saved(nn.Linear(3, 2).state_dict(), tmp_path / "x.pth")
+
+    with pytest.raises(OutputFailed, match="'bias'"):
+        ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Forgetful")
+    assert not (tmp_path / "y.pth").exists()
 
 
 class Tied(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 import ckptool
 from ckptool.errors import CkptoolError, UnsupportedFeature, WeightsNotFound
+from tests.scale import in_turn
 
 
 def optimizer() -> dict[str, object]:
@@ -27,8 +28,7 @@ EMPTY: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EMPTY)
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "shards"])
+@pytest.mark.parametrize(("name", "form"), in_turn(EMPTY, ["state_dict", "safetensors", "shards"]))
 def test_no_weights_are_written_of_a_file_without_tensors_and_it_is_said_what_it_has(
     tmp_path: Path, name: str, form: str
 ) -> None:

@@ -13,16 +13,12 @@ import pytest
 import torch
 
 from ckptool import migrate, open_checkpoint
-from ckptool.migration.output import Output
 from ckptool.migration.planned import OutFile
 from ckptool.migration.writing import fill
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
-from ckptool.sources.files import FileSource
 from tests import build
 from tests.bounds.sources import BytesPayload
 from tests.scale import exhaustive
-
-FULL = 0xFFFFFFFF
 
 
 class Local(NamedTuple):
@@ -216,16 +212,3 @@ def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
         assert archive.read("x/data/2") == b"efgh"
         assert archive.getinfo("x/data/1").file_size == large
         assert archive.getinfo("x/data/1").compress_size == large
-
-
-def test_a_member_with_a_name_that_is_not_ascii_opens(tmp_path: Path) -> None:
-    with Output(str(tmp_path / "x.zip")) as output:
-        write(output, "wörld", b"\x80\x02}.", [BytesPayload(b"1234")])
-        output.publish()
-
-    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
-        assert "wörld/data/0" in archive.namelist()
-        assert archive.testzip() is None
-    with open_checkpoint(tmp_path / "x.zip") as found:
-        assert found.format == "torch_zip"
-        assert isinstance(found.source, FileSource)
