@@ -98,14 +98,9 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
         todo.extend(
             child
             for child in nodes.held(node)
-            if nodes.is_container(child) and (is_array(child) or not _is_little(child))
+            if nodes.is_container(child) and (is_array(child) or not nodes.is_small(child))
         )
     return False
-
-
-def _is_little(node: Inert) -> bool:
-    """Say whether a container holds so little that no array is in it."""
-    return nodes.is_small(node) or nodes.is_bare(node)
 
 
 def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None:

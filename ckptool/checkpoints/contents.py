@@ -341,7 +341,7 @@ _PACKED = "_packed_params"
 _PLAIN: Final = frozenset((list, tuple))
 _TENSORS: Final = frozenset((Call, PersistentId))
 """Types of nodes that may stand for a tensor."""
-_SMALL_DEPTH: Final = 4
+_SMALL_DEPTH: Final = 16
 """Levels that what is small may have."""
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
@@ -372,7 +372,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                 key = id(child)
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)
-                elif is_shallow and (nodes.is_bare(child) if kind in _TENSORS else nodes.is_small(child)):
+                elif is_shallow and nodes.is_small(child):
                     pass
                 elif key in parents:
                     others.append((key, own))

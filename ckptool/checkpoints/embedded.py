@@ -47,7 +47,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
         path, left = way[-1]
         for key, node in left:
             kind = type(node)
-            if kind in _PLAIN or not isinstance(key, str | int) or (nodes.is_leaf(node) and not _has_bytes(node)):
+            if kind in _PLAIN or not isinstance(key, str | int):
                 continue
             data = _content(node) if kind in _CONTENT else None
             what = None if data is None else _named(data)
@@ -59,7 +59,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
                 name = f"{path}.{key}" if path else str(key)
                 if len(name) < _LONGEST_PATH:
-                    if not (nodes.is_bare(node) or nodes.is_small(node)):  # to look again costs less than to note it
+                    if not nodes.is_small(node):  # to look again costs less than to note it
                         seen.add(id(node))
                     way.append((name, nodes.children(node)))
                     break
@@ -82,10 +82,6 @@ def _shares(node: Inert, seen: set[int]) -> bool:
             known = known or id(held) in seen
             seen.add(id(held))
     return known
-
-
-def _has_bytes(leaf: Inert) -> bool:
-    return isinstance(leaf, list | tuple) and any(isinstance(one, bytes | bytearray) for one in leaf)
 
 
 def _is_plain_call(node: Inert) -> bool:

@@ -201,7 +201,9 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED and not is_deepest else ():
-                if type(child) not in nodes.CONTAINERS or not isinstance(key, str | int) or nodes.is_leaf(child):
+                if type(child) not in nodes.CONTAINERS or not isinstance(key, str | int):
+                    continue
+                if type(child) in (list, tuple) and nodes.CONTAINERS.isdisjoint(map(type, child)):
                     continue
                 inner = role is not None and key in ("state", "param_groups")
                 if inner or id(child) in seen:

@@ -99,7 +99,7 @@ def tree_changes(
 
 def _is_small(node: Inert) -> bool:
     """Say whether a node is a container that can be compared over and over: it has few children, and these few."""
-    return nodes.is_bare(node) or (nodes.is_container(node) and nodes.is_small(node))
+    return nodes.is_container(node) and nodes.is_small(node)
 
 
 class _Joined:

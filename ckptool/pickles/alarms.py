@@ -250,16 +250,22 @@ def is_wary(named: Global) -> bool:
     return name in _FINDERS or reach(named) is not None or is_maker(name)
 
 
+def asked(call: Call) -> Global | None:
+    """Return the name that a call only looks up as an attribute, if that reaches the system."""
+    func = nodes.global_of(call.func)
+    one = found(call) if func is not None and canonical(func.module, func.name) in _GET else None
+    return one if one is not None and reach(one) else None
+
+
 def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None:
     """Return in which way a call of a name reaches the system, by the name or by what it is given; None if neither."""
     args = call.args if type(call.args) is tuple and call.args else (call.args,)
     name = canonical(named.module, named.name)
-    one = found(call) if name in (*_GET, *_IMPORT, *_UFUNCS) else None
+    one = found(call) if name in (*_IMPORT, *_UFUNCS) else None
     if one is not None and re.fullmatch(table.ACTING, one.module):
         return table.IMPORTED
-    if name in _GET:
-        is_computed = len(args) > 1 and type(args[1]) is not str
-        return table.UNFOLLOWED if is_computed else reach(one) if one is not None else None
+    if name in _GET:  # what it finds is a name that is asked for: see ``asked``
+        return table.UNFOLLOWED if len(args) > 1 and type(args[1]) is not str else None
     if name == "dill._dill._eval_repr" and type(args[0]) is str and re.fullmatch(table.LITERALS, args[0]):
         return None
     if why := reach(named):

@@ -94,7 +94,9 @@ DANGEROUS: Final = {
         " Styler.from_custom_template keras.utils.python_utils keras.src.utils.python_utils"
         " tensorflow.keras.utils.func_load jax.experimental.host_callback scipy.LowLevelCallable nbformat"
         " torch.utils.benchmark types.FunctionType torch._C._jit_load"
-        " torch.jit.CompilationUnit torch._C.CompilationUnit tensorflow.py_function tensorflow.numpy_function",
+        " torch.jit.CompilationUnit torch._C.CompilationUnit tensorflow.py_function tensorflow.numpy_function"
+        " typing.get_type_hints typing_extensions.get_type_hints typing_extensions.evaluate_forward_ref"
+        " annotationlib mpmath.identify",
         LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
         " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
@@ -150,7 +152,7 @@ DANGEROUS: Final = {
         " torchaudio.load torchaudio.save torchaudio.info torchaudio.sox_effects torchvision.io plotly.io"
         " bokeh.io matplotlib.pyplot.savefig matplotlib.image.imread matplotlib.image.imsave dill.source"
         " dill._dill._create_filehandle safetensors.torch.save_file safetensors.numpy.save_file zarr.open"
-        " onnx.save"
+        " onnx.save fsspec.implementations"
         + "".join(
             f" {kind}.to_{form}"
             for kind in ("DataFrame", "Series", "NDFrame")
@@ -220,7 +222,7 @@ INSIDE: Final = words(
 )
 """Attributes that lead from an object to what it is made of."""
 
-ACTING: Final = r"antigravity|this|idlelib\.idlew?|(?:\w+\.)+__main__"
+ACTING: Final = r"antigravity|this|idlelib\.idlew?|test\.(?:autotest|mp_fork_bomb)|(?:\w+\.)+__main__"
 """Modules that act when they are imported: to look up a name in one is enough."""
 
 HARMLESS: Final = frozenset(

@@ -112,7 +112,7 @@ class Judge:
         elif package == PROGRAM:
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
         elif not is_listed(name):
-            yield Verdict("system" if (why := alarms.reach(named)) else "code", shown, "refers", why, lambda: shown)
+            yield _of_name(named)
 
     def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
         """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
@@ -149,6 +149,8 @@ class Judge:
             elif at in foreign:
                 continue
             yield offset, _of_call(call, is_wary=is_wary())
+            if (named := alarms.asked(call)) is not None:
+                yield offset, _of_name(named)
         while built is not None:
             yield from self._state(built, state_at, rows, values, is_wary)
             state_at, built = next(builds, _NO_BUILD)
@@ -254,6 +256,12 @@ def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], exte
         return hooks is None
     is_dict = id(hooks.func) == ordered and hooks.how == "reduce" and hooks.items is None
     return is_dict and hooks.args is _NO_ARGUMENTS and hooks.pairs is None and hooks.state is None
+
+
+def _of_name(named: Global) -> Verdict:
+    """Return what it comes to that a name is asked for which is of no row."""
+    why, shown = alarms.reach(named), alarms.canonical(named.module, named.name)
+    return Verdict("system" if why else "code", shown, "refers", why, lambda: shown)
 
 
 def _of_call(call: Call, *, is_wary: bool) -> Verdict:

@@ -18,9 +18,9 @@ A list of pairs takes thrice the memory, which counts where a pickle has hundred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Unknown:
 
 
 _LONGEST_CLASS: Final[int] = 256
-_FEW: Final[int] = 4
+_FEW: Final[int] = 16
 
 
 class Block:
@@ -368,51 +368,17 @@ def is_container(node: Inert) -> bool:
     return type(node) in CONTAINERS
 
 
-def is_leaf(node: Inert) -> bool:
-    """
-    Say whether a container is empty, or short and holds no container: to look at it again costs less than to note it.
-
-    Lists of points and empty lists are most of what there is in a pickle of many small objects.
-    """
-    kind = type(node)
-    if kind is tuple or kind is list:
-        return not node or (len(node) <= _FEW and CONTAINERS.isdisjoint(map(type, node)))
-    return (kind is Dict and not node.pairs) or (kind is Set and not node.items)
-
-
 def is_small(node: Inert) -> bool:
-    """Say whether a container is short, and holds no others but short ones that hold none: to note it costs more."""
-    below = _few(node)
-    if below is None:
-        return False
-    return CONTAINERS.isdisjoint(map(type, below)) or all(type(one) not in CONTAINERS or _is_flat(one) for one in below)
-
-
-def _is_flat(node: Inert) -> bool:
-    below = _few(node)
-    return below is not None and CONTAINERS.isdisjoint(map(type, below))
-
-
-def _few(node: Inert) -> Collection[Inert] | None:
-    """Return what a container holds, if that is little."""
-    kind = type(node)
-    if kind is tuple or kind is list:
-        return node if len(node) <= 2 * _FEW else None
-    if kind is Dict:
-        return tuple(chain.from_iterable(node.pairs)) if len(node.pairs) <= _FEW else None
-    return node.items if kind is Set and len(node.items) <= 2 * _FEW else None
-
-
-def is_bare(node: Inert) -> bool:
-    """Say whether a call or a persistent id holds no container but small arguments and a small state."""
-    if type(node) is not Call:
-        return type(node) is PersistentId and type(node.pid) not in CONTAINERS
-    if node.items or node.pairs or node.kwargs is not None:
-        return False
-    args, state = node.args, node.state
-    if args and type(args) in CONTAINERS and not is_small(args):
-        return False
-    return state is None or type(state) not in CONTAINERS or is_small(state)
+    """Say whether a container holds little, and no call in it: to look at it again costs less than to note it."""
+    todo = [*islice(held(node), _FEW + 1)]
+    if CONTAINERS.isdisjoint(map(type, todo)):
+        return len(todo) <= _FEW
+    for one in todo:  # which grows
+        if len(todo) > _FEW or type(one) is Call or type(one) is PersistentId:
+            return False
+        if type(one) in CONTAINERS:
+            todo += islice(held(one), _FEW + 1)
+    return True
 
 
 CONTAINERS: Final[frozenset[type]] = frozenset((list, tuple, Dict, Set, Call, PersistentId))

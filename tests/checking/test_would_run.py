@@ -670,7 +670,11 @@ def test_what_a_partial_calls_is_named() -> None:
 
 
 def test_a_name_alone_is_a_warning_and_never_an_error() -> None:
-    report = check(torch_zip({"a": OS, "b": [named("builtins", "eval")]}))
+    method = call(named("builtins", "getattr"), named("pathlib", "Path"), "open")  # as Python pickles one
+    report = check(torch_zip({"a": OS, "b": [named("builtins", "eval"), method]}))
+    assert [act.name for act in report.acts if act.how == "refers" and act.grade == "system"] == [
+        "os.system", "builtins.eval", "pathlib.Path.open",
+    ]  # fmt: skip
 
     assert {one.code: one.severity for one in report.findings if one.code in ("CK205", "CK207")} == {"CK207": "warning"}
     assert system(report) == []
@@ -748,7 +752,8 @@ def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> Non
         "sympy.core.sympify.sympify", "yaml.unsafe_load_all", "pandas.read_csv", "pandas.io.pickle.read_pickle",
         "dill.session.load_module", "hydra.utils.instantiate", "numpy.lib.npyio.NpzFile", "numpy._core.memmap.memmap",
         "torch.distributed.TCPStore", "torch.jit.load", "numpy.load",
-        "http.client.HTTPConnection", "types.FunctionType",
+        "http.client.HTTPConnection", "types.FunctionType", "typing_extensions.get_type_hints", "mpmath.identify",
+        "fsspec.implementations.local.LocalFileSystem.touch",
     ],
 )  # fmt: skip
 def test_a_call_of_a_known_name_is_an_alarm(name: str) -> None:
@@ -785,6 +790,7 @@ def test_real_checkpoints_of_torch_call_nothing() -> None:
     [
         named("antigravity", "fly"),
         named("lib2to3.__main__", "main"),
+        named("test.mp_fork_bomb", "foo"),
         call(named("numpy._core", "_ufunc_reconstruct"), "antigravity", "fly"),
         call(named("dill._dill", "_import_module"), "antigravity"),
         call(named("cloudpickle.cloudpickle", "subimport"), "idlelib.idle"),
