@@ -191,18 +191,22 @@ class _Checked(Result):
         return [f"{found[0].code} {found[0].message}{more}"]
 
     def object(self) -> dict[str, object]:
-        report = self._report
-        if report.error is not None:
-            return {**_head(report), "error": error_object(report.error)}
-        loading = list(map(with_options, report.loading))
-        names = ("format", "form", "file_nbytes", "shards", "records", "matching")
-        return {**_head(report), "loading": loading, **{name: getattr(report, name) for name in names}}
+        return check_object(self._report)
 
 
 _OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")
 """What is asked about many files first: what they would run."""
 _LONGEST: Final = 4096
 """Of a name in JSON: torch's own have some dozens of characters."""
+
+
+def check_object(report: CheckReport) -> dict[str, object]:
+    """Return what `--json` prints of a file, whether it can be opened or not."""
+    if report.error is not None:
+        return {**_head(report), "error": error_object(report.error)}
+    loading = list(map(with_options, report.loading))
+    names = ("format", "form", "file_nbytes", "shards", "records", "matching")
+    return {**_head(report), "loading": loading, **{name: getattr(report, name) for name in names}}
 
 
 def _head(report: CheckReport) -> dict[str, object]:

@@ -16,15 +16,15 @@ from ckptool.checking.check import check as check_file
 from ckptool.checking.value_survey import ValueRow, facts_of, statistics_of, survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.cli.page import (
-    comparison_columns,
+    add_values,
+    compared_rows,
     comparison_facts,
     document,
     file_facts,
     packed,
     parts_of,
     report_facts,
-    statistics_columns,
-    tensor_columns,
+    tensor_rows,
 )
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, error_text, say
@@ -43,7 +43,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.values import ValueFacts
 
-SCHEMA = "ckptool.page/1"
+SCHEMA = "ckptool.page/2"
 
 
 class _Asked(NamedTuple):
@@ -125,20 +125,20 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine, page: Output) -> tuple
         return _page([report_facts(found)]), found.error
     with open_checkpoint(path) as checkpoint:
         parts = parts_of(checkpoint)
-        columns = tensor_columns(parts)
+        rows = tensor_rows(parts)
         if asked.values:
             line.next(path)
-            found_rows: list[ValueRow] = []
+            values: list[ValueRow] = []
             for head, one in parts.items():
                 tensors = [*one.tensors.values(), *one.attributes.values()]
-                rows = list(_rows(one, tensors, line))
-                found_rows += rows[: len(one.tensors)]
-                found = _with_values(found, one, zip(tensors, rows, strict=True), f"{head[:-1]}: " if head else "")
-            columns["values"] = [statistics_columns(found_rows)]
+                own = list(_rows(one, tensors, line))
+                values += own[: len(one.tensors)]
+                found = _with_values(found, one, zip(tensors, own, strict=True), f"{head[:-1]}: " if head else "")
+            add_values(rows, values)
         facts = file_facts(checkpoint, found)
         page.narrow(mode_of(checkpoint.source))
         checkpoint.check_unchanged()
-    return _page([facts], columns), None
+    return _page([facts], rows), None
 
 
 def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine, page: Output) -> bytes:
@@ -160,21 +160,20 @@ def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine, page: Output) -> 
         for one, key, label in zip(checkpoints, (asked.key_a, asked.key_b), "ab", strict=True):
             side = side_of(one, compared.scope, key, label, aligned=asked.ignore_wrappers)
             sides.append(side.tensors | side.attributes)
-        names, columns = comparison_columns(compared, sides[0], sides[1])
+        rows = compared_rows(compared, sides[0], sides[1])
         found = [check_file(path) for path in (a, b)]
         if asked.values:
-            statistics = []
+            names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
             for at, (one, tensors) in enumerate(zip(checkpoints, sides, strict=True)):
                 line.next(one.path)
-                rows = dict(zip(tensors, _rows(one, list(tensors.values()), line), strict=True))
-                statistics.append(statistics_columns([rows.get(name) for name in names]))
-                found[at] = _with_values(found[at], one, zip(tensors.values(), rows.values(), strict=True))
-            columns["values"] = statistics
+                own = dict(zip(tensors, _rows(one, list(tensors.values()), line), strict=True))
+                add_values(rows, map(own.get, names))
+                found[at] = _with_values(found[at], one, zip(tensors.values(), own.values(), strict=True))
         facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
         for one in checkpoints:
             page.narrow(mode_of(one.source))
             one.check_unchanged()
-    return _page(facts, columns, comparison_facts(compared))
+    return _page(facts, rows, comparison_facts(compared))
 
 
 def _with_values(
@@ -196,7 +195,7 @@ def _rows(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], line: ProgressL
 
 
 def _page(
-    files: list[dict[str, object]], columns: dict[str, object] | None = None, compared: dict[str, object] | None = None
+    files: list[dict[str, object]], rows: Sequence[dict[str, Any]] | None = None, compared: object = None
 ) -> bytes:
     title = " and ".join(str(file["name"]) for file in files)
     content = {
@@ -204,6 +203,6 @@ def _page(
         "version": __version__,
         "files": files,
         "compared": compared,
-        "tensors": None if columns is None else packed(columns),
+        "tensors": None if rows is None else packed(rows),
     }
     return document(title, content)

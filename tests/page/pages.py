@@ -45,19 +45,9 @@ def content_of(page: bytes) -> Any:
     return json.loads(found[1])
 
 
-def columns_of(page: bytes) -> Any:
-    """Return the columns of its tensors."""
+def rows_of(page: bytes) -> Any:
+    """Return the rows of its tensors."""
     return json.loads(zlib.decompress(base64.b64decode(content_of(page)["tensors"])))
-
-
-def names_in(columns: Any) -> list[str]:
-    """Return the names of the tensors, as the script puts them together."""
-    names: list[str] = []
-    before = b""
-    for shared, rest in zip(columns["names"]["shared"], columns["names"]["rest"], strict=True):
-        before = before[: 2 * shared] + rest.encode("utf-16-le")
-        names.append(before.decode("utf-16-le"))
-    return names
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> Path:

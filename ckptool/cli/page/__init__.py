@@ -15,24 +15,25 @@ import math
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from itertools import islice
-from os.path import commonprefix
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ckptool.checking.check import CheckReport
-from ckptool.checking.finding import Finding
 from ckptool.checking.value_survey import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
+from ckptool.cli.check import check_object
 from ckptool.cli.inspect_report import extra_lines, head_facts
+from ckptool.cli.outputs import plain
 from ckptool.cli.tables import COLUMNS, Related
 from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
-from ckptool.messages import LISTED, counted, cut, show
+from ckptool.messages import LISTED, cut, show
+from ckptool.rendering import Fact
 from ckptool.sources.files import packaged
 from ckptool.sources.naming import local_name
 from ckptool.tensors.reading import LazyTensor
@@ -42,15 +43,8 @@ LONGEST: Final = 1 << 10
 """Characters of a name or a text from a file that a page shows."""
 _DIGITS: Final = 6
 """Of a number that people look at."""
-STATUSES: Final = (
-    *("same", "close", "device", "layout", "values", "dtype", "shape"),
-    *("only in A", "only in B", "not compared"),
-)
-"""What is said of each tensor: of several, the one that stands last."""
 _IN_TABLE: Final = ("shape", "dtype", "device", "layout", "values", "close")
 """What the table says of each tensor: the first few are enough above it."""
-_OF_VALUES: Final = ("differing", "nan", "max_abs", "max_rel", "at", "a", "b")
-_OF_LIKENESS: Final = ("cosine", "relative")
 _MOST: Final = 200
 """Items of a list that a page shows."""
 ASSETS: Final = Path(__file__).parent / "assets"
@@ -61,32 +55,19 @@ SCRIPTS: Final = (
 """The modules of the script, each behind those that it imports."""
 _IMPORT: Final = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
-_COMMENT: Final = re.compile(r"^ *(/\*.*?\*/|//.*?)$", re.MULTILINE | re.DOTALL)
-_SPACE: Final = re.compile(r"\s*\n\s*")
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 _IN_SCRIPT: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-def shown(text: str) -> str:
-    """Return text from a file as it is on a page: bounded, and what is not printable as an escape."""
-    return show(cut(text, LONGEST))
-
-
-def _kinds_column(infos: Sequence[TensorInfo | None], kinds: dict[object, int]) -> list[int]:
-    """Return which of ``kinds`` each tensor is; -1 where there is none."""
-    return [-1 if info is None else kinds.setdefault(_kind(info), len(kinds)) for info in infos]
-
-
-def _ties_column(infos: Sequence[TensorInfo | None]) -> list[list[int]]:
-    """Return the rows whose tensor another row has, too: each with the first of them."""
-    first: dict[object, int] = {}
-    found = []
-    for row, info in enumerate(infos):
-        if info is not None and info.storage is not None and info.numel:
-            at = first.setdefault(identity(info), row)
-            if at != row:
-                found.append([row, at])
-    return found
+def shown(value: Any) -> Any:
+    """Return a value for JSON as a page shows it: texts bounded and safe to print, numbers to six digits."""
+    if isinstance(value, str):
+        return show(cut(with_options(value), LONGEST))
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: shown(one) for name, one in value.items()}
+    return [shown(one) for one in value] if isinstance(value, list) else plain(value)
 
 
 def parts_of(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
@@ -101,188 +82,136 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
     return found
 
 
-def _roles(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the role of the state dict that each tensor is in: the innermost of those that have it."""
-    roles: dict[str, str] = {}
+def _roles(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the role of the state dict that each tensor is in: the innermost of those that have it."""
+    roles = dict.fromkeys(checkpoint.tensors, "other")
     for found in sorted(checkpoint.state_dicts, key=lambda one: len(one.key)):
         head = f"{found.key}." if found.key else ""
         roles.update((head + name, found.role) for name in found)
-    return (roles.get(name, "other") for name in checkpoint.tensors)
+    return roles
 
 
-def statistics_columns(rows: Sequence[ValueRow | None]) -> dict[str, object]:
-    """Return what values are like, a column for each of the statistics; the histograms one behind the other."""
-    found = [row.values if row is not None else None for row in rows]
-    fields = ("mean", "std", "min", "max", "norm", "zeros", "nan", "infinite", "total")
-    numbers = [one and one._asdict() for one in found]
-    columns: dict[str, object] = {
-        name: [None if one is None else rounded(one[name]) for one in numbers] for name in fields
-    }
-    columns["histogram"] = [count for one in found if one is not None for count in one.histogram]
-    columns["why"] = [[at, shown(row.why)] for at, row in enumerate(rows) if row is not None and row.why]
-    return columns
+def tensor_rows(parts: Mapping[str, Checkpoint]) -> list[dict[str, Any]]:
+    """Return a row for each tensor of one checkpoint, or of several together."""
+    rows: list[dict[str, Any]] = []
+    first: dict[object, int] = {}
+    for head, checkpoint in parts.items():
+        roles = _roles(checkpoint)
+        for name, tensor in checkpoint.tensors.items():
+            row = {"name": shown(head + name) or "(root)", "tensors": [_what(tensor.info)], "role": roles[name]}
+            if checkpoint.traits.keeps_ties and tensor.info.storage is not None and tensor.info.numel:
+                at = first.setdefault(identity(tensor.info), len(rows))
+                row |= {"tied_to": at} if at != len(rows) else {}
+            rows.append(row)
+    return rows
 
 
-def tensor_columns(parts: Mapping[str, Checkpoint]) -> dict[str, object]:
-    """Return the columns of one checkpoint, or of several together."""
-    infos = [tensor.info for one in parts.values() for tensor in one.tensors.values()]
-    kinds: dict[object, int] = {}
-    roles: dict[str, int] = {}
-    of = [roles.setdefault(role, len(roles)) for one in parts.values() for role in _roles(one)]
+def _what(info: TensorInfo) -> dict[str, Any]:
     return {
-        "names": _front_coded(f"{head}{name}" for head, one in parts.items() for name in one.tensors),
-        "kind": [_kinds_column(infos, kinds)],
-        "kinds": list(kinds),
-        "ties": _ties_column(infos) if all(one.traits.keeps_ties for one in parts.values()) else [],
-        "role": {"of": of, "roles": list(roles)},
+        "shape": str(list(info.shape)),
+        "dtype": COLUMNS["dtype"].value("", info, Related()),
+        "device": shown(info.location),
+        "nbytes": info.total_nbytes,
+        "numel": info.numel,
+        "what": info.kind,
+        "parts": shown(", ".join(f"{name}: {part.dtype.name} {list(part.shape)}" for name, part in info.parts)),
     }
 
 
-def _kind(info: TensorInfo) -> tuple[object, ...]:
-    """Return a tensor's shape, type, device, sizes in bytes and elements, whether a parameter, and its parts."""
-    dtype = COLUMNS["dtype"].value("", info, Related())
-    parts = ", ".join(f"{name}: {part.dtype.name} {list(part.shape)}" for name, part in info.parts)
-    numel = info.numel
-    return (info.shape, dtype, shown(info.location), info.total_nbytes, numel, info.kind, shown(parts))
+def compared_rows(report: DiffReport, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> list[dict[str, Any]]:
+    """Return a row for each name in either: what the tensor is in both, and how it differs."""
+    names = [*a, *(name for name in b if name not in a)]
+    changes = _changes(report, names)
+    likeness = {one.name: one for one in report.likeness}
+    measures = {
+        one.name: shown({**plain(one), **{field: getattr(likeness.get(one.name), field, None) for field in _ALIKE}})
+        for one in (*report.values, *report.close)
+    }
+    return [
+        {
+            "name": shown(name) or "(root)",
+            "tensors": [_what(side[name].info) if name in side else None for side in (a, b)],
+            "change": changes[name],
+            "measures": measures.get(name),
+        }
+        for name in names
+    ]
 
 
-def packed(columns: Mapping[str, object]) -> str:
-    """Return columns as JSON, deflated (zlib's format), in base64."""
-    text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
+_ALIKE: Final = ("cosine", "relative")
+
+
+def _changes(report: DiffReport, names: Iterable[str]) -> dict[str, str]:
+    """Return what is said of each tensor: of several changes, the one that stands last here."""
+    found = dict.fromkeys(names, "same" if report.values_compared else "not compared")
+    for change, changed in (
+        ("close", report.close),
+        ("device", report.devices),
+        ("layout", report.layouts),
+        ("values", report.values),
+        ("dtype", report.dtypes),
+        ("shape", report.shapes),
+    ):
+        found.update((one.name, change) for one in changed)
+    return found | dict.fromkeys(report.only_a, "only in A") | dict.fromkeys(report.only_b, "only in B")
+
+
+def add_values(rows: Sequence[dict[str, Any]], found: Iterable[ValueRow | None]) -> None:
+    """Add to each row what the values of its tensor are like, or why that is not known."""
+    for row, one in zip(rows, found, strict=True):
+        known = one and (one.values._asdict() if one.values is not None else {"why": one.why})
+        row.setdefault("values", []).append(shown(known and plain(known)))
+
+
+def packed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as JSON, deflated (zlib's format), in base64."""
+    text = json.dumps(rows, allow_nan=False, separators=(",", ":"))
     return b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
 
 
-def _front_coded(names: Iterable[str]) -> dict[str, list[object]]:
-    """Return names of tensors: how many characters, as JavaScript counts, each shares with the one before; the rest."""
-    shared: list[object] = []
-    rests: list[object] = []
-    before = ""
-    for name in (shown(one) or "(root)" for one in names):
-        same = commonprefix((before, name))  # noqa: RUF071 - characters are what is meant
-        shared.append(len(same) if same.isascii() else len(same.encode("utf-16-le")) // 2)
-        rests.append(name[len(same) :])
-        before = name
-    return {"shared": shared, "rest": rests}
+def _listed(facts: Iterable[Fact], most: Mapping[str, int]) -> list[tuple[str, list[str]]]:
+    """Return facts with their first items, so many of a label, and how many more there are."""
+    return [
+        (fact.label or "names", shown([*islice(fact.items, room), *_more(len(fact.items) - room)]))
+        for fact in facts
+        if (room := most.get(fact.label, _MOST)) and fact.items
+    ]
 
 
-def rounded(value: object) -> object:
-    """Return a number to six digits; what JSON does not have, infinities and complex numbers, as text."""
-    if isinstance(value, complex):
-        return str(value)
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else str(value)
-
-
-def comparison_columns(
-    report: DiffReport, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]
-) -> tuple[list[str], dict[str, object]]:
-    """Return the names in both, and the columns: what a tensor is in each, and how it differs."""
-    names = [*a, *(name for name in b if name not in a)]
-    kinds: dict[object, int] = {}
-    sides = [[side[name].info if name in side else None for name in names] for side in (a, b)]
-    status = _status(report, names)
-    return names, {
-        "names": _front_coded(names),
-        "kind": [_kinds_column(infos, kinds) for infos in sides],
-        "kinds": list(kinds),
-        "ties": [],
-        "change": {"of": [STATUSES.index(one) for one in status], "statuses": list(STATUSES)},
-        "measures": _measures(report, names),
-    }
+def _more(number: int, what: str = "") -> list[str]:
+    return [f"and {number:,} more{what}"] if number > 0 else []
 
 
 def comparison_facts(report: DiffReport) -> dict[str, object]:
     """Return the verdict, and what differs by kind."""
-    facts: list[object] = [
-        [fact.label or "names", listing(map(with_options, fact.items), LISTED if fact.label in _IN_TABLE else None)]
-        for fact in facts_of(report)
-        if fact.items
-    ]
-    return {"verdict": with_options(report.verdict), "same": report.same, "facts": facts}
-
-
-def _status(report: DiffReport, names: Iterable[str]) -> list[str]:
-    found: dict[str, str] = {}
-    by_status: dict[str, Iterable[str]] = {
-        "close": (one.name for one in report.close),
-        "device": (one.name for one in report.devices),
-        "layout": (one.name for one in report.layouts),
-        "values": (one.name for one in report.values),
-        "dtype": (one.name for one in report.dtypes),
-        "shape": (one.name for one in report.shapes),
-        "only in A": report.only_a,
-        "only in B": report.only_b,
-    }
-    for status in STATUSES:
-        found.update((name, status) for name in by_status.get(status, ()))
-    unsaid = "same" if report.values_compared else "not compared"
-    return [found.get(name, unsaid) for name in names]
-
-
-def _measures(report: DiffReport, names: Iterable[str]) -> dict[str, list[object]]:
-    """Return by how much values differ: the rows of which that is known, and a column for each measure."""
-    rows = {name: row for row, name in enumerate(names)}
-    values = {found.name: found for found in (*report.values, *report.close) if found.name in rows}
-    likeness = {found.name: found for found in report.likeness}
-    columns: dict[str, list[object]] = {"row": [rows[name] for name in values]}
-    for field in _OF_VALUES:
-        columns[field] = [rounded(found._asdict()[field]) for found in values.values()]
-    for field in _OF_LIKENESS:
-        columns[field] = [rounded(likeness[name]._asdict()[field]) if name in likeness else None for name in values]
-    return columns
+    facts = _listed(facts_of(report), dict.fromkeys(_IN_TABLE, LISTED))
+    return {"verdict": with_options(report.verdict), "facts": facts}
 
 
 def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]:
     """Return what a file is, what is notable about it, and what it holds beside tensors."""
-    facts = [[fact.label, listing(fact.items)] for fact in head_facts(checkpoint, summarise(checkpoint))]
-    rest = len(checkpoint.extras) - _MOST
     some = "the values" if any(one.code == "CK113" for one in report.findings) else "every value"
     looked = f"and at {some}" if report.depth == "values" else "alone"
-    extras = [shown(line) for line in islice(extra_lines(checkpoint), _MOST)]
+    extras = [*islice(extra_lines(checkpoint), _MOST), *_more(len(checkpoint.extras) - _MOST)]
     return {
         **report_facts(report),
         "verdict": f"{report.outcome}; looked at the structure {looked}",
-        "facts": facts,
-        "extras": [*extras, f"and {counted(rest, 'other value')}"] if rest > 0 else extras,
+        "facts": _listed(head_facts(checkpoint, summarise(checkpoint)), {}),
+        "extras": shown(extras),
     }
 
 
 def report_facts(report: CheckReport) -> dict[str, object]:
-    """Return what a check says of a file, whether it can be opened or not."""
-    error, worst = report.error, report.worst
-    return {
-        "path": shown(report.path),
-        "name": shown(local_name(report.path).rstrip("/").rpartition("/")[2] or report.path),
-        "verdict": report.outcome,
-        "status": "fine" if worst in (None, "info") else worst,
-        "loading": [shown(with_options(one)) for one in report.loading],
-        "findings": [_finding(one) for one in report.findings],
-        "error": error and _finding(Finding(error.kind, "error", error.message, error.hint, error.command)),
-    }
-
-
-def listing(items: Iterable[str], most: int | None = None) -> list[str]:
-    """Return the first of some items, and how many more there are."""
-    found = list(items)
-    most = _MOST if most is None else most
-    more = [f"and {len(found) - most:,} more"] if len(found) > most else []
-    return [*map(shown, found[:most]), *more]
-
-
-def _finding(found: Finding) -> dict[str, object]:
-    return {
-        "code": found.code,
-        "severity": found.severity,
-        "message": shown(found.message),
-        "hint": found.hint and shown(with_options(found.hint)),
-        "command": found.command and shown(found.command),
-    }
+    """Return what a check says of a file, whether it can be opened or not: of its object, what a page shows."""
+    found = check_object(report)
+    name = local_name(report.path).rstrip("/").rpartition("/")[2] or report.path
+    said = {field: shown(found.get(field)) for field in ("path", "worst", "findings", "loading", "error")}
+    return {**said, "name": shown(name), "verdict": shown(report.outcome)}
 
 
 def document(title: str, content: Mapping[str, object]) -> bytes:
     """Return a page that shows this content. The same content makes the same bytes."""
-    style, script = _lean(packaged(ASSETS / "page.css")), joined_script()
+    style, script = packaged(ASSETS / "page.css"), joined_script()
     filled = {
         "title": escape(title),
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
@@ -296,12 +225,7 @@ def document(title: str, content: Mapping[str, object]) -> bytes:
 
 def joined_script() -> str:
     """Return the modules of the script as one."""
-    return "".join(_EXPORT.sub("", _IMPORT.sub("", _lean(packaged(ASSETS / f"{name}.js")))) for name in SCRIPTS)
-
-
-def _lean(text: str) -> str:
-    """Return a script or a style without comments that stand by themselves, blank lines, and blanks around lines."""
-    return _SPACE.sub("\n", _COMMENT.sub("", text)).lstrip()
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", packaged(ASSETS / f"{name}.js"))) for name in SCRIPTS)
 
 
 def _hash(text: str) -> str:

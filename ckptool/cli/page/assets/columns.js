@@ -16,7 +16,7 @@ export function columnsFor(rows, scheme) {
 		{ id: "shape", title: "shape", width: 8, cell: (row) => shapes(rows, row), key: (row) => rows.kind(row).shape },
 		{ id: "dtype", title: "type", width: 5.5, cell: (row) => inEach(rows, row, "dtype"), key: (row) => rows.kind(row).dtype },
 	];
-	if (rows.kinds.some((kind) => kind.device !== rows.kinds[0].device)) {
+	if (rows.names.some((_, row) => rows.kind(row).device !== rows.kind(0).device)) {
 		const device = (row) => inEach(rows, row, "device");
 		found.push({ id: "device", title: "device", width: 5, spare: true, cell: device, key: (row) => rows.kind(row).device });
 	}
@@ -72,9 +72,9 @@ function ofValues(statistics) {
 		number("zeros", "zeros", 4.5, part("zeros"), share, { join: Math.max, total: nothing, spare: true }),
 	];
 	for (const [id, title] of [["nan", "NaN"], ["infinite", "inf"]]) {
-		if (statistics.columns[id].some((number) => number)) found.push(number(id, title, 3.8, value(id), count0, { join: together }));
+		if (statistics.found.some((one) => one?.[id])) found.push(number(id, title, 3.8, value(id), count0, { join: together }));
 	}
-	const bars = (row) => (statistics.has(row) ? histogram(statistics.histogram(row)) : "–");
+	const bars = (row) => (statistics.has(row) ? histogram(statistics.value("histogram", row)) : "–");
 	return [...found, { id: "histogram", title: "histogram", width: 6.5, cell: bars }];
 }
 

@@ -29,16 +29,17 @@ function ofTwo(files, compared) {
 	return [
 		element("h1", {}, `${files[0].name} → ${files[1].name}`),
 		element("p", { class: "verdict" }, capital(compared.verdict)),
-		definitions(compared.facts.map(([label, items]) => [label, items]), "facts"),
+		definitions(compared.facts, "facts"),
 		element("div", { class: "sides" }, ...sides),
 	];
 }
 
 function about(file, isAlone) {
-	const found = [element("p", { class: `verdict ${file.status}` }, capital(file.verdict))];
+	const found = [element("p", { class: `verdict ${["warning", "error"].includes(file.worst) ? file.worst : "fine"}` }, capital(file.verdict))];
 	const facts = [...(file.facts ?? [])];
-	if (file.loading.length) facts.push(["loading", file.loading]);
-	const findings = [...(file.error ? [file.error] : []), ...file.findings];
+	if (file.loading?.length) facts.push(["loading", file.loading]);
+	const error = file.error ? [{ ...file.error, severity: "error", code: file.error.kind }] : [];
+	const findings = [...error, ...file.findings];
 	findings.sort((one, other) => SEVEREST.indexOf(one.severity) - SEVEREST.indexOf(other.severity));
 	const parts = [facts.length ? definitions(facts, "facts") : null, findings.length ? findingList(findings) : null];
 	found.push(...(isAlone ? parts : parts.reverse()).filter(Boolean));

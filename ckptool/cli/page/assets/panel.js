@@ -92,7 +92,7 @@ export class Panel {
 	values(statistics, side, row) {
 		const title = this.rows.isComparison ? [element("h4", {}, `Values in ${SIDES[side]}`)] : [];
 		if (!statistics.has(row)) {
-			const why = statistics.why.get(row);
+			const why = statistics.why(row);
 			return why ? [...title, element("p", {}, why)] : [];
 		}
 		const value = (name) => statistics.value(name, row);
@@ -101,7 +101,7 @@ export class Panel {
 			if (value(name)) facts.push([label, `${count(value(name))}, ${percent(value(name), value("total"))}`]);
 		}
 		const axis = element("div", { class: "axis" }, element("span", {}, measured(value("min"))), element("span", {}, measured(value("max"))));
-		const drawing = value("min") === null ? [] : [histogram(statistics.histogram(row)), axis];
+		const drawing = value("min") === null ? [] : [histogram(value("histogram")), axis];
 		return [...title, ...drawing, definitions(facts)];
 	}
 }
