@@ -6,23 +6,19 @@ Of one migration that writes a folder, each file is a job; of many, each is. A j
 
 from __future__ import annotations
 
-import filecmp
-import os
-import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ckptool.cli import pool as pools
 from ckptool.cli.pool import Lost, Pool
-from ckptool.errors import CkptoolError, OutputExists
+from ckptool.errors import CkptoolError
 from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.naming import is_far, is_relative, shown_path
+from ckptool.sources.naming import is_relative, shown_path
 
 Outcome: TypeAlias = MigrationReport | CkptoolError
 
@@ -112,89 +108,37 @@ class _HowFar:
             self._tell(tuple(self._done))
 
 
-class _Item(NamedTuple):
-    """One migration, with its place among all."""
-
-    number: int
-    source: str
-    target: str | None
-
-
 def outcomes(
     pool: Pool, work: Sequence[tuple[str, str | None]], arguments: dict[str, Any]
 ) -> Iterator[tuple[str, Outcome]]:
     """
     Yield each source with the report of its migration, or the error, in the order of the sources.
 
-    A migration whose worker ended is done once more, after all others.
+    A migration whose worker ended is done once more.
 
     Raises:
         CkptoolError: Workers cannot run this package.
     """
-    items = [_Item(number, *pair) for number, pair in enumerate(work)]
+    has_model = arguments["changes"].model is not None
+    items = iter([(number, *pair) for number, pair in enumerate(work)])
     done: dict[int, Outcome] = {}
     said = 0
-    for number, outcome in _each(pool, items, arguments):
-        done[number] = outcome
+    for answers in pool.answers(
+        partial(_migrated, arguments),
+        partial(next, items, None),
+        starts_here=lambda item: has_model or any(map(is_relative, filter(None, item[1:]))),
+    ):
+        for (number, source, _), answer in answers:
+            lost = isinstance(answer, Lost)
+            done[number] = CkptoolError(answer.message, kind=answer.kind, path=shown_path(source)) if lost else answer
         while said in done:
             yield work[said][0], done.pop(said)
             said += 1
 
 
-def _each(pool: Pool, items: Sequence[_Item], arguments: dict[str, Any]) -> Iterator[tuple[int, Outcome]]:
-    """Yield the outcomes as they come, each with the number of its item."""
-    starts_here = partial(_starts_here, has_model=arguments["changes"].model is not None)
-    again: list[_Item] = []
-    for tried, todo in ((_first, items), (_second, again)):
-        left = iter(todo)
-        for answers in pool.answers(
-            partial(_all, tried, arguments), partial(next, left, None), starts_here=starts_here, tries=1
-        ):
-            for item, outcome in answers:
-                if not isinstance(outcome, Lost):
-                    yield item.number, outcome
-                elif tried is _first:
-                    again.append(item)
-                else:
-                    yield item.number, CkptoolError(outcome.message, kind=outcome.kind, path=shown_path(item.source))
-
-
-def _all(
-    migrated: Callable[[dict[str, Any], _Item], Outcome],
-    arguments: dict[str, Any],
-    items: Sequence[_Item],
-    tell: pools.Tell,
-) -> None:
-    for number, item in enumerate(items):
-        tell(number, migrated(arguments, item))
-
-
-def _starts_here(item: _Item, *, has_model: bool) -> bool:
-    return has_model or any(map(is_relative, (item.source, item.target or item.source)))
-
-
-def _first(arguments: dict[str, Any], item: _Item) -> Outcome:
-    try:
-        return migrate(item.source, item.target, **arguments)
-    except CkptoolError as error:
-        return error
-
-
-def _second(arguments: dict[str, Any], item: _Item) -> Outcome:
-    """Migrate once more: the first worker may have ended between giving a file its name and saying so."""
-    outcome = _first(arguments, item)
-    if not isinstance(outcome, OutputExists) or outcome.path is None or is_far(outcome.path):
-        return outcome
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(outcome.path) or ".", prefix=".ckptool-") as folder:
-        written = _first(arguments, item._replace(target=os.path.join(folder, os.path.basename(outcome.path))))
-        if isinstance(written, MigrationReport) and _is_same(Path(written.target), Path(outcome.path)):
-            return written._replace(target=outcome.path)
-    return outcome
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    """Say whether two files, or all that is in two folders, are the same byte for byte."""
-    if not one.is_dir():
-        return other.is_file() and filecmp.cmp(one, other, shallow=False)
-    names = [sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()) for root in (one, other)]
-    return names[0] == names[1] and not any(filecmp.cmpfiles(one, other, names[0], shallow=False)[1:])
+def _migrated(arguments: dict[str, Any], items: Sequence[tuple[int, str, str | None]], tell: pools.Tell) -> None:
+    for number, (_, source, target) in enumerate(items):
+        try:
+            tell(number, migrate(source, target, **arguments))
+        except CkptoolError as error:
+            tell(number, error)

@@ -15,13 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 import ckptool
-from ckptool import Cancellation, Cancelled, Changes, Limits, MigrationReport, fleet, migrate
+from ckptool import Cancellation, Cancelled, Limits, fleet, migrate
 from ckptool.checking import row as rows
 from ckptool.checking.row import Asked
 from ckptool.cli import on_ray
-from ckptool.cli.migrate_pool import _Item, _second
 from ckptool.cli.options import RayCommand, ray_option
-from ckptool.errors import CkptoolError, OutputExists
+from ckptool.errors import CkptoolError
 from tests.each import each
 from tests.program import invoke
 
@@ -169,23 +168,3 @@ def test_a_worker_refuses_what_it_could_get_wrong(tmp_path: Path) -> None:
         on_ray._run(ckptool.__version__, str(tmp_path / "gone"), list, [])
 
     assert (other.value.kind, gone.value.kind) == ("other-version", "no-folder")
-
-
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_a_second_try_knows_what_the_first_one_wrote(is_folder: bool, tmp_path: Path) -> None:
-    changes = Changes(form="dcp") if is_folder else Changes(to="cpu")
-    target = tmp_path / ("model" if is_folder else "model.pth")
-    first = migrate(FINE, target, changes)
-    there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    item, arguments = _Item(0, str(FINE), str(target)), {"changes": changes}
-
-    again = _second(arguments, item)
-    assert isinstance(again, MigrationReport)
-    assert again == first
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
-    changed = max(there)
-    changed.write_bytes(there[changed][:-1] + b"x")
-    other = _second(arguments, item)
-    assert isinstance(other, OutputExists)
-    assert changed.read_bytes()[-1:] == b"x"
-    assert list(tmp_path.iterdir()) == [target]
