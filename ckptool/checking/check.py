@@ -24,7 +24,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, show, show_nbytes, some
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.rendering import Fact, Section, html_of, text_of
+from ckptool.sections import Fact, Section, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import is_folder, shown_path
 from ckptool.sources.source import Progress

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import show
-from ckptool.rendering import Fact
+from ckptool.sections import Fact
 from ckptool.sources.naming import shown_path
 
 Severity: TypeAlias = Literal["info", "warning", "error"]

@@ -268,7 +268,7 @@ def _rest(state_dict: StateDict) -> list[object]:
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
-    from ckptool.rendering import Table, html_of
+    from ckptool.sections import Table, html_of
 
     headers = ("name", "shape", "dtype", "device", "elements", "size")
     rows = [

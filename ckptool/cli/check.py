@@ -23,7 +23,7 @@ from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
 from ckptool.formats.runnable.unpacking import Act
 from ckptool.messages import cut, show, show_nbytes, some
-from ckptool.rendering import Section
+from ckptool.sections import Section
 
 SCHEMA = "ckptool.check/3"
 CODES_SCHEMA = "ckptool.codes/1"

@@ -14,7 +14,7 @@ from ckptool.cli.outputs import error_object, print_json
 from ckptool.cli.text import say_sections
 from ckptool.cli.verbs import Command
 from ckptool.errors import MissingPackage
-from ckptool.rendering import Section, Table
+from ckptool.sections import Section, Table
 
 if TYPE_CHECKING:
     from ckptool.torch_ops.devices import DeviceReport

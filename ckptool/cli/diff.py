@@ -19,7 +19,7 @@ from ckptool.diffing.report import DiffReport, sections_of
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
-from ckptool.rendering import Section
+from ckptool.sections import Section
 from ckptool.sources.naming import shown_path
 
 SCHEMA = "ckptool.diff/2"

@@ -34,7 +34,7 @@ from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.messages import counted, show, show_nbytes
-from ckptool.rendering import Fact, Lines, Section, Table
+from ckptool.sections import Fact, Lines, Section, Table
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:

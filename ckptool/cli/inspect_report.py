@@ -14,7 +14,7 @@ from ckptool.cli.text import in_options
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
-from ckptool.rendering import Fact, Section
+from ckptool.sections import Fact, Section
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known

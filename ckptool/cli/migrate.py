@@ -27,7 +27,7 @@ from ckptool.migration.migrate import migrate_by, unmatched
 from ckptool.migration.report import MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
-from ckptool.rendering import Section
+from ckptool.sections import Section
 from ckptool.sources.naming import below, is_far, shown_path
 from ckptool.tensors.dtypes import spelled
 

@@ -33,7 +33,7 @@ from ckptool.cli.text import (
 )
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
-from ckptool.rendering import Section, Table, padded
+from ckptool.sections import Section, Table, padded
 
 if TYPE_CHECKING:
     from ckptool.checking.finding import Finding

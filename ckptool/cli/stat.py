@@ -20,7 +20,7 @@ from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
-from ckptool.rendering import Fact, Section, Table
+from ckptool.sections import Fact, Section, Table
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"
@@ -28,8 +28,8 @@ _HEADERS: Final = ("name", "dtype", "shape", "mean", "std", "min", "max", "norm"
 _IS_NUMBER: Final = (False, False, False, *(True,) * 8, False)
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _SPARE: Final = ("dtype", "shape", "norm", "std")
-_SPARE_IF_SAME: Final = ("inf", "NaN", "zeros")
-"""Columns that a narrow terminal does without; what is odd about values stays."""
+"""Columns that a narrow terminal does without; what is odd about values stays:"""
+_ODD: Final = ("inf", "NaN", "zeros")
 _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 
 
@@ -97,7 +97,9 @@ class _Computed(Result):
         if self._nothing is not None:
             yield Fact("listed", [self._nothing])
             return
-        yield self.table(is_raw=False)._replace(spare=_SPARE, spare_if_same=_SPARE_IF_SAME)
+        table = self.table(is_raw=False)
+        usual = [one for one in _ODD if len({row[_HEADERS.index(one)] for row in table.rows}) == 1]
+        yield table._replace(spare=(*usual, *_SPARE))
         if self._limit is not None and len(self._rows) > self._limit:
             yield left_out(len(self._rows) - self._limit)
 

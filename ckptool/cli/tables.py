@@ -19,7 +19,7 @@ import click
 from ckptool import messages
 from ckptool.cli.text import say
 from ckptool.messages import show, show_nbytes, some
-from ckptool.rendering import Row, Table, cut_middle
+from ckptool.sections import Row, Table, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

@@ -19,7 +19,7 @@ import click
 
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show, show_nbytes
-from ckptool.rendering import Fact, Lines, Section, Table, cut_middle, fitted, plain_table, section_lines
+from ckptool.sections import Fact, Lines, Section, Table, cut_middle, fitted, section_lines
 from ckptool.sources.naming import local_name
 
 _HANGING: Final = " " * 15
@@ -160,7 +160,7 @@ def say_sections(sections: Iterable[Section], width: int | None, before: Iterabl
 def _laid_out(section: Section, width: int | None) -> Iterator[str]:
     if isinstance(section, Table) and width is not None:
         table, spared = fitted(section, width)
-        yield from plain_table(table, width)
+        yield from section_lines(table, width)
         yield from wrapped([no_room(spared)] if spared else [], width)
     elif isinstance(section, Lines | Table):
         yield from section_lines(section, width)

@@ -9,7 +9,7 @@ from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, show, some
-from ckptool.rendering import Fact, Section, Table, html_of, text_of
+from ckptool.sections import Fact, Section, Table, html_of, text_of
 from ckptool.torch_ops.differences import Likeness, Number
 
 _WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."

@@ -14,7 +14,7 @@ from ckptool.loading.custom_loading import OwnLoading, own_loader
 from ckptool.loading.model_plan import FillPlan, entries_of, is_lazy
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
-from ckptool.rendering import Fact, html_of
+from ckptool.sections import Fact, html_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

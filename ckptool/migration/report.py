@@ -21,7 +21,7 @@ from ckptool.migration.planned import OutFile, Plan
 from ckptool.names.wrappers import prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
-from ckptool.rendering import Fact, Section, Sides, html_of, text_of
+from ckptool.sections import Fact, Section, Sides, html_of, text_of
 from ckptool.sources.naming import shown_path
 
 _BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")

@@ -89,10 +89,10 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal(tmp_path: Pa
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.rendering import Table, plain_table
+    from ckptool.sections import Table, section_lines
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
-    lines = list(plain_table(Table(["name", "shape"], rows, [False, False]), 60))
+    lines = list(section_lines(Table(["name", "shape"], rows, [False, False]), 60))
 
     assert "…" in lines[1]
     assert lines[1].count("層") == 25  # two cells each, and one for the ellipsis, in the 52 that the shape leaves

@@ -33,7 +33,7 @@ from ckptool.cli.tables import COLUMNS, Related
 from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.messages import LISTED, cut, show
-from ckptool.rendering import Fact
+from ckptool.sections import Fact
 from ckptool.sources.files import packaged
 from ckptool.sources.naming import local_name
 from ckptool.tensors.reading import LazyTensor

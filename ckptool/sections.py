@@ -5,6 +5,7 @@ What a report consists of, whatever it is about: lines, labelled facts and table
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.messages import LISTED, cut, labelled, listed, show
@@ -35,9 +36,7 @@ class Table(NamedTuple):
     numbers: Sequence[bool]
     """Which columns are numbers."""
     spare: Sequence[str] = ()
-    """Headers of columns that a narrow terminal does without;"""
-    spare_if_same: Sequence[str] = ()
-    """of those that it does without first, where all rows have the same."""
+    """Headers of columns that a narrow terminal does without."""
 
 
 class Sides(NamedTuple):
@@ -59,17 +58,16 @@ _NARROWEST_ON: Final = 80
 _WIDEST: Final = 256
 """Longer cells stand out of their column, which would otherwise be as wide in every line."""
 _GAP: Final = 2
-_ROWS_AT_ONCE: Final = 1 << 10
 
 
-def text_of(sections: Iterable[Section], width: int | None = None) -> Iterator[str]:
-    """Yield the lines of a report; with a ``width``, tables are laid out for a terminal of so many columns."""
+def text_of(sections: Iterable[Section]) -> Iterator[str]:
+    """Yield the lines of a report."""
     for section in sections:
-        yield from section_lines(section, width)
+        yield from section_lines(section)
 
 
-def section_lines(section: Section, width: int | None) -> Iterator[str]:
-    """Yield the lines of one section."""
+def section_lines(section: Section, width: int | None = None) -> Iterator[str]:
+    """Yield the lines of one section; with a ``width``, a table is laid out for a terminal of so many columns."""
     if isinstance(section, str):
         yield section
     elif isinstance(section, Fact):
@@ -79,7 +77,7 @@ def section_lines(section: Section, width: int | None) -> Iterator[str]:
     elif isinstance(section, Sides):
         yield from _side_by_side(section, width)
     else:
-        yield from plain_table(section, width)
+        yield from _aligned(section, width)
 
 
 def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
@@ -87,7 +85,7 @@ def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
     label = len(labelled("", "")) - _GAP - 2
     rows = [[f"{name:<{label}}", *cells] for name, *cells in section.facts]
     table = Table(["", *section.headers], rows, [False] * (1 + len(section.headers)))
-    lines = [f"  {line}" for line in plain_table(table, None)]
+    lines = [f"  {line}" for line in _aligned(table, None)]
     if width is not None and any(len(line) > width for line in lines):
         lines = [labelled(name, " -> ".join(dict.fromkeys(cells))) for name, *cells in section.facts]
     yield from lines
@@ -127,72 +125,50 @@ def _html_rows(section: Section) -> Iterator[tuple[str, Row]]:
         yield from (("td", cells) for cells in section.rows)
 
 
-def plain_table(table: Table, width: int | None) -> Iterator[str]:
+def _aligned(table: Table, width: int | None) -> Iterator[str]:
     """
     Yield the lines of a table with aligned columns.
 
     With a ``width`` (in terminal cells), names are cut in the middle until lines fit; never below a readable rest.
     """
-    widths = _widths(table)
+    name, *others = _widths(table)
     if width is None:
-        widths = [min(room, _WIDEST) for room in widths]
+        widths = [min(room, _WIDEST) for room in (name, *others)]
     else:
-        widths = [widths[0], *(min(room, width // 2) for room in widths[1:])]
-        excess = sum(widths) + _GAP * (len(widths) - 1) - width
-        widths[0] = max(min(widths[0], _narrowest(width)), widths[0] - max(0, excess))
-    yield from _aligned([table.headers], widths, table.numbers, is_cut=width is not None)
-    for begin in range(0, len(table.rows), _ROWS_AT_ONCE):
-        yield from _aligned(table.rows[begin : begin + _ROWS_AT_ONCE], widths, table.numbers, is_cut=width is not None)
-
-
-def _aligned(rows: Sequence[Row], widths: Sequence[int], numbers: Sequence[bool], *, is_cut: bool) -> Iterator[str]:
-    """Yield a line for each row: by columns, which takes a third of what single cells would."""
-    columns = [
-        _padded_column(cells, room, right=number, is_cut=is_cut)
-        for cells, room, number in zip(zip(*rows, strict=True), widths, numbers, strict=True)
-    ]
-    gap = " " * _GAP
-    for row in zip(*columns, strict=True):
-        yield gap.join(row).rstrip()
-
-
-def _padded_column(cells: Row, room: int, *, right: bool, is_cut: bool) -> Iterable[str]:
-    if not "".join(cells).isascii() or (is_cut and max(map(len, cells)) > room):
-        return [padded(cut_middle(cell, room) if is_cut else cell, room, right=right) for cell in cells]
-    return [cell.rjust(room) for cell in cells] if right else [cell.ljust(room) for cell in cells]
+        others = [min(room, width // 2) for room in others]
+        left = width - sum(_GAP + room for room in others)
+        widths = [max(min(name, _narrowest(width)), min(name, left)), *others]
+    for row in (table.headers, *table.rows):
+        cells = [
+            padded(cell if width is None else cut_middle(cell, room), room, right=number)
+            for cell, room, number in zip(row, widths, table.numbers, strict=True)
+        ]
+        yield (" " * _GAP).join(cells).rstrip()
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
     """
     Return a table without as many of its columns as it takes to fit, and the headers of those left out.
 
-    Those with the same in each row go first, then the other ``spare`` ones, in the order in which they are named.
+    Of the ``spare`` ones, those with the same in each row go first, then the others as they are named.
     """
+    headers = list(table.headers)
     widths = [min(room, width // 2) for room in _widths(table)]
     needed = min(widths[0], _narrowest(width)) + sum(_GAP + room for room in widths[1:])
     left_out: set[int] = set()
-    for index in _in_order(table):
-        if needed <= width:
-            break
-        left_out.add(index)
-        needed -= _GAP + widths[index]
-    kept = [index for index in range(len(table.headers)) if index not in left_out]
+    spare = [headers.index(one) for one in table.spare if one in headers]
+    for index in sorted(spare, key=lambda index: len({row[index] for row in table.rows}) > 1):
+        if needed > width:
+            left_out.add(index)
+            needed -= _GAP + widths[index]
+    kept = [index for index in range(len(headers)) if index not in left_out]
     rows = [[row[index] for index in kept] for row in table.rows]
-    shown = Table([table.headers[index] for index in kept], rows, [table.numbers[index] for index in kept])
-    return shown, [table.headers[index] for index in sorted(left_out)]
-
-
-def _in_order(table: Table) -> Iterator[int]:
-    headers = list(table.headers)
-    various = [len({row[index] for row in table.rows}) > 1 for index in range(len(headers))]
-    both = [headers.index(header) for header in (*table.spare_if_same, *table.spare) if header in headers]
-    yield from (index for index in both if not various[index])
-    yield from (index for index in both if various[index] and headers[index] in table.spare)
+    shown = Table([headers[index] for index in kept], rows, [table.numbers[index] for index in kept])
+    return shown, [headers[index] for index in sorted(left_out)]
 
 
 def _widths(table: Table) -> list[int]:
-    columns = zip(table.headers, *table.rows, strict=True)
-    return [max(map(len if "".join(column).isascii() else _cells, column)) for column in columns]
+    return [max(map(_cells, column)) for column in zip(table.headers, *table.rows, strict=True)]
 
 
 def _narrowest(width: int) -> int:
@@ -200,17 +176,14 @@ def _narrowest(width: int) -> int:
 
 
 def _cells(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return sum(_char_cells(char) for char in text)
+    """Return how many cells of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_char_cells, text))
 
 
 def _char_cells(char: str) -> int:
     import unicodedata  # a large table, for names that are not ASCII
 
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return 0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
 
 
 def cut_middle(text: str, room: int) -> str:
@@ -218,17 +191,13 @@ def cut_middle(text: str, room: int) -> str:
     if _cells(text) <= room:
         return text
     head = (room - 1) // 2
-    tail = room - 1 - head
-    return f"{_take(text, head)}…{_take(text[::-1], tail)[::-1]}"
+    return f"{_take(text, head)}…{_take(text[::-1], room - 1 - head)[::-1]}"
 
 
 def _take(text: str, room: int) -> str:
-    taken = 0
-    for index, char in enumerate(text):
-        taken += _char_cells(char)
-        if taken > room:
-            return text[:index]
-    return text
+    """Return as much of the beginning of a text as so many cells hold."""
+    ends = accumulate(map(_char_cells, text))
+    return text[: sum(1 for _ in takewhile(lambda end: end <= room, ends))]
 
 
 def padded(text: str, room: int, *, right: bool = False) -> str:
