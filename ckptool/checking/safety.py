@@ -181,9 +181,11 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
         for archive in () if one.shards else one.archives:
             if any(name in archive for name in own):
                 break
+            storages = _members_of_bytes(one, archive)
             for name, record in archive.items() if id(archive) not in done else ():
                 full = place + name
-                if record.nbytes and not any(f"{known}::".startswith(f"{full}::") for known in opened):
+                is_known = name in storages or any(f"{known}::".startswith(f"{full}::") for known in opened)
+                if record.nbytes and not is_known:
                     unseen = Search(limits) if full in unopened else search
                     unseen.member(archive, name, full, 0)
                     if unseen is not search:
@@ -230,11 +232,24 @@ def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) ->
     of_storages = {
         f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
     }
+    of_storages |= _members_of_bytes(checkpoint, archive)
     for name, record in archive.items():
         if name in known or name in of_storages or not record.nbytes:
             continue
         if record.nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)):
             yield name
+
+
+def _members_of_bytes(checkpoint: Checkpoint, archive: Archive) -> set[str]:
+    """Return the members that are one storage from end to end, whatever they are called, and no pickle as well."""
+    if checkpoint.traits.loader != "torch.export.load":
+        return set()
+    tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+    storages = (tensor.info.storage for tensor in tensors)
+    places = {(one.file_offset, one.nbytes) for one in storages if one is not None}
+    stored = {name: one for name, one in archive.items() if one.compression == "stored"}
+    found = {name for name, one in stored.items() if (archive.source.file_offset(one.offset), one.nbytes) in places}
+    return found - {name for name, _ in checkpoint.unopened}
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

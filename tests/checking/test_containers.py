@@ -218,6 +218,22 @@ def test_every_pickle_of_an_exported_program_is_looked_at() -> None:
         assert name in dict(alarms(check(zip_file(sound | {"x/data/" + name: b"\x80\x02c"}))))["CK114"]
 
 
+@pytest.mark.parametrize(
+    "head", [b"\x1f\x9d", b"\x1f\x8b\x08\0", b"PK\3\4", b"\x04\x22\x4d\x18", b"\x80\x02cfoo\nbar\n(S'ls'\ntR."]
+)
+def test_the_bytes_of_weights_of_an_exported_program_are_no_pickles(head: bytes) -> None:
+    weights = head.ljust(64, b"\x11")
+    meta = {"dtype": 7, "sizes": [{"as_int": 16}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+    members = {"x/archive_format": b"pt2"}
+    for kind, name in (("weights", "weight_0"), ("constants", "tensor_0"), ("constants", "custom_obj_0")):
+        config = {"config": {"w": {"path_name": name, "use_pickle": False, "tensor_meta": meta}}}
+        configs = {f"x/data/{kind}/model_{kind}_config.json": json.dumps(config).encode()}
+        whole = members | {"x/data/weights/model_weights_config.json": b'{"config": {}}'} | configs
+        found = dict(alarms(check(zip_file(whole | {f"x/data/{kind}/{name}": weights}))))
+        is_unpickled = name == "custom_obj_0"  # whatever the settings say of it
+        assert bool(found.keys() - {"CK132"}) is is_unpickled
+
+
 # Archives of several
 
 
