@@ -140,7 +140,7 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
         return open_checkpoint(naming.below(path, member), limits=limits)
     folder = folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
-    if parsed.part_of is None and filenames.may_be_part(os.path.abspath(path), folders=1):
+    if parsed.part_of is None:
         from ckptool.formats import slices
 
         part = slices.rank_of_megatron(path)
@@ -163,17 +163,12 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    says = isinstance(path, str) and filenames.may_be_part(os.path.abspath(path), folders=2)
-    if not says:
-        parsed = _read(probe)
-        is_odd = any("flat_param" in name for name in parsed.contents.tensors) or "DCP_SHARDING_INFO" in parsed.metadata
-        if not isinstance(path, str) or not is_odd:
-            return parsed
+    if not isinstance(path, str):
+        return _read(probe)
     from ckptool.formats import slices
 
-    assert isinstance(path, str)
     try:
-        return slices.with_set(path, _read(probe) if says else parsed, probe)
+        return slices.with_set(path, _read(probe), probe)
     except Failure as error:
         explained = slices.explained(error, path)
         if explained is error:

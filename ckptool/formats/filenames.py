@@ -11,7 +11,6 @@ Names are hints: what is in the files is looked at later.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -102,11 +101,6 @@ TABLE: Final = (
     Named(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)", of=OF_PROCESSES),
 )
 """The first row that matches counts."""
-_MAY_BE_PART: Final = re.compile(
-    r"(?<!\d)0*\d\d?(?!\d)|-of-|(?:rank|part|shard|slice|gpu|device|parallel|[tmp]p)[._-]?\d|"
-    r"^consolidated\.|^adapter_model\.|\.index\.|^metadata\.pkl$",
-    re.IGNORECASE,
-)
 _INDEX: Final = re.compile(r"(.+)\.index(?:\.([\w-]+))?\.json")
 _SHARD: Final = re.compile(r"(.+?)-([0-9]{3,9})-of-([0-9]{3,9})((?:\.\w+)?\.\w+)")
 _OF_RANK: Final = re.compile(r"(.*rank-[0-9]{1,5}-part-)(0|[1-9][0-9]{0,4})(\.safetensors)")
@@ -169,12 +163,6 @@ def set_of(name: str, names: Sequence[str]) -> str:
     if not row.of or count < row.least or (row.with_file and row.with_file not in names):
         return ""
     return row.of if row.key else f"one of {counted(count, 'file')} {row.of}"
-
-
-def may_be_part(path: str, *, folders: int) -> bool:
-    """Say whether a file may be one of several, or has a set: by its name, and those of some folders above it."""
-    *_, name = components = path.split(os.sep)[-1 - folders :]
-    return any(map(_MAY_BE_PART.search, components)) or bool(named(name).of)
 
 
 def choose(files: Sequence[str]) -> Choice:

@@ -187,12 +187,75 @@ def _renamed(written: object, *names: str) -> object:
 
     def write_all(folder: Path) -> list[Path]:
         paths = written(folder)  # type: ignore[operator]
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
         return [path.rename(folder / name) for path, name in zip(paths, names, strict=True)]
 
     return write_all
 
 
+def mlp(rank: int, *, biased: bool = True) -> Tensors:
+    """Return what one of two ranks has of a net without norms: half of what one layer gives, and of what one takes."""
+    torch.manual_seed(0)
+    whole = {"up.weight": torch.randn(32, 8), "up.bias": torch.randn(32)}
+    whole |= {"down.weight": torch.randn(8, 32), "down.bias": torch.randn(8)}
+    along = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    kept = [name for name in whole if biased or not name.endswith("bias")]
+    return {name: (whole[name].chunk(2, along[name])[rank] if name in along else whole[name]).clone() for name in kept}
+
+
+def cut_lora(rank: int, *modules: str) -> Tensors:
+    """Return what one of two ranks has of an adapter: the second factors are cut, and the first ones of ``o_proj``."""
+    torch.manual_seed(0)
+    made = {}
+    for at in range(2):
+        for module in modules:
+            a, b = torch.randn(4, 16), torch.randn(16, 4)
+            a, b = (a.chunk(2, 1)[rank], b) if module == "o_proj" else (a, b.chunk(2)[rank])
+            made[f"layers.{at}.{module}.lora_A.weight"] = a.clone()
+            made[f"layers.{at}.{module}.lora_B.weight"] = b.clone()
+    return made
+
+
+def table(rank: int) -> Tensors:
+    """Return what one of two ranks has of an embedding and a head."""
+    torch.manual_seed(0)
+    return {f"{name}.weight": torch.randn(40, 16).chunk(2)[rank].clone() for name in ("embed", "head")}
+
+
+def _ranks_of(of: Callable[..., Tensors], *names: str, **options: bool) -> object:
+    def write_all(folder: Path) -> list[Path]:
+        for rank, name in enumerate(names):
+            write(folder / name, of(rank, **options))
+        return [folder / name for name in names]
+
+    return write_all
+
+
+def _lora(*modules: str) -> Callable[[int], Tensors]:
+    return lambda rank: cut_lora(rank, *modules)
+
+
 SLICED = {
+    "by letters": _renamed(_written("{}.pth"), "model_a.pth", "model_b.pth"),
+    "by letters alone": _renamed(_written("{}.pth", 3), "A.pth", "B.pth", "C.pth"),
+    "by letters, in folders": _renamed(_written("{}.pth"), "a/net.pth", "b/net.pth"),
+    "by Roman numerals": _renamed(_written("{}.pth", 3), "part_i.pth", "part_ii.pth", "part_iii.pth"),
+    "by words": _renamed(_written("{}.pth"), "net-one.pth", "net-two.pth"),
+    "by sides": _renamed(_written("{}.safetensors"), "left.safetensors", "right.safetensors"),
+    "by hundreds": _renamed(_written("{}.pth"), "m_100.pth", "m_200.pth"),
+    "by their first rows": _renamed(_written("{}.pth", 3), "m_0.pth", "m_4096.pth", "m_8192.pth"),
+    "without norms": _ranks_of(mlp, "m_0.pth", "m_1.pth"),
+    "without norms, by letters": _ranks_of(mlp, "m_a.safetensors", "m_b.safetensors"),
+    "without norms, of ranks": _ranks_of(mlp, "rank0.pth", "rank1.pth"),
+    "without norms and biases": _ranks_of(mlp, "net.tp0.pth", "net.tp1.pth", biased=False),
+    "of an adapter": _ranks_of(_lora("q_proj", "o_proj"), "adapter_0.safetensors", "adapter_1.safetensors"),
+    "of an adapter, by letters": _ranks_of(_lora("q_proj", "o_proj"), "style-a.pt", "style-b.pt"),
+    "of an adapter, of ranks": _ranks_of(_lora("v_proj", "o_proj"), "rank_0.pt", "rank_1.pt"),
+    "of an adapter without inputs that are cut": _ranks_of(_lora("q_proj"), "tp_0.pt", "tp_1.pt"),
+    "of an embedding": _ranks_of(table, "model_parallel-0.pt", "model_parallel-1.pt"),
+    "of an embedding, of ranks": _ranks_of(table, "rank0.safetensors", "rank1.safetensors"),
+    "of an embedding, in folders": _ranks_of(table, "mp_0/model.pt", "mp_1/model.pt"),
     "with eight digits": _written("rank{:08}.pth"),
     "with six digits": _written("w{:06}.pth"),
     "the first without a number": _renamed(_written("{}.pth"), "model.pth", "model2.pth"),
@@ -298,6 +361,16 @@ def _ranges(*names: str) -> object:
 
 
 PARTS = {
+    "stages by letters": _renamed(_numbered("{}.pt", (0, 1), (2, 3)), "model_a.pt", "model_b.pt"),
+    "stages by Roman numerals": _renamed(
+        _numbered("{}.pt", (0,), (1,), (2,)), "part_I.pt", "part_II.pt", "part_III.pt"
+    ),
+    "stages by words": _renamed(_numbered("{}.pt", (0, 1), (2, 3)), "first_half.pt", "second_half.pt"),
+    "stages by hundreds": _renamed(_numbered("{}.pt", (0, 1), (2, 3), ends=False), "m_100.pt", "m_200.pt"),
+    "stages by their first layers": _renamed(_numbered("{}.pt", (0, 1), (12, 13)), "h_0.pt", "h_12.pt"),
+    "halves, one of them without a number": _renamed(
+        _numbered("{}.safetensors", (0, 1), (2, 3)), "model.safetensors", "model2.safetensors"
+    ),
     "ranges of layers": _ranges("layers_0-2.pt", "layers_3-5.pt"),
     "ranges up to the next": _ranges("layers_0-2.safetensors", "layers_2-4.safetensors", "layers_4-6.safetensors"),
     "ranges with a gap": _ranges("layers_0-2.pt", "", "layers_5-7.pt"),
@@ -388,6 +461,66 @@ def test_a_part_whose_name_says_so_is_none_where_the_others_are_not_there(file: 
     for path in (tmp_path / "in", tmp_path / "in" / file):
         assert said(path)["CK160"] == "warning"
         assert run("migrate", path, tmp_path / "whole.safetensors").exit_code == 1
+
+
+def later(first: int, count: int, name: str = "layers.{}.mlp.weight", *more: str) -> Tensors:
+    """Return layers of a stack from one on."""
+    torch.manual_seed(first)
+    made = {name.format(at): torch.randn(8, 8) for at in range(first, first + count)}
+    return made | {one: torch.randn(16, 8) for one in more}
+
+
+LATER = {
+    "a stage": ("stage_1.pth", later(12, 12)),
+    "the last stage": ("stage_3.safetensors", later(6, 6, "model.layers.{}.attn.weight", "lm_head.weight")),
+    "a net": ("net.pth", later(6, 6)),
+    "in training": ("last.ckpt", {"model": later(4, 4), "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}),
+    "experts": ("ep.pt", later(0, 3, "h.{}.experts.4.w.weight") | later(0, 3, "h.{}.experts.5.w.weight")),
+    "beside an earlier save": ("model_2.pt", later(12, 12)),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_layers_without_those_before_are_no_model(name: str, tmp_path: Path) -> None:
+    file, value = LATER[name]
+    path = tmp_path / "in" / file
+    write(path, value)
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+    if "beside" in name:
+        write(tmp_path / "in" / "model_1.pt", later(12, 12))
+
+    for place in (path, f"{archive}::{file}", *([] if "beside" in name else [path.parent, archive])):
+        (found,) = [one for one in ckptool.check(place).findings if one.code == "CK160"]
+        assert "without those before" in found.message
+        refused = run("migrate", place, tmp_path / "whole.safetensors")
+        assert refused.exit_code == 1
+        assert "--allow-missing" in refused.output
+        with pytest.raises(IncompleteWeights):
+            ckptool.load(place)
+    assert "CK160" in run("inspect", path).output
+    assert run("migrate", path, tmp_path / "part.safetensors", "--allow-missing").exit_code == 0
+
+
+WHOLE = {
+    "counted from one": later(1, 12),
+    "behind a layer without tensors": {f"{at}.weight": torch.randn(8, 8) for at in (2, 4, 6, 8)},
+    "blocks of other shapes": {f"blocks.{at}.weight": torch.randn(2**at, 8) for at in (2, 3, 4, 5)},
+    "gates of an adapter": {f"layers.{at}.attention.gate.weight": torch.randn(1, 32) for at in range(2, 32)},
+    "LoRA of later layers": later(12, 12, "layers.{}.q.lora_A.weight") | later(12, 12, "layers.{}.q.lora_B.weight"),
+    "adapters of later layers": later(8, 8, "layers.{}.adapter.down.weight"),
+    "one later layer": later(61, 1, "layers.{}.a.weight", "a.weight", "b.weight", "c.weight"),
+    "a few later layers": later(4, 4) | {f"{one}.weight": torch.randn(2, 2) for one in "abcde"},
+    "two stacks": later(0, 6, "text.layers.{}.weight") | later(0, 3, "image.layers.{}.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_begins_with_a_later_number_may_be_whole(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "net.pth", WHOLE[name])
+
+    for path in (tmp_path, tmp_path / "net.pth"):
+        assert "CK160" not in said(path)
+        assert ckptool.load(path).keys() == WHOLE[name].keys()
 
 
 @pytest.mark.parametrize(
@@ -698,7 +831,79 @@ def language_model(number: int) -> Tensors:
     return made | {"norm.weight": torch.rand(32), "head.weight": torch.randn(50, 32)}
 
 
+def unet(number: int) -> Tensors:
+    """Return a U-Net, whose layers on the way up take what two others give."""
+    torch.manual_seed(number)
+    widths = [(3, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32)]
+    made = {f"down.{at}.weight": torch.randn(b, a, 3, 3) for at, (a, b) in enumerate(widths)}
+    for at, (a, b) in enumerate([(48, 16), (16, 16), (24, 8), (8, 8)]):
+        made |= {f"up.{at}.weight": torch.randn(b, a, 3, 3), f"up.{at}.norm.weight": torch.randn(b)}
+    return made | {"out.weight": torch.randn(1, 8, 1, 1)}
+
+
+def even_unet(number: int) -> Tensors:
+    """Return a U-Net that gives half on the way up, and takes twice as much with what is joined."""
+    torch.manual_seed(number)
+    widths = [(1, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 8), (16, 8), (8, 4), (8, 4), (4, 4)]
+    return {f"conv{at}.weight": torch.randn(b, a, 3, 3) for at, (a, b) in enumerate(widths)}
+
+
+def adapter(number: int, size: int = 4, *, first: int | None = None) -> Tensors:
+    """Return an adapter of a training of its own; with ``first``, its first factors are those of that seed."""
+    made = {}
+    for at in range(3):
+        for factor, shape, own in (("A", (size, 16), first), ("B", (16, size), None)):
+            torch.manual_seed(97 * at + (number if own is None else own))
+            made[f"layers.{at}.q_proj.lora_{factor}.weight"] = torch.randn(*shape)
+    return made
+
+
+def on_a_table(number: int) -> Tensors:
+    """Return a net that was trained on top of a table of words, which it left as it was."""
+    return other_seed(number) | {"words.weight": torch.arange(64.0).reshape(8, 8)}
+
+
+def other_table(number: int) -> Tensors:
+    torch.manual_seed(number)
+    return {"embed.weight": torch.randn(20, 16), "head.weight": torch.randn(20, 16)}
+
+
+def discriminator(number: int) -> Tensors:
+    torch.manual_seed(number)
+    return {f"model.{at}.weight": torch.randn(8 * (at + 1), 8, 4, 4) for at in (0, 2, 5, 8)}
+
+
+def generator(number: int) -> Tensors:
+    torch.manual_seed(number)
+    return {f"model.{at}.conv.weight": torch.randn(8, 8, 3, 3) for at in range(1, 9)}
+
+
 SERIES: dict[str, list[tuple[str, Tensors]]] = {
+    "seeds by letters": [("a.pt", other_seed(1)), ("b.pt", other_seed(2))],
+    "runs by letters": [("run_a.pt", trained(1)), ("run_b.pt", trained(2)), ("run_c.pt", trained(3))],
+    "runs by Roman numerals": [("net_i.pt", seed(1)), ("net_ii.pt", seed(2)), ("net_iii.pt", seed(3))],
+    "eyes": [("left.pt", other_seed(1)), ("right.pt", other_seed(2))],
+    "halves of a season": [("first_half.pt", trained(1)), ("second_half.pt", trained(2))],
+    "a head and a tail": [("head.pt", chain(1, 16, 4)), ("tail.pt", chain(2, 8, 16))],
+    "generators of a cycle": [("net_G_A.pth", generator(1)), ("net_G_B.pth", generator(2))],
+    "a cycle": [(f"net_{n}_{k}.pth", of(n == "A")) for n in "AB" for k, of in (("D", discriminator), ("G", generator))],
+    "a generator and a discriminator": [("net_G.pth", generator(1)), ("net_D.pth", discriminator(1))],
+    "an encoder and a decoder": [("encoder.pth", stage(0)), ("decoder.pth", chain(1, 8, 8, 8))],
+    "an average": [("model.pth", trained(1)), ("model_ema.pth", trained(2))],
+    "the best and the last": [("best.pth", trained(1)), ("last.pth", trained(2))],
+    "hundreds of steps": [(f"m_{n}.pth", trained(n)) for n in (100, 200, 300)],
+    "hundreds of steps on frozen norms": [(f"m_{n}.pth", trained(n, "layers.0.norm.weight")) for n in (100, 200)],
+    "the same at hundreds": [(f"m_{n}.pth", full()) for n in (100, 200)],
+    "sizes": [(f"vgg_{n}.pth", chain(n, 8, n, n, 4)) for n in (16, 32)],
+    "adapters by letters": [("style-a.safetensors", adapter(1)), ("style-b.safetensors", adapter(2))],
+    "adapters on the same first factors": [(f"adapter_{n}.pt", adapter(n, first=9)) for n in (0, 1)],
+    "sizes of adapters": [(f"adapter_rank_{n}.safetensors", adapter(n, n)) for n in (4, 8, 16)],
+    "on the same table": [(f"rank{n}.safetensors", on_a_table(n)) for n in (0, 1)],
+    "U-Nets of shards": [(f"shard{n}/unet.pth", unet(n)) for n in (0, 1)],
+    "even U-Nets of shards": [(f"shard{n}/unet.pth", even_unet(n)) for n in (0, 1, 2, 3)],
+    "U-Nets of ranks": [(f"unet_rank{n}.safetensors", even_unet(n)) for n in (0, 1)],
+    "U-Nets by numbers": [(f"unet_{n}.pth", even_unet(n)) for n in (0, 1)],
+    "tables": [(f"embedding_{n}.pt", other_table(n)) for n in (0, 1)],
     "epochs": [(f"epoch-{step}.pt", trained(step)) for step in (1, 2, 3)],
     "steps": [(f"checkpoint_{step}.pth", trained(step)) for step in (100, 200)],
     "steps of fine-tuning": [(f"step_{n}.pt", trained(n, "layers.0.norm.weight", "emb.weight")) for n in (0, 1)],
@@ -725,7 +930,7 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "seeds in folders": [(f"device_{n}/net.pt", seed(n)) for n in (0, 1)],
     "models in folders": [(f"rank_{n}/net.pt", trained(n)) for n in (0, 1)],
     "copies in folders": [(f"rank_{n}/net.pt", full()) for n in (0, 1)],
-    "gaps": [(f"part-{n}.pt", slice_of(min(n, 1))) for n in (0, 7)],
+    "gaps": [(f"part-{n}.pt", slice_of(min(n, 1))) for n in (0, 5, 7)],
     "numbers": [(f"model_{n}.pt", trained(n)) for n in (0, 1, 2)],
     "numbers alone": [(f"{n}.pt", trained(n)) for n in (0, 1)],
     "seeds without a word": [(f"net_{n}.pt", seed(n)) for n in (0, 1)],
@@ -771,7 +976,7 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "of two dates": [(f"net-2024-0{n}.pt", seed(n)) for n in (1, 2)],
     "ranges of data": [(f"data_{n}-{n + 1}.pt", other_seed(n)) for n in (0, 2)],
     "layers of two trainings": [(f"layers_{n}-{n + 1}.pt", stage(0, seed=n)) for n in (0, 2)],
-    "ranges that overlap": [(f"layers_{n}-{n + 2}.pt", stage(n, seed=n)) for n in (0, 1)],
+    "ranges that overlap": [(f"layers_{n}-{n + 2}.pt", stage(0, seed=n)) for n in (0, 1)],
     "heads of one body": [
         (f"model_{n}.pt", chain(n, 4, 16) | {f"heads.{k}.weight": torch.randn(8, 16) for k in range(3)}) for n in (0, 1)
     ],
