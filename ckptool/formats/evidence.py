@@ -51,7 +51,7 @@ def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool)
         return True
     small = [name for name in learnt if 1 < one[name].nbytes <= _SMALL_NBYTES and len(one[name].shape) == 1]
     large = [name for name in learnt or names if len(one[name].shape) > 1]
-    vectors = [_tells(LazyTensor(name, one[name]), LazyTensor(name, other[name])) for name in small[:_MOST]]
+    vectors = [_tells(name, one, other) for name in small[:_MOST]]
     copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
     if copies:
         is_certain = found.says_rank or (
@@ -72,7 +72,7 @@ def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool)
         large = large or small
     if not is_certain:
         return False
-    same = [_are_alike(LazyTensor(name, one[name]), LazyTensor(name, other[name])) for name in large[:_MOST]]
+    same = [_are_alike(name, one, other) for name in large[:_MOST]]
     return len(same) > (not found.says_rank) and 2 * sum(same) <= len(same) - (found.says_rank and not found.says_cut)
 
 
@@ -95,19 +95,13 @@ def _are_halved(one: Tensors, other: Tensors, names: Iterable[str]) -> bool:
         modules.setdefault(_OF_MODULE.sub("", name), []).append(name)
     pairs = [sorted(found, key=lambda name: (name.endswith("bias"), name)) for found in modules.values()]
     pairs = [found for found in pairs if len(found) == 2 and len(one[found[0]].shape) > 1][:_MOST]
-    lazy = [[(LazyTensor(name, one[name]), LazyTensor(name, other[name])) for name in pair] for pair in pairs]
-    told = [(_are_alike(*matrix), _tells(*behind)) for matrix, behind in lazy]
+    told = [(_are_alike(matrix, one, other), _tells(behind, one, other)) for matrix, behind in pairs]
     return (False, True) in told and any(copy is False for _, copy in told) and (True, True) not in told
 
 
 def _is_cut(tensors: Tensors, count: int) -> bool:
-    """
-    Say whether all tensors are cut along their first dimension, by a number of files that divides ``count``.
-
-    What a layer gives is then less than what the next one takes, and a norm has fewer elements than any layer takes.
-    """
-    # Layers side by side, on one body, seem to be cut; but not in two ways.
-    return any(len(cut) > 1 and (not whole or len({*cut}) > max(1, len(whole))) for cut, whole in _cuts(tensors, count))
+    """Say whether most shapes are cut along the first dimension, more than one: layers side by side seem to be, too."""
+    return any(cut > max(1, whole) for cut, whole in _cuts(tensors, count))
 
 
 def _is_whole(one: Tensors, other: Tensors, count: int) -> bool:
@@ -115,13 +109,12 @@ def _is_whole(one: Tensors, other: Tensors, count: int) -> bool:
     Say whether two files hold the same model, few of whose layers seem to be cut, with matrices outside its layers.
 
     Where all have numbers, it is none that could go on where it begins: the last layer gives not what the first takes.
-    Layers that take what two others give, as those of a U-Net do, seem to be cut.
     """
     matrices = [(_LAYER.sub("#", name), info.shape) for name, info in one.items() if len(info.shape) > 1]
     are_varied = len({*matrices}) > len({kin for kin, _ in matrices}) and matrices[0][1][1] != matrices[-1][1][0]
     has_ends = are_varied or any("#" not in kin for kin, _ in matrices)
     are_same = has_ends and one.keys() == other.keys() and have_shapes_of(one, other)
-    return are_same and all(len(whole) > len({*cut}) for cut, whole in _cuts(one, count))
+    return are_same and all(whole > cut for cut, whole in _cuts(one, count))
 
 
 def have_shapes_of(one: Tensors, other: Tensors) -> bool:
@@ -129,27 +122,17 @@ def have_shapes_of(one: Tensors, other: Tensors) -> bool:
     return all(one[name].shape == other[name].shape for name in one.keys() & other.keys())
 
 
-def _cuts(tensors: Tensors, count: int) -> Iterator[tuple[list[tuple[int, int]], set[int]]]:
-    """Yield what is cut for each number of files that divides ``count``, and what is not: what layers give and take."""
-    learnt = [(name, info.shape) for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1]
-    taken = {shape[1] for _, shape in learnt if len(shape) > 1}
+def _cuts(tensors: Tensors, count: int) -> Iterator[tuple[int, int]]:
+    """
+    Yield how many shapes are cut along the first dimension, and how many are not, by a number that divides ``count``.
+
+    What a layer gives, and what a norm has, is then no width that any layer takes, but that part of one.
+    """
+    shapes = {info.shape for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1}
+    taken = {shape[1] for shape in shapes if len(shape) > 1}
     for world in (one for one in range(2, count + 1) if count % one == 0):
-        cut, whole, given = list[tuple[int, int]](), set[int](), 0
-        for name, shape in learnt:
-            if len(shape) > 1 and shape[1] == given:
-                whole.add(given)
-            elif len(shape) > 1 and _is_part(given, shape[1], world):
-                cut.append((given, shape[1]))
-            elif name.endswith("bias"):
-                continue
-            elif len(shape) == 1 and shape[0] not in taken and any(_is_part(shape[0], one, world) for one in taken):
-                cut.append((shape[0], 0))
-            given = shape[0]
-        yield cut, whole
-
-
-def _is_part(given: int, taken: int, world: int) -> bool:
-    return 1 < given != taken and given in (-(-taken // world), taken // world)
+        parts = {part for width in taken for part in (width // world, -(-width // world)) if part > 1} - taken
+        yield sum(shape[0] in parts for shape in shapes), sum(shape[0] in taken for shape in shapes)
 
 
 def are_ends(files: Sequence[Tensors]) -> bool:
@@ -210,38 +193,39 @@ def later_layers(tensors: Tensors) -> str:
 
     Layers of a stack have the same matrices, one behind the other. A stack may begin with 1.
     """
-    learnt = {name: info.shape for name, info in tensors.items() if name.endswith(_LEARNT)}
-    matrices = [name for name, shape in learnt.items() if len(shape) > 1 and 1 not in shape[:2]]
-    stacks: dict[str, dict[int, list[tuple[str, tuple[int, ...]]]]] = {}
-    for name in matrices:
-        for one in _LAYER.finditer(name):
-            stack, inside = (_LAYER.sub("#", part) for part in (name[: one.start()], name[one.end() :]))
-            stacks.setdefault(stack, {}).setdefault(int(one[0]), []).append((inside, tensors[name].shape))
-    for stack, layers in stacks.items():
-        first, last, held = min(layers), max(layers), sum(map(len, layers.values()))
-        are_like = 1 < len(layers) == last - first + 1 and all(one == layers[first] for one in layers.values())
-        if first > 1 and are_like and held >= max(_LEAST, len(matrices) / 2) and not any(map(_ADDED.search, matrices)):
-            return f"the layers {first} to {last} of {stack.rstrip('.')!r}, without those before"
-    return ""
+    layers = _layers(tensors, tensors)
+    begun = {kin.partition("#")[0] for kin, own in layers.items() if min(own) < 2}
+    matrices = [name for name, info in tensors.items() if len(info.shape) > 1 and name.endswith(_LEARNT)]
+    later = {
+        kin: own
+        for kin, own in layers.items()
+        if kin.endswith(_LEARNT) and kin.partition("#")[0] not in begun
+        if len({*own.values()}) == 1 < len(own) == max(own) - min(own) + 1
+        if len(own[min(own)]) > 1 and 1 not in own[min(own)][:2]
+    }
+    if sum(map(len, later.values())) < max(_LEAST, len(matrices) / 2) or any(map(_ADDED.search, matrices)):
+        return ""
+    kin, own = next(iter(later.items()))
+    return f"the layers {min(own)} to {max(own)} of {kin!r}, without those before"
 
 
-def _tells(one: LazyTensor, other: LazyTensor) -> bool | None:
+def _tells(name: str, one: Tensors, other: Tensors) -> bool | None:
     """Say whether tensors are equal as copies are; None of what training has not changed: all zeros, or all ones."""
-    data = next(one.chunks(_SMALL_NBYTES), b"") if one.info.storage is not None else b""
-    is_new = data == data[: one.info.dtype.itemsize] * (len(data) // one.info.dtype.itemsize)
-    same = one.shape == other.shape and are_equal(one, other)
+    data, size = _heads(name, one, other)[0], one[name].dtype.itemsize
+    is_new = data == data[:size] * (len(data) // size)
+    same = one[name].shape == other[name].shape and are_equal(name, one, other)
     return None if is_new and same else same
 
 
-def are_equal(one: LazyTensor, other: LazyTensor) -> bool:
+def are_equal(name: str, one: Tensors, other: Tensors) -> bool:
     """Say whether tensors are equal, as far as they are compared."""
-    return len({*_heads(one, other)}) == 1
+    return len({*_heads(name, one, other)}) == 1
 
 
-def _are_alike(one: LazyTensor, other: LazyTensor) -> bool:
+def _are_alike(name: str, one: Tensors, other: Tensors) -> bool:
     """Say whether tensors are of two times of one training: many elements have the same sign and exponent."""
-    size = one.info.dtype.itemsize
-    first, second = _heads(one, other)
+    size = one[name].dtype.itemsize
+    first, second = _heads(name, one, other)
     count = min(len(first), len(second)) // size
     mask = 0xF0 if size > 4 else 0  # of float64, in whose first byte there is no more than half of the exponent
     ends = range(size - 1, count * size, size)
@@ -249,8 +233,8 @@ def _are_alike(one: LazyTensor, other: LazyTensor) -> bool:
     return 5 * same >= 2 * count
 
 
-def _heads(one: LazyTensor, other: LazyTensor) -> list[bytes]:
+def _heads(name: str, *files: Tensors) -> list[bytes]:
     """Return the first bytes of two tensors, as many as are compared; none of those without any."""
-    nbytes = _SMALL_NBYTES if one.info.nbytes <= _SMALL_NBYTES else _HEAD_NBYTES
-    are_there = one.info.storage is not None and other.info.storage is not None
-    return [next(of.chunks(nbytes), b"") if are_there else b"" for of in (one, other)]
+    nbytes = _SMALL_NBYTES if files[0][name].nbytes <= _SMALL_NBYTES else _HEAD_NBYTES
+    are_there = all(one[name].storage is not None for one in files)
+    return [next(LazyTensor(name, one[name]).chunks(nbytes), b"") if are_there else b"" for one in files]

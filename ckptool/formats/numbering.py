@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import gcd, prod
+from math import gcd
 from typing import Final, NamedTuple
 
 from ckptool.messages import some
@@ -142,14 +142,13 @@ def _set_of(name: str, names: tuple[str, ...]) -> Numbered:
             rows[place] = row
     if rows:
         files = [one for one, of in alike.items() if all(of[at] == own[at] for at in range(len(own)) if at not in rows)]
-        steps = [_step(row) for row in rows.values()]
-        total = prod((max(row) - min(row)) // step + 1 for row, step in zip(rows.values(), steps, strict=True))
-        others = [
-            [(-len(_spans(one)), number, one) for number, one in row.items() if one != name] for row in rows.values()
-        ]
-        nearest = [min(row)[2] for row in others]  # the one without a number only if there is no other
-        gaps = (range(min(row), max(row), step) for row, step in zip(rows.values(), steps, strict=True))
-        missing = [one for row, gap in zip(rows.values(), gaps, strict=True) for one in gap if one not in row]
+        total, missing, nearest = 1, list[int](), list[str]()
+        for row in rows.values():
+            expected = range(min(row), max(row) + 1, _step(row))
+            total *= len(expected)
+            missing += [one for one in expected if one not in row]
+            # The one without a number only if there is no other.
+            nearest.append(min((-len(_spans(one)), number, one) for number, one in row.items() if one != name)[2])
         return _said(Numbered(sorted(files, key=alike.__getitem__), nearest, _gap(missing), total), rows)
     files = sorted(alike, key=alike.__getitem__)
     places = [place for place, column in enumerate(zip(*alike.values(), strict=True)) if len({*column}) > 1]
@@ -174,10 +173,8 @@ def _counted(name: str, names: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
     texts = {one: numbers(one) for one in (*names, beside) if own and one.startswith(head)}
     same = {one: found for one, (other, found) in texts.items() if other == pattern}
     lines = [_line(text, {found[place] for found in same.values()}) for place, text in enumerate(own)]
-    alike = {
-        one: tuple(line.get(text, -1) for line, text in zip(lines, found, strict=True)) for one, found in same.items()
-    }
-    alike = {one: found for one, found in alike.items() if -1 not in found}
+    counts = [tuple(line.get(text, -1) for line, text in zip(lines, found, strict=True)) for found in same.values()]
+    alike = {one: found for one, found in zip(same, counts, strict=True) if -1 not in found}
     lowest = min(alike.values(), default=())
     if own and len(own) == len(numbers(bare)[1]) + 1 and lowest[-1] in (1, 2) and (name == bare or bare in names):
         alike[bare] = (*lowest[:-1], lowest[-1] - 1)

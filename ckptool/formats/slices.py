@@ -38,7 +38,6 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.sources.files import FileSource
 from ckptool.sources.paths import directory_entries, first_bytes
-from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import is_size
 
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
@@ -249,8 +248,7 @@ def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe:
             there = opening(set_of(name, names).nearest[0]).contents.tensors
             are_there = bool(own) and all(info.storage is not None for info in own.values())
             are_alike = are_there and own.keys() == there.keys() and evidence.have_shapes_of(own, there)
-            pairs = ((LazyTensor(one, own[one]), LazyTensor(one, there[one])) for one in own)
-            return are_alike and all(evidence.are_equal(*pair) for pair in pairs)
+            return are_alike and all(evidence.are_equal(one, own, there) for one in own)
     except (Failure, IndexError):
         return False
 
