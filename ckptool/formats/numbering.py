@@ -51,8 +51,8 @@ _OF_ONE: Final = re.compile(
     r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
 )
 """Words of files that are of one model, however much they differ; the last two where they begin at 0."""
-_OF_TENSORS: Final = re.compile(r"^[tm]p|parallel", re.IGNORECASE)
-"""Words of files whose tensors are cut, even if each looks whole."""
+_OF_TENSORS: Final = re.compile(r"(?:^[tm]p(?:[._-]?rank)?|parallel)[._-]?0+(?!\d)", re.IGNORECASE)
+"""Words of files whose tensors are cut, even if each looks whole; these begin at 0."""
 _NUMBER: Final = re.compile(rf"(?<!\d)\d{{1,18}}(?!\d)|{_WORD}", re.IGNORECASE)
 _LAST: Final = re.compile(rf"(?:[ ._-]?(?:(?<!\d)\d{{1,4}}|\(\d{{1,4}}\))|[ ._-]{_WORD})(?=\.\w+\Z)", re.IGNORECASE)
 """The number of what was saved beside a file without one."""
@@ -197,7 +197,7 @@ def _said(found: Numbered, places: Iterable[int]) -> Numbered:
     return found._replace(
         says_rank=says_rank,
         says_one=any(map(_OF_ONE.search, words)),
-        says_cut=any(map(_OF_TENSORS.match, words)),
+        says_cut=any(map(_OF_TENSORS.search, words)),
     )
 
 
