@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, TypeAlias
 
 from ckptool.formats.numbering import Numbered
@@ -18,12 +19,12 @@ from ckptool.tensors.tensor import TensorInfo
 
 Tensors: TypeAlias = Mapping[str, TensorInfo]
 
-_LAYER: Final = re.compile(r"\b\d+(?=\.)")
+_LAYER: Final = re.compile(r"\b\d{1,18}(?=\.)")
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
 _OF_MODULE: Final = re.compile(r"[._]?(?:lora_?(?:[AB]|down|up)\b.*|weight|bias)\Z", re.DOTALL)
 """What follows the name of a module whose output is cut, or whose input."""
-_ADDED: Final = re.compile(r"lora|lokr|hada|ia3|adapter|prompt", re.IGNORECASE)
+_ADDED: Final = re.compile(r"lora|lokr|hada|ia3|adapter|prompt|probe", re.IGNORECASE)
 """What is added to some layers of a model, which keep their numbers."""
 _ENDS: Final = (re.compile(r"emb|wte|stem"), re.compile(r"head|output|final"))
 """What the first stage of a pipeline has in its names, and the last."""
@@ -32,8 +33,10 @@ _HEAD_NBYTES: Final = 1 << 12
 """What is compared of a tensor that is not small."""
 _MOST: Final = 12
 """Tensors of a kind that are compared."""
-_LEAST: Final = 4
+_LEAST: Final = 6
 """Matrices of layers that are enough to tell that others are not there."""
+_NESTED: Final = 8
+"""Numbers in a name that may be those of layers."""
 
 
 def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool) -> bool:
@@ -174,7 +177,7 @@ def go_on(one: Tensors, other: Tensors, *, says_rank: bool) -> bool:
 
 def _numbered(name: str) -> Iterator[tuple[str, int]]:
     """Yield each number of a layer in a name, behind the rest of it; of two numbers, of layers and experts, both."""
-    for one in _LAYER.finditer(name):
+    for one in islice(_LAYER.finditer(name), _NESTED):
         yield f"{name[: one.start()]}#{name[one.end() :]}", int(one[0])
 
 

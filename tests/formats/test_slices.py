@@ -474,7 +474,7 @@ LATER = {
     "a stage": ("stage_1.pth", later(12, 12)),
     "the last stage": ("stage_3.safetensors", later(6, 6, "model.layers.{}.attn.weight", "lm_head.weight")),
     "a net": ("net.pth", later(6, 6)),
-    "in training": ("last.ckpt", {"model": later(4, 4), "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}),
+    "in training": ("last.ckpt", {"model": later(4, 6), "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}),
     "experts": ("ep.pt", later(0, 3, "h.{}.experts.4.w.weight") | later(0, 3, "h.{}.experts.5.w.weight")),
     "beside an earlier save": ("model_2.pt", later(12, 12)),
 }
@@ -508,6 +508,8 @@ WHOLE = {
     "gates of an adapter": {f"layers.{at}.attention.gate.weight": torch.randn(1, 32) for at in range(2, 32)},
     "LoRA of later layers": later(12, 12, "layers.{}.q.lora_A.weight") | later(12, 12, "layers.{}.q.lora_B.weight"),
     "adapters of later layers": later(8, 8, "layers.{}.adapter.down.weight"),
+    "probes of later layers": later(12, 12, "probes.{}.weight"),
+    "names of many numbers": {"1." * 30_000 + "weight": torch.ones(2, 2), f"{'9' * 5_000}.weight": torch.ones(2, 2)},
     "one later layer": later(61, 1, "layers.{}.a.weight", "a.weight", "b.weight", "c.weight"),
     "a few later layers": later(4, 4) | {f"{one}.weight": torch.randn(2, 2) for one in "abcde"},
     "two stacks": later(0, 6, "text.layers.{}.weight") | later(0, 3, "image.layers.{}.weight"),
