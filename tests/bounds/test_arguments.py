@@ -28,39 +28,6 @@ def made(func: tuple[str, str], *args: Any, state: Any = None) -> Call:
 # Storages
 
 
-def test_a_storage_is_named_by_five_things_and_maybe_a_view() -> None:
-    whole = ("storage", FLOATS, "0", "cpu", 4)
-
-    assert storage_id(whole[:4]) is None
-    found = storage_id(whole)
-    assert found is not None
-    assert (found.nbytes, found.view) == (16, None)
-    viewed = storage_id((*whole, ("v", 1, 2)))
-    assert viewed is not None
-    assert viewed.view == ("v", 4, 8)
-
-
-@pytest.mark.parametrize("numel", [0, 1, MOST])
-def test_a_storage_may_have_as_many_elements_as_63_bits_count(numel: int) -> None:
-    found = storage_id(("storage", FLOATS, "0", "cpu", numel, ("v", numel, numel)))
-
-    assert found is not None
-    assert (found.nbytes, found.view) == (4 * numel, ("v", 4 * numel, 4 * numel))
-
-
-@pytest.mark.parametrize("numel", [-1, MOST + 1])
-def test_a_storage_has_neither_fewer_nor_more(numel: int) -> None:
-    for pid in ((numel, None), (4, ("v", numel, 0)), (4, ("v", 0, numel))):
-        with pytest.raises(MalformedFile):
-            storage_id(("storage", FLOATS, "0", "cpu", *pid))
-
-
-@pytest.mark.parametrize("view", [("v", 0), ("v", 0, 0, 0), ()])
-def test_a_view_is_three_things(view: tuple[Any, ...]) -> None:
-    with pytest.raises(MalformedFile):
-        storage_id(("storage", FLOATS, "0", "cpu", 4, view))
-
-
 def test_a_key_and_a_device_tag_have_at_most_4096_characters() -> None:
     for key, tag in (("k" * 4096, "cpu"), ("0", "c" * 4096), ("k" * 253, "cpu"), ("k" * 254, "cpu")):
         found = storage_id(("storage", FLOATS, key, tag, 4))
@@ -86,9 +53,6 @@ def test_a_plain_tensor_may_have_its_hooks_and_metadata_or_not(count: int) -> No
         found = rebuilder.tensor(call)
         assert found is not None
         assert (found.shape, found.requires_grad) == ((4,), True)
-
-
-# Arguments
 
 
 # numpy

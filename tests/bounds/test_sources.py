@@ -11,9 +11,8 @@ import pytest
 from ckptool import FileUnavailable, SourceChanged, open_checkpoint
 from ckptool.sources import descriptors
 from ckptool.sources.files import FileSource, open_source
-from ckptool.sources.source import ReadAhead, StreamSource
+from ckptool.sources.source import StreamSource
 from tests import build
-from tests.bounds.sources import Asked
 
 DATA = bytes(range(256)) * 1024
 
@@ -188,15 +187,6 @@ def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
 
 
 # Reading ahead
-
-
-def asked(*reads: tuple[int, int]) -> list[int]:
-    """Return how many bytes each call for more asks for."""
-    source = Asked(DATA)
-    ahead = ReadAhead(source)
-    for offset, nbytes in reads:
-        assert ahead.read(offset, nbytes) == DATA[offset : offset + nbytes]
-    return source.sizes
 
 
 @pytest.mark.parametrize(("below", "digits"), [(0, 40), (0, 64), (7, 40), (7, 64)])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +10,7 @@ import pytest
 
 from ckptool.archives.zip_directory import FULL32
 from ckptool.archives.zips import read_zip
-from ckptool.errors import OutputFailed
 from ckptool.migration import zip_writer
-from ckptool.migration.output import Output
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from tests.each import each
 
@@ -115,46 +111,4 @@ def end_record(frame: Frame) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[at : at + size], "little") for at, size in ((8, 2), (10, 2), (12, 4), (16, 4)))
 
 
-# Outputs
-
-
-def test_just_enough_space_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=100))
-    with Output(str(tmp_path / "x")) as output:
-        output.reserve(1000)
-        with pytest.raises(OutputFailed) as caught:
-            output.reserve(1001)
-        assert (caught.value.needed, caught.value.actual) == (1001, 1000)
-
-
-def test_where_nobody_knows_the_space_writing_will_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "fstatvfs")
-    with Output(str(tmp_path / "x")) as output:
-        output.reserve(1 << 62)
-        output.write(b"data")
-        output.publish()
-    assert (tmp_path / "x").read_bytes() == b"data"
-
-
-def test_an_output_may_have_the_first_descriptor_of_all(tmp_path: Path) -> None:
-    """A process that was started without its standard input has a file in its place."""
-    keep = os.dup(0)
-    os.close(0)
-    try:
-        with Output(str(tmp_path / "x")) as output:
-            assert output._fd == 0
-            output.write(b"data")
-            output.publish()
-        with pytest.raises(OSError, match="descriptor"):
-            os.fstat(0)
-    finally:
-        os.dup2(keep, 0)
-        os.close(keep)
-    assert (tmp_path / "x").read_bytes() == b"data"
-    assert [place.name for place in tmp_path.iterdir()] == ["x"]
-
-
 # Checksums
-
-
-# Transfers

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import ckptool
+from tests.each import each
 from tests.formats.dcp_folder import Writer
 
 SHAPES = [
@@ -69,7 +70,7 @@ def saved(folder: Path, cuts: int = 3) -> tuple[Path, dict[str, torch.Tensor]]:
     return closed(writer), found
 
 
-@pytest.mark.parametrize("cuts", [1, 2, 3, 7])
+@pytest.mark.parametrize("cuts", [1, 3])
 def test_they_have_the_shape_and_values_that_they_had(tmp_path: Path, cuts: int) -> None:
     folder, expected = saved(tmp_path / "saved", cuts)
     with ckptool.open_checkpoint(folder) as opened:
@@ -117,7 +118,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         assert torch.equal(opened.tensors["weight"].torch(), expected["weight"])
 
 
-@pytest.mark.parametrize("given", [(6, 11), (12, 5), (60,), (6, 10, 1), (-6, -10), (), "6, 10", None, [[6], 10]])
+@each("given", [(6, 11), (12, 5), (60,), (6, 10, 1), (-6, -10), (), "6, 10", None, [[6], 10]])
 def test_a_shape_that_cannot_be(tmp_path: Path, given: Any) -> None:
     folder, expected = saved(tmp_path / "first")
     writer = Writer(tmp_path / "saved")

@@ -361,14 +361,14 @@ def test_containers_in_pickles_without_a_mark_are_not_named(value: object, proto
     assert named(pickle.dumps(value, protocol)) is None
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@each("protocol", range(6))
 def test_pickles_of_objects_cut_anywhere_are_not_named(protocol: int) -> None:
     data = pickle.dumps({"when": time.gmtime(0), "spec": np.zeros(3), "name": ["conv1", "conv2"]}, protocol)
 
     assert [cut for cut in range(40, len(data)) if named(data[:cut]) is not None] == []
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@each("protocol", range(6))
 def test_legacy_streams_are_not_named(protocol: int) -> None:
     system = {
         "protocol_version": 1001,
@@ -463,7 +463,7 @@ def test_damaged_heads_give_a_result_or_none(data: bytes, at: int, patch: bytes,
     assert error is None or error.message.isprintable()
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"[" * 100_000,
@@ -504,7 +504,6 @@ def test_damaged_heads_give_a_result_or_none(data: bytes, at: int, patch: bytes,
         gzip.compress(bytes(8_000_000), mtime=0),
         zlib.compress(bytes(8_000_000)),
     ],
-    ids=lambda data: repr(data[:24]),
 )
 def test_hostile_heads_cost_little(data: bytes) -> None:
     start = time.process_time()

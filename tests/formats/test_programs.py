@@ -18,11 +18,9 @@ import torch
 from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
-from ckptool.archives.zips import read_zip
-from ckptool.checking.row import row
-from ckptool.formats.runnable.programs import programs
-from ckptool.sources.source import BytesSource
+from ckptool.fleet import row
 from tests.build import zip_file
+from tests.each import each
 from tests.program import invoke
 
 
@@ -148,8 +146,7 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
 
 def has_programs(name: str, data: bytes) -> bool:
     """Say whether the member of an archive does what reaches the system."""
-    archive = read_zip(BytesSource(zip_file({name: data})))
-    return any(act.grade != "program" for act in programs(archive, ""))
+    return any(act.grade not in ("program", "data") for act in check(zip_file({name: data})).acts)
 
 
 def of_model(**fields: object) -> bytes:
@@ -184,7 +181,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("line", SCRIPTS)
+@each("line", SCRIPTS)
 def test_operators_that_open_files_are_found_in_code(line: str) -> None:
     text = f"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    y = {line}\n    return x\n"
     assert has_programs("m/code/__torch__.py", text.encode()) == SCRIPTS[line]
@@ -346,7 +343,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@each("formula", FORMULAS)
 def test_a_formula_only_reckons(formula: str) -> None:
     text = of_model(as_expr={"expr_str": formula, "hint": None})
     assert has_programs("p/models/model.json", text) != FORMULAS[formula]
@@ -363,7 +360,7 @@ GUARDS = {
 }
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@each("guard", GUARDS)
 def test_a_guard_only_compares(guard: str) -> None:
     assert has_programs("p/models/model.json", of_model(guards_code=[guard])) != GUARDS[guard]
 
@@ -378,12 +375,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("layout", LAYOUTS)
 def test_a_layout_of_arguments_imports_nothing_that_reaches_the_system(layout: str) -> None:
     assert has_programs("p/models/model.json", of_model(out_spec=layout)) != LAYOUTS[layout]
 
 
-@pytest.mark.parametrize("name", ["x", "b_b_running_mean", "a.b.0", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
+@each("name", ["x", "b_b_running_mean", "a.b.0", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
 def test_a_name_is_no_code(name: str) -> None:
     for found in (
         {"as_tensor": {"name": name}},

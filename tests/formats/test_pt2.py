@@ -163,6 +163,15 @@ def test_two_programs_whose_names_run_together_are_refused() -> None:
         open_checkpoint(build.zip_file(members))
 
 
+@each(("models", "names"), [(["model"], ["w"]), (["a", "b"], ["a.w", "b.w"]), ([], [])])
+def test_the_only_program_of_an_archive_gives_its_tensors_no_prefix(models: list[str], names: list[str]) -> None:
+    config = json.dumps({"config": {"w": entry()}}).encode()
+    members = {"p/archive_format": b"pt2", "p/data/weights/weight_0": FLOATS}
+    members |= {f"p/data/weights/{model}_weights_config.json": config for model in models}
+
+    assert list(open_checkpoint(build.zip_file(members)).tensors) == names
+
+
 def test_another_kind_of_archive_is_none() -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(build.zip_file({"x/archive_format": b"pt3", "x/data/weights/weight_0": FLOATS}))
@@ -175,8 +184,7 @@ def saved(value: Any) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".json"])
-@pytest.mark.parametrize("has_constants", [False, True])
+@pytest.mark.parametrize(("suffix", "has_constants"), [(".pt", True), (".json", False)])
 def test_programs_from_before_torch_2_8(suffix: str, has_constants: bool) -> None:
     torch = pytest.importorskip("torch")
     constants = saved({"table": torch.ones(3)}) if has_constants else b""

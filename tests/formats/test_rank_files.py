@@ -20,8 +20,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptool
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile, UnsupportedFeature
-from ckptool.formats.directories.rank_files.parts import Mesh, Placement, local_box
-from ckptool.tensors.pieces import check_tiling
 from tests.each import each
 from tests.scale import exhaustive
 
@@ -121,19 +119,6 @@ CASES = [
 @each(("mesh", "placements"), CASES)
 def test_parts_of_a_mesh_come_out_whole(mesh: tuple[int, ...], placements: tuple[Any, ...], tmp_path: Path) -> None:
     assert_full(save_ranks(tmp_path, mesh, placements))
-
-
-def test_boxes_of_all_ranks_tile_the_tensor() -> None:
-    for mesh, placements in CASES:
-        said = [
-            Placement(type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)) for one in placements
-        ]
-        for shape in ((23, 10), (5, 14), (1, 1), (0, 3), (6, 4)):
-            boxes = set()
-            for rank in range(torch.Size(mesh).numel()):
-                at = [int(one) for one in (torch.arange(torch.Size(mesh).numel()).view(mesh) == rank).nonzero()[0]]
-                boxes.add(local_box(shape, Mesh(mesh, tuple(at), rank), said))
-            check_tiling("x", shape, [box for box in boxes if box is not None])
 
 
 @pytest.mark.usefixtures("group")

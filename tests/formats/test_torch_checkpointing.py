@@ -21,8 +21,6 @@ from ckptool import CkptoolError, FileUnavailable, IncompleteWeights, MalformedF
 from tests.formats.test_rank_files import FULL, save_ranks
 from tests.program import invoke
 
-STEP = {"step": 7}
-
 
 def run(*words: str | Path) -> Result:
     return invoke([str(word) for word in words])

@@ -102,21 +102,6 @@ def test_locations_are_reported() -> None:
     assert found.tensors["w"].info.location == "cuda:2"
 
 
-@pytest.mark.parametrize("missing", ["storages", "tensors", "pickle"])
-def test_a_tar_without_one_of_its_three_tables_is_another_tar(missing: str) -> None:
-    tables = {
-        "storages": build.pickled(0) + build.pickled([]),
-        "tensors": build.pickled(0),
-        "pickle": build.pickled({}),
-    }
-    del tables[missing]
-    try:
-        found = open_checkpoint(build.tar_file(tables))
-    except CkptoolError:
-        return
-    assert found.format != "torch_tar"
-
-
 @each("counts", [(-1, 1), (1, -1), (1 << 60, 1), (1, 1 << 60), ("1", 1), (1, None), (True, 1), (2, 1), (1, 2)])
 def test_counts_that_lie_are_refused(counts: tuple[Any, Any]) -> None:
     with pytest.raises(CkptoolError):

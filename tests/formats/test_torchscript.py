@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, MalformedFile, open_checkpoint
+from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, open_checkpoint
 from tests import build, zip_bytes
 from tests.each import each
 
@@ -111,6 +111,15 @@ def test_a_module_that_holds_itself_is_refused() -> None:
 
     with pytest.raises(MalformedFile):
         opened(looped)
+
+
+def test_a_scripted_model_has_as_many_tensors_and_as_long_names_as_allowed() -> None:
+    data = build.torch_zip(net(), {"0": build.floats()}, members={"archive/code/__torch__.py": CODE.encode()})
+
+    assert len(open_checkpoint(data, limits=Limits(tensors=3, name_nbytes=len("child.scale"))).tensors) == 3
+    for limits in (Limits(tensors=2), Limits(name_nbytes=len("child.scale") - 1)):
+        with pytest.raises(LimitExceeded):
+            open_checkpoint(data, limits=limits)
 
 
 def test_constants_are_attributes_with_storages_of_their_own() -> None:
