@@ -93,19 +93,23 @@ def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
     A path that is both a leaf and a folder of others keeps the leaf, under an empty name among them.
     """
     root: dict[str | int, Inert] = {}
+    branches: list[tuple[dict[str | int, Inert], str | int]] = []
     for path, leaf in leaves:
         inside = root
         for key in path[:-1]:
             below = inside.get(key)
             if not isinstance(below, _Branch):
                 below = inside[key] = _Branch({} if below is None else {"": below})
+                branches.append((inside, key))
             inside = below.children
         own = inside.get(path[-1])
         if isinstance(own, _Branch):
             own.children[""] = leaf
         else:
             inside[path[-1]] = leaf
-    return Dict([(key, _finished(value)) for key, value in root.items()])
+    for inside, key in reversed(branches):  # those within a branch are later than it; a path may be of any length
+        inside[key] = _finished(inside[key].children)
+    return Dict(list(root.items()))
 
 
 class _Branch:
@@ -115,14 +119,10 @@ class _Branch:
         self.children = children
 
 
-def _finished(value: Inert) -> Inert:
-    """Return a branch as the node that it is; paths are as long as names are, so this does not go deep."""
-    if not isinstance(value, _Branch):
-        return value
-    children = value.children
+def _finished(children: dict[str | int, Inert]) -> Inert:
     if all(type(key) is int for key in children) and sorted(map(int, children)) == list(range(len(children))):
-        return [_finished(children[index]) for index in range(len(children))]
-    return Dict([(key, _finished(child)) for key, child in children.items()])
+        return [children[index] for index in range(len(children))]
+    return Dict(list(children.items()))
 
 
 ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
