@@ -460,7 +460,7 @@ def test_a_whole_model_is_not_taken_for_a_dict(tmp_path: Path) -> None:
     assert one.in_file.endswith("Net, with 7 tensors")
 
 
-@pytest.mark.parametrize("text", PROVOKED)
+@each("text", PROVOKED)
 def test_every_message_can_be_asked_about_a_file_of_each_kind(text: str, tmp_path: Path) -> None:
     kind, action = PROVOKED[text]
     message = message_of(lambda: action(tmp_path))

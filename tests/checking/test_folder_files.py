@@ -13,7 +13,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ckptool import check
-from ckptool.checking import folder_files
 from tests.build import (
     call,
     floats,
@@ -75,13 +74,12 @@ def test_a_call_in_a_file_beside_the_weights_is_an_error(name: str, tmp_path: Pa
     assert invoke(["check", str(folder), "--fail-on", "system"]).exit_code == 1
 
 
-def test_folders_that_are_not_looked_into_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_not_looked_into_are_said(tmp_path: Path) -> None:
     folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "a/b/c.txt": b"c"})
     assert check(folder).findings == ()
-    for limit in ("_MOST_FOLDERS", "_DEEPEST"):
-        with monkeypatch.context() as patch:
-            patch.setattr(folder_files, limit, 1)
-            assert "CK209" in {one.code for one in check(folder).findings}
+    written(folder, {"a/" * 80 + "c.txt": b"c"})
+    (found,) = check(folder).findings
+    assert (found.code, "more than 64 deep" in found.message) == ("CK209", True)
 
 
 def test_links_that_lead_round_in_a_circle_are_left_in_the_end(tmp_path: Path) -> None:

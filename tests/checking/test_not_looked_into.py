@@ -27,6 +27,7 @@ from tests.build import (
     torch_zip,
     zip_file,
 )
+from tests.each import each
 from tests.program import invoke
 from tests.scale import exhaustive, some
 
@@ -169,11 +170,9 @@ def test_a_second_array_in_a_file_is_looked_into(name: str, tmp_path: Path) -> N
     assert codes(written(tmp_path / "y", {"many.npy": many.getvalue()})) <= {"CK206"}
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(
-    "payload",
-    [EVIL, gzip.compress(EVIL), pickled(call(named("builtins", "eval"), "1"))],
-    ids=["a command", "packed", "a text"],
+@each(
+    ("payload", "count"),
+    [(EVIL, 1), (EVIL, 3), (gzip.compress(EVIL), 1), (pickled(call(named("builtins", "eval"), "1")), 1)],
 )
 def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_path: Path) -> None:
     several = BytesIO()
@@ -185,8 +184,7 @@ def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_p
 
 
 # Python's gzip goes on behind zeros, as tapes leave them.
-@pytest.mark.parametrize("zeros", [1, 4, 512, 70_000])
-@pytest.mark.parametrize("first", [b"", EVIL[:20], pickled(1)], ids=["nothing", "a part", "a pickle"])
+@each(("first", "zeros"), [*((b"", zeros) for zeros in (1, 4, 512, 70_000)), (EVIL[:20], 4), (pickled(1), 4)])
 def test_what_follows_zeros_in_a_gzip_is_looked_into(first: bytes, zeros: int, tmp_path: Path) -> None:
     rest = EVIL[20:] if first == EVIL[:20] else EVIL
     data = gzip.compress(first) + bytes(zeros) + gzip.compress(rest)

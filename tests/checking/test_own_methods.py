@@ -147,7 +147,6 @@ def made(*bases: bytes, **attributes: object) -> bytes:
 
 FUNCTION = of_cloudpickle("_make_function", None, {}, "f", (), ())
 CLASS = of_cloudpickle("_make_skeleton_class", named("builtins", "type"), "K", (), {}, "1", None)
-PROPERTY = call(named("builtins", "property"), None, FUNCTION)
 FILLED = of_cloudpickle("_class_setstate", CLASS, ({"f": FUNCTION}, {})) + b"0" + CLASS
 BYTE_CODE = {
     "the state of an object": of_cloudpickle("_class_setstate", CLASS, ({"__setstate__": FUNCTION}, {})),

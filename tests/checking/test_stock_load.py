@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptool import CkptoolError, check, open_checkpoint
-from ckptool.checking.finding import place
-from ckptool.checking.torch_load import refusals
+from ckptool import check
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.each import each
@@ -44,10 +42,14 @@ def torch_opens(path: Path) -> bool:
     return True
 
 
+def is_said_to_be_refused(path: Path) -> bool:
+    report = check(path)
+    return report.error is not None or "CK202" in {one.code for one in report.findings}
+
+
 @each("path", OURS)
 def test_what_is_said_to_be_refused_is_refused_and_nothing_else(path: Path) -> None:
-    with open_checkpoint(path) as checkpoint:
-        assert bool(refusals(checkpoint)) != torch_opens(path)
+    assert is_said_to_be_refused(path) != torch_opens(path)
 
 
 @pytest.mark.corpus
@@ -57,13 +59,7 @@ def test_what_is_said_to_be_refused_is_refused_and_nothing_else(path: Path) -> N
 )
 def test_real_files_are_judged_as_torch_judges_them(row: dict[str, str]) -> None:
     path = FOLDER / row["file"]
-    try:
-        checkpoint = open_checkpoint(path)
-    except CkptoolError:
-        assert not torch_opens(path)
-        return
-    with checkpoint:
-        assert bool(refusals(checkpoint)) != torch_opens(path)
+    assert is_said_to_be_refused(path) != torch_opens(path)
 
 
 def test_a_name_is_listed_with_its_record_and_its_offset(tmp_path: Path) -> None:
@@ -76,7 +72,6 @@ def test_a_name_is_listed_with_its_record_and_its_offset(tmp_path: Path) -> None
     assert (found.name, found.is_allowed) == ("argparse.Namespace", False)
     assert found.record.endswith("/data.pkl")
     assert data[found.offset :].startswith(b"cargparse\nNamespace\n")
-    assert place(found.record, found.offset) == f"data.pkl, byte {found.offset:,}"
 
 
 def test_names_in_the_first_pickles_of_a_stream_are_listed_too() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ckptool import open_checkpoint
-from ckptool.checking.value_survey import ValueRow, statistics_of
-from ckptool.errors import MissingPackage
-from ckptool.torch_ops.statistics import Statistics, Tally
+from tests.each import each
 from tests.program import invoke
-from tests.scale import in_turn
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FLOATS = (
@@ -25,13 +23,15 @@ FLOATS = (
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "bool")
 
 
-def statistics(path: Path, depth: int | None = None) -> list[ValueRow]:
-    with open_checkpoint(path) as checkpoint:
-        return list(statistics_of(checkpoint, list(checkpoint.tensors.values()), depth=depth))
+def statistics(path: Path, *options: str) -> dict[str, Any]:
+    found = json.loads(invoke(["stat", str(path), *options, "--json"]).stdout)
+    return {row["name"]: row for row in found["rows"]}
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
+def statistics_of(state: dict[str, torch.Tensor], folder: Path) -> dict[str, Any]:
+    """Return what the command says of the values of tensors."""
+    torch.save(state, folder / "x.pth")
+    return {name: row["values"] for name, row in statistics(folder / "x.pth").items()}
 
 
 def reference(values: torch.Tensor) -> tuple[float, ...]:
@@ -43,44 +43,45 @@ def reference(values: torch.Tensor) -> tuple[float, ...]:
     return (*counts, *map(float, moments))
 
 
-def assert_equal(found: Statistics, values: torch.Tensor) -> None:
-    assert found[:9] == pytest.approx(reference(values), rel=1e-6, abs=1e-12)
+FACTS = ("total", "nan", "infinite", "zeros", "mean", "std", "min", "max", "norm")
+
+
+def assert_equal(found: dict[str, Any], values: torch.Tensor) -> None:
+    assert tuple(found[name] for name in FACTS) == pytest.approx(reference(values), rel=1e-6, abs=1e-12)
     flat = torch.view_as_real(values).flatten() if values.is_complex() else values.flatten()
     exact = flat.to(torch.float64)
     finite = exact[exact.isfinite()].numpy()
     expected, _ = np.histogram(finite, 8)
-    assert sum(found.histogram) == finite.size
-    assert np.abs(np.array(found.histogram) - expected).sum() <= 0.03 * finite.size + 2
+    assert sum(found["histogram"]) == finite.size
+    assert np.abs(np.array(found["histogram"]) - expected).sum() <= 0.03 * finite.size + 2
 
 
-@pytest.mark.parametrize(("scale", "dtype"), in_turn([1.0, 1e-3], [*FLOATS, *INTEGERS]))
-def test_every_type_is_as_its_float64_reference(dtype: str, scale: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    values = torch.randn(70_001, generator=generator) * 20 * scale + 1
-    if dtype in FLOATS:
-        values[5], values[7], values[9] = math.nan, math.inf, 0.0
-    elif dtype.startswith(("u", "b")):
-        values = values.abs() if dtype != "bool" else values > 1
-    values = values.to(getattr(torch, dtype))
-    tally = Tally()
-    data = raw(values)
-    middle = len(data) // 2 // values.itemsize * values.itemsize
-    tally.add([data[:middle], data[middle:]], dtype)
-
-    assert_equal(tally.result(), values)
+def test_every_type_is_as_its_float64_reference(tmp_path: Path) -> None:
+    state = {}
+    for number, dtype in enumerate((*FLOATS, *INTEGERS)):
+        generator = torch.Generator().manual_seed(1)
+        values = torch.randn(70_001, generator=generator) * 20 * (1.0, 1e-3)[number % 2] + 1
+        if dtype in FLOATS:
+            values[5], values[7], values[9] = math.nan, math.inf, 0.0
+        elif dtype.startswith(("u", "b")):
+            values = values.abs() if dtype != "bool" else values > 1
+        state[dtype] = values.to(getattr(torch, dtype))
+    found = statistics_of(state, tmp_path)
+    for dtype, values in state.items():
+        assert_equal(found[dtype], values)
 
 
-def test_four_bits_and_scales_are_as_their_tables() -> None:
-    nibbles = Tally()
-    nibbles.add([bytes([0x00, 0x7F, 0x12])], "float4_e2m1fn_x2")
-    scales = Tally()
-    scales.add([bytes([127, 128, 255])], "float8_e8m0fnu")
+def test_four_bits_and_scales_are_as_their_tables(tmp_path: Path) -> None:
+    nibbles = torch.tensor([0x00, 0x7F, 0x12], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    scales = torch.tensor([127, 128, 255], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    found = statistics_of({"nibbles": nibbles, "scales": scales}, tmp_path)
+    said = {name: tuple(found[name][fact] for fact in FACTS) for name in found}
 
-    assert nibbles.result()[:8] == pytest.approx((6, 0, 0, 2, 0.25, math.sqrt(73.25 / 6 - 0.0625), -6.0, 6.0))
-    assert scales.result()[:9] == pytest.approx((3, 1, 0, 0, 1.5, 0.5, 1.0, 2.0, math.sqrt(5)))
+    assert said["nibbles"][:8] == pytest.approx((6, 0, 0, 2, 0.25, math.sqrt(73.25 / 6 - 0.0625), -6.0, 6.0))
+    assert said["scales"] == pytest.approx((3, 1, 0, 0, 1.5, 0.5, 1.0, 2.0, math.sqrt(5)))
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         torch.full((100,), 1e8, dtype=torch.float32) + torch.arange(100),
@@ -91,70 +92,57 @@ def test_four_bits_and_scales_are_as_their_tables() -> None:
         torch.tensor([2**63 - 1, -(2**63)], dtype=torch.int64),
     ],
 )
-def test_extremes(values: torch.Tensor) -> None:
-    tally = Tally()
-    tally.add([raw(values)], str(values.dtype).removeprefix("torch."))
-    found = tally.result()
+def test_extremes(values: torch.Tensor, tmp_path: Path) -> None:
+    found = statistics_of({"w": values}, tmp_path)["w"]
 
     finite = values.to(torch.float64)[values.to(torch.float64).isfinite()]
-    assert found.total == values.numel()
-    assert sum(found.histogram) == finite.numel()
+    assert found["total"] == values.numel()
+    assert sum(found["histogram"]) == finite.numel()
     if finite.numel():
         exact = np.array(finite.tolist(), dtype=np.longdouble)
-        assert found.mean == pytest.approx(float(exact.mean()), rel=1e-9)
+        assert found["mean"] == pytest.approx(float(exact.mean()), rel=1e-9)
         with np.errstate(over="ignore"):
             squares = float((exact * exact).sum())
         std = pytest.approx(float(exact.std()), rel=1e-9) if math.isfinite(squares) else None
-        assert found.std == std
+        assert found["std"] == std
 
 
-def test_a_signaling_nan_is_a_nan_and_warns_nobody() -> None:
-    tally = Tally()
-    tally.add([bytes.fromhex("0100807f 0000803f")], "float32")
+def test_a_signaling_nan_is_a_nan_and_warns_nobody(tmp_path: Path) -> None:
+    values = torch.tensor([0x7F800001, 0x3F800000], dtype=torch.int32).view(torch.float32)
+    found = statistics_of({"w": values}, tmp_path)["w"]
 
-    assert (tally.result().nan, tally.result().mean) == (1, 1.0)
+    assert (found["nan"], found["mean"]) == (1, 1.0)
 
 
-def test_joined_tallies_are_that_of_all_values() -> None:
-    parts = [torch.randn(1000) * power + power for power in (1, 10, 1000)]
-    whole = Tally()
-    for part, dtype in zip(parts, (torch.float32, torch.float16, torch.bfloat16), strict=True):
-        tally = Tally()
-        tally.add([raw(part.to(dtype))], str(dtype).removeprefix("torch."))
-        whole.join(tally)
-    together = torch.cat(
-        [
-            part.to(dtype).double()
-            for part, dtype in zip(parts, (torch.float32, torch.float16, torch.bfloat16), strict=True)
-        ]
-    )
+def test_the_statistics_of_a_module_are_those_of_all_its_values(tmp_path: Path) -> None:
+    dtypes = {1: torch.float32, 10: torch.float16, 1000: torch.bfloat16}
+    parts = {f"m.{power}": (torch.randn(1000) * power + power).to(dtype) for power, dtype in dtypes.items()}
+    torch.save(parts, tmp_path / "x.pth")
 
-    assert_equal(whole.result(), together)
+    together = torch.cat([part.double() for part in parts.values()])
+    assert_equal(statistics(tmp_path / "x.pth", "--depth", "1")["m"]["values"], together)
 
 
 def test_a_file_by_tensor_and_by_module(tmp_path: Path) -> None:
     weight = torch.randn(30, 20)
     state = {"a.weight": weight, "a.tied": weight, "a.view": weight.T, "b.sparse": torch.eye(3).to_sparse()}
     torch.save(state, tmp_path / "s.pth")
-    rows = {row.name: row for row in statistics(tmp_path / "s.pth")}
-    modules = {row.name: row for row in statistics(tmp_path / "s.pth", depth=1)}
+    rows = statistics(tmp_path / "s.pth")
+    modules = statistics(tmp_path / "s.pth", "--depth", "1")
 
     for name in ("a.weight", "a.tied", "a.view"):
-        found = rows[name].values
-        assert found is not None
-        assert_equal(found, weight)
-    assert rows["b.sparse"].values is None
-    assert "no plain bytes" in str(rows["b.sparse"].why)
-    assert modules["a"].tensors == 2  # a view in another order is another tensor, a tied one is not
-    assert modules["a"].values is not None
-    assert modules["a"].values.total == 2 * weight.numel()
-    assert modules["b"].values is None
+        assert_equal(rows[name]["values"], weight)
+    assert rows["b.sparse"]["values"] is None
+    assert "no plain bytes" in rows["b.sparse"]["why"]
+    assert modules["a"]["tensors"] == 2  # a view in another order is another tensor, a tied one is not
+    assert modules["a"]["values"]["total"] == 2 * weight.numel()
+    assert modules["b"]["values"] is None
 
 
 def test_every_fixture_has_statistics_or_a_reason() -> None:
     for path in sorted(FIXTURES.glob("*-zip.pth")):
-        for row in statistics(path):
-            assert (row.values is None) == (row.why is not None)
+        for row in statistics(path).values():
+            assert (row["values"] is None) == (row["why"] is not None)
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
@@ -173,8 +161,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
 def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
 
-    with pytest.raises(MissingPackage, match=r"pip install 'ckptool\[stat\]'"):
-        statistics(FIXTURES / "lenet-state-dict-cpu-zip.pth")
+    assert "pip install 'ckptool[stat]'" in invoke(["stat", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")]).output
 
 
 def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:

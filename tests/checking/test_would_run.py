@@ -70,7 +70,6 @@ def dotted(module: str, name: str) -> bytes:
 # Each calls os.system("true"), or what is as bad.
 FUNCTION = call(named("types", "FunctionType"), call(named("types", "CodeType"), 0, 0, 0, 0, 0, 0, raw(b"\0"), ()), {})
 MADE = call(named("cloudpickle.cloudpickle", "_make_function"), 1, {}, None, None, None)
-BOUND = call(named("types", "MethodType"), named("mypkg", "run"), "true")
 
 
 def having(attribute: str, function: bytes = OS) -> bytes:
@@ -235,8 +234,10 @@ def test_each_call_is_an_error_in_each_container(container: str, payload: str, t
     assert system(check(path)) == []
 
 
-@pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3), ("bz2", 3), ("lzma", 3), ("xz", 3)], ids=str)
-@pytest.mark.parametrize("nested", [False, True])
+@each(
+    ("compress", "nested"),
+    [(0, False), (0, True), *((one, True) for one in [("zlib", 3), ("gzip", 3), ("bz2", 3), ("lzma", 3), ("xz", 3)])],
+)
 def test_what_joblib_writes_is_followed_past_its_arrays(compress: Any, nested: bool, tmp_path: Path) -> None:
     array = np.arange(9)
     late = np.array([Nested(), None], dtype=object) if nested else Nested()
@@ -599,7 +600,7 @@ DATA: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@each("protocol", range(6))
 def test_plain_data_is_data(protocol: int) -> None:
     for name, value in DATA.items():
         report = check(pickle.dumps(value, protocol))
@@ -633,7 +634,7 @@ class MadeByPartial(Honest):
         return functools.partial(_made, build=dict), ([("a", 1)],)
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@each("protocol", range(6))
 def test_what_honest_programs_pickle_never_reaches_the_system(protocol: int) -> None:
     honest: dict[str, Any] = {
         "methods of built-in classes": [str.split, np.random.uniform, np.ndarray.mean, dt.datetime.now, "{}".format],
