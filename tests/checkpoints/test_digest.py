@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptool import migrate, open_checkpoint
-from ckptool.checkpoints.digest import digest_of
-from ckptool.errors import UnsupportedFeature
+from ckptool import migrate
+from ckptool.fleet import row
 from tests.checkpoints.digest_by_hand import digest as by_hand
 from tests.scale import exhaustive
 
@@ -25,9 +24,8 @@ WEIGHTS = {
 }
 
 
-def digest(path: Path) -> str:
-    with open_checkpoint(path) as checkpoint:
-        return digest_of(checkpoint)
+def digest(path: Path) -> object:
+    return row(path, digest=True)["digest"]
 
 
 def wrapped(head: str, weights: Mapping[str, torch.Tensor] = WEIGHTS) -> dict[str, torch.Tensor]:
@@ -125,8 +123,9 @@ def test_what_is_sparse_or_quantised_counts_with_all_its_parts(tmp_path: Path) -
 def test_without_bytes_there_is_no_digest(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(2, device="meta"), "b": torch.zeros(2)}, tmp_path / "model.pth")
 
-    with pytest.raises(UnsupportedFeature, match="no bytes"):
-        digest(tmp_path / "model.pth")
+    found = row(tmp_path / "model.pth", digest=True)
+    assert found["digest"] is None
+    assert found["digest_error"] == "no-plain-bytes"
 
 
 DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
@@ -160,7 +159,7 @@ DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
 @pytest.mark.filterwarnings("ignore:Sparse ")
 def test_tensors_of_all_kinds_have_digests_of_their_own(tmp_path: Path) -> None:
-    def of(name: str, tensor: torch.Tensor) -> str:
+    def of(name: str, tensor: torch.Tensor) -> object:
         torch.save({name: tensor, "y": torch.zeros(1)}, tmp_path / "model.pth")
         return digest(tmp_path / "model.pth")
 

@@ -12,7 +12,6 @@ import torch
 
 import ckptool
 from ckptool import Checkpoint, open_checkpoint
-from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights
 from tests import build
 from tests.each import each
 
@@ -33,7 +32,7 @@ def opened(tree: Any) -> Checkpoint:
     return open_checkpoint(build.torch_zip(tree, {"0": build.floats()}))
 
 
-def roles(tree: Any) -> dict[str, Role]:
+def roles(tree: Any) -> dict[str, str]:
     return {group.key: group.role for group in opened(tree).state_dicts}
 
 
@@ -61,7 +60,7 @@ def roles(tree: Any) -> dict[str, Role]:
         ("option", "model"),
     ],
 )
-def test_the_role_follows_from_whole_words_of_the_key(key: str, role: Role) -> None:
+def test_the_role_follows_from_whole_words_of_the_key(key: str, role: str) -> None:
     assert roles({key: weights(), "epoch": 3}) == {key: role}
 
 
@@ -146,7 +145,9 @@ def test_state_dicts_inside_state_dicts_are_found() -> None:
     assert opened(tree).weights is None
 
 
-@each("key", WEIGHT_KEYS)
+@each(
+    "key", ["state_dict", "model_state_dict", "model", "net", "network", "module", "model_state", "params", "weights"]
+)
 def test_the_best_known_key_wins(key: str) -> None:
     found = opened({"discriminator": weights(), key: weights(), "critic": weights()})
 
@@ -157,33 +158,42 @@ def test_the_best_known_key_wins(key: str) -> None:
 @each(
     ("candidates", "chosen"),
     [
-        ([], None),
-        ([("", "model", 0)], 0),
-        ([("a", "optimizer", 100), ("b", "other", 5)], None),
-        ([("a", "optimizer", 100), ("b", "model", 5)], 1),
-        ([("ema", "ema", 10), ("model", "model", 10)], 1),
-        ([("ema", "ema", 10), ("optimizer", "optimizer", 10)], 0),
-        ([("model", "model", 1), ("state_dict", "model", 1000)], 1),
-        ([("x.model", "model", 1), ("y.net", "model", 1000)], 0),
-        ([("x.model", "model", 1), ("y.model", "model", 1)], None),
-        ([("x.model", "model", 1), ("y.model", "model", 1), ("z.net", "model", 1)], 2),
-        ([("big", "model", 91), ("small", "model", 9)], 0),
-        ([("big", "model", 90), ("small", "model", 10)], None),
-        ([("generator", "model", 5), ("discriminator", "model", 95)], None),
-        ([("generator", "model", 95), ("discriminator", "model", 5)], None),
-        ([("netG", "model", 5), ("netD", "model", 95)], None),
-        ([("G_state", "model", 95), ("D_state", "model", 5)], None),
-        ([("nets.actor", "model", 5), ("nets.critic", "model", 95)], None),
-        ([("generator", "model", 5), ("optimizer", "optimizer", 95)], 0),
-        ([("generator", "model", 5), ("g_ema", "ema", 5)], 0),
-        ([("state_dict", "model", 5), ("discriminator", "model", 95)], 0),
-        ([("g_ema", "ema", 95), ("d_ema", "ema", 5)], None),
-        ([("ema", "ema", 95), ("swa", "ema", 5)], 0),
-        ([("a", "model", 0), ("b", "model", 0)], None),
+        ({}, None),
+        ({"optimizer": 100, "metrics": 5}, None),
+        ({"optimizer": 100, "b": 5}, "b"),
+        ({"ema": 10, "model": 10}, "model"),
+        ({"ema": 10, "optimizer": 10}, "ema"),
+        ({"model": 1, "state_dict": 1000}, "state_dict"),
+        ({"x.model": 1, "y.net": 1000}, "x.model"),
+        ({"x.model": 1, "y.model": 1}, None),
+        ({"x.model": 1, "y.model": 1, "z.net": 1}, "z.net"),
+        ({"big": 91, "small": 9}, "big"),
+        ({"big": 90, "small": 10}, None),
+        ({"generator": 5, "discriminator": 95}, None),
+        ({"generator": 95, "discriminator": 5}, None),
+        ({"netG": 5, "netD": 95}, None),
+        ({"G_state": 95, "D_state": 5}, None),
+        ({"nets.actor": 5, "nets.critic": 95}, None),
+        ({"generator": 5, "optimizer": 95}, "generator"),
+        ({"generator": 5, "g_ema": 5}, "generator"),
+        ({"state_dict": 5, "discriminator": 95}, "state_dict"),
+        ({"g_ema": 95, "d_ema": 5}, None),
+        ({"ema": 95, "swa": 5}, "ema"),
+        ({"a": 0, "b": 0}, None),
     ],
 )
-def test_one_stands_out_or_none(candidates: list[tuple[str, Role, int]], chosen: int | None) -> None:
-    assert choose_weights([(key, role) for key, role, _ in candidates], lambda i: candidates[i][2]) == chosen
+def test_one_stands_out_or_none(candidates: dict[str, int], chosen: str | None) -> None:
+    tree: dict[str, Any] = {"epoch": 3}
+    for number, (key, numel) in enumerate(candidates.items()):
+        one: Any = {"w": build.tensor(build.storage(str(number), 1000), (numel,))}
+        if key == "optimizer":
+            one = {"state": {0: one}, "param_groups": []}
+        above, _, last = key.rpartition(".")
+        (tree.setdefault(above, {}) if above else tree)[last] = one
+    values = {str(number): build.floats(1000) for number in range(len(candidates))}
+    found = open_checkpoint(build.torch_zip(tree, values)).weights
+
+    assert (found and found.key) == chosen
 
 
 def test_names_inside_a_state_dict_are_relative_to_its_key() -> None:

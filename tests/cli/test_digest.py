@@ -10,7 +10,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from ckptool.checking.row import Asked, row
+from ckptool.fleet import row
 from tests.checkpoints.digest_by_hand import digest as by_hand
 from tests.program import invoke
 
@@ -32,4 +32,4 @@ def test_the_digest_is_the_one_that_anybody_can_compute(name: str, tmp_path: Pat
     else:
         assert (found["digest"], found["digest_error"]) == (by_hand(weights), None)
         assert by_hand(weights) in said
-    assert found["digest"] == row(str(tmp_path / name), Asked(digest=True))["digest"]
+    assert found["digest"] == row(tmp_path / name, digest=True)["digest"]

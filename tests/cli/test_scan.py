@@ -19,8 +19,8 @@ from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from ckptool import check, migrate
-from ckptool.checking.row import Asked, row
 from ckptool.cli.targets import targets
+from ckptool.fleet import row
 from tests.program import invoke
 from tests.scale import exhaustive, times
 from tests.workers import do_first
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", ALL[::9], ids=lambda path: path.name)
 def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
-    found = row(str(path), Asked(check=True))
+    found = row(path, check=True)
     SCHEMA.validate(json.loads(json.dumps(found)))
     report = check(path)
     result = invoke(["inspect", "--json", str(path)])
@@ -89,7 +89,7 @@ def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
     assert (found["parameters"], found["numel"]) == (said["summary"]["parameters"], said["summary"]["numel"])
     assert found["parameters"] == next((one["numel"] for one in said["state_dicts"] if one["is_weights"]), None)
     assert found["dtypes"] == said["summary"]["dtypes"]
-    glanced = row(str(path))["findings"]
+    glanced = row(path)["findings"]
     assert Counter(one["code"] for one in said["findings"]) <= Counter(glanced) <= Counter(counts)
     weights = [one for one in said["state_dicts"] if one["is_weights"]]
     assert (found["weights_nbytes"] is not None) == bool(weights)
@@ -99,7 +99,7 @@ def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL[::9], ids=lambda path: path.name)
 def test_the_grade_is_the_one_of_check_without_asking_for_it(path: Path) -> None:
-    glanced, checked = row(str(path)), row(str(path), Asked(check=True))
+    glanced, checked = row(path), row(path, check=True)
 
     assert glanced["grade"] == checked["grade"]
 
@@ -279,7 +279,7 @@ def test_whatever_stands_for_a_version_the_row_is_there(version: object, known: 
     path = tmp_path / "a.pth"
     torch.save({"fairseq_version": version, "model": {"w": torch.ones(2)}}, path)
 
-    made = row(str(path))
+    made = row(path)
 
     assert made["error"] is None
     assert made["writer"] == (known and {"name": "fairseq", "version": known})

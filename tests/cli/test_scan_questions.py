@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ckptool import migrate
-from ckptool.checking.row import Asked, row
+from ckptool.fleet import row
 from tests.cli.scan_questions import QUESTIONS, TABLE
 
 duckdb = pytest.importorskip("duckdb", reason="the questions are asked of DuckDB, which is not installed")
@@ -39,7 +39,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, dict[str, l
     shutil.copy(FIXTURES / "invalid" / "lfs-pointer.pth", folder / "pointer.pth")
     torch.save({"state_dict": {"w": torch.zeros(4)}, "rest": torch.zeros(5000)}, folder / "old.ckpt")
     os.utime(folder / "old.ckpt", (0, 0))
-    found = [row(str(path), Asked(digest=True)) for path in sorted(folder.iterdir())]
+    found = [row(path, digest=True) for path in sorted(folder.iterdir())]
     older = [{**one, "format": "none", "scanned_ns": 0} for one in found]
     lines = "".join(f"{json.dumps(one)}\n" for one in (*found, *older))
     (folder / "models.jsonl").write_text(lines)

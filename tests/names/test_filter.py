@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
-from ckptool.names.renaming import Filter
+import torch
+
+from tests.each import each
+from tests.program import invoke
 
 NAMES = ["conv.weight", "conv.bias", "head.conv.weight", "Head.bias"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("include", "exclude", "left"),
     [
         ((), (), NAMES),
@@ -22,9 +26,10 @@ NAMES = ["conv.weight", "conv.bias", "head.conv.weight", "Head.bias"]
     ],
 )
 def test_a_name_is_taken_if_a_glob_includes_it_and_none_excludes_it(
-    include: tuple[str, ...], exclude: tuple[str, ...], left: list[str]
+    include: tuple[str, ...], exclude: tuple[str, ...], left: list[str], tmp_path: Path
 ) -> None:
-    chosen = Filter(include, exclude)
+    torch.save({name: torch.ones(1) for name in NAMES}, tmp_path / "x.pth")
+    globs = [f"--{option}={glob}" for option, all_of in (("include", include), ("exclude", exclude)) for glob in all_of]
+    found = invoke(["stat", str(tmp_path / "x.pth"), "--allow-unmatched", "--json", *globs])
 
-    assert [name for name in NAMES if chosen.takes(name)] == left
-    assert chosen.takes_all == (left == NAMES)
+    assert [row["name"] for row in json.loads(found.stdout)["rows"]] == left
