@@ -17,6 +17,7 @@ import pytest
 from ckptool import Limits, MalformedFile
 from ckptool.archives.compressed import _PIECE, RAW, Compression, compression_of, decompress, decompress_as_far
 from ckptool.sources.source import BytesSource
+from tests.scale import in_turn
 
 KINDS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -55,8 +56,7 @@ def to_the_byte(kind: str, data: bytes, whole: int = 1) -> bytes:
     return bytes(output)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [0.3, 0.9])
+@pytest.mark.parametrize(("kind", "at"), in_turn(KINDS, [0.3, 0.9]))
 def test_what_stands_before_the_damage_is_unpacked_to_the_byte(kind: str, at: float) -> None:
     data = bytearray(KINDS[kind](values(60_000)))
     data[int(len(data) * at)] ^= 0xFF

@@ -20,6 +20,7 @@ from ckptool.sources.source import BytesSource
 from tests import build
 from tests.against_torch import oracle
 from tests.each import each
+from tests.scale import in_turn
 from tests.zip_bytes import (
     FULL32,
     Member,
@@ -109,8 +110,7 @@ def test_only_the_index_is_read() -> None:
     assert Counting.taken < len(data) / 100
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("seekable", [True, False])
+@pytest.mark.parametrize(("method", "seekable"), in_turn([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], [True, False]))
 def test_a_checkpoint_packed_again_reads_the_same(method: int, seekable: bool) -> None:
     with open_checkpoint(rezipped(saved(), method, seekable=seekable)) as checkpoint:
         oracle.assert_same(checkpoint, VIEWS)

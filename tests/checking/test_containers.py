@@ -33,6 +33,7 @@ from tests.build import (
 )
 from tests.each import each
 from tests.program import invoke
+from tests.scale import in_turn
 
 SYSTEM = call(named("os", "system"), "true")
 
@@ -117,8 +118,7 @@ def alarms(report: CheckReport) -> list[tuple[str, str]]:
     return [(one.code, one.message) for one in report.findings if one.severity != "info"]
 
 
-@each("packing", [*PACKED, "pickle"])
-@each("payload", PAYLOADS)
+@each(("packing", "payload"), in_turn([*PACKED, "pickle"], PAYLOADS))
 def test_a_call_is_named_in_a_warning_whatever_it_is_packed_in(packing: str, payload: str, tmp_path: Path) -> None:
     pack = PACKED.get(packing) or (lambda value: pickled({"x": value}))
     path = tmp_path / "x"

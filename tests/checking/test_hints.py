@@ -22,9 +22,8 @@ from ckptool import check
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.device.tags import real
-from tests.each import each
 from tests.program import invoke
-from tests.scale import exhaustive, one_of_twins, some
+from tests.scale import exhaustive, in_turn, one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 OURS = [path for path in sorted(FIXTURES.iterdir()) if path.suffix != ".json"]
@@ -209,8 +208,9 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
-@each("make", ODD.values())
+@pytest.mark.parametrize(
+    ("save", "make"), in_turn([torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))], ODD.values())
+)
 def test_commands_for_odd_weights_work(
     make: Callable[[], Any], save: Callable[[Any, Path], object], tmp_path: Path
 ) -> None:

@@ -455,8 +455,10 @@ def dcp(folder: Path, content: dict[str, object]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("key", ["model", ""])
-@pytest.mark.parametrize("change", [("^", "_orig_mod."), (r"\.w$", "._checkpoint_wrapped_module.w"), ("^", "net.")])
+@pytest.mark.parametrize(
+    ("key", "change"),
+    in_turn(["model", ""], [("^", "_orig_mod."), (r"\.w$", "._checkpoint_wrapped_module.w"), ("^", "net.")]),
+)
 def test_what_torch_misses_in_a_distributed_checkpoint_is_renamed_there(
     key: str, change: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 from tests import build
 from tests.cli.test_snapshots import CPU, GPU, WEIGHTS, write_variants
 from tests.program import invoke
+from tests.scale import in_turn
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -109,13 +110,15 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "renamed",
-    [
-        lambda name: f"module.{name}",
-        lambda name: name.replace("net.", "encoder.").replace("head.", "classifier."),
-    ],
+    ("renamed", "key"),
+    in_turn(
+        [
+            lambda name: f"module.{name}",
+            lambda name: name.replace("net.", "encoder.").replace("head.", "classifier."),
+        ],
+        ["", "state_dict"],
+    ),
 )
-@pytest.mark.parametrize("key", ["", "state_dict"])
 def test_where_names_alone_differ_a_command_aligns_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: Callable[[str], str], key: str
 ) -> None:

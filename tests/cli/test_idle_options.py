@@ -9,6 +9,7 @@ import pytest
 import ckptool
 from tests.each import each
 from tests.program import invoke
+from tests.scale import in_turn
 
 VALID = Path(ckptool.__file__).parents[1] / "fixtures" / "valid"
 A = str(VALID / "lenet-state-dict-cpu-zip.pth")
@@ -67,8 +68,7 @@ def test_no_fold_alone_is_about_no_tree() -> None:
     assert invoke(["inspect", A, "--depth", "1", "--no-fold"]).exit_code == 0
 
 
-@pytest.mark.parametrize("option", ["--rtol", "--atol"])
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "-inf"])
+@pytest.mark.parametrize(("option", "value"), in_turn(["--rtol", "--atol"], ["nan", "inf", "-1", "-inf"]))
 def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
     done = invoke(["diff", A, A, option, value])
 

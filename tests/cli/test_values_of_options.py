@@ -14,6 +14,7 @@ from ckptool.cli import cli
 from ckptool.cli.verbs import VERBS
 from tests.each import each
 from tests.program import invoke
+from tests.scale import in_turn
 
 WITH_VALUES = [
     (verb, one)
@@ -82,8 +83,10 @@ def test_a_misspelt_device_is_refused(devices: str | list[str], model: str) -> N
     assert not ckptool.check(model, devices=["CUDA:0", "cpu"]).error
 
 
-@pytest.mark.parametrize("words", [["-"], ["--from", "empty.txt"], ["-", "--from", "empty.txt", "-o", "rows.jsonl"]])
-@pytest.mark.parametrize("text", ["", "\n\n"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    in_turn([["-"], ["--from", "empty.txt"], ["-", "--from", "empty.txt", "-o", "rows.jsonl"]], ["", "\n\n"]),
+)
 def test_a_scan_of_nothing_is_not_fine(words: list[str], text: str, model: str) -> None:
     Path("empty.txt").write_text("", encoding="utf-8")
     done = invoke(["scan", *words], input=text)

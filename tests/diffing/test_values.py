@@ -26,7 +26,7 @@ from ckptool.torch_ops.differences import BlockDiff, Tolerance, compare, compare
 from tests.against_torch import oracle
 from tests.each import each
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
-from tests.scale import examples
+from tests.scale import examples, in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
@@ -142,8 +142,7 @@ def difference(a: torch.Tensor, b: torch.Tensor, folder: Path, forms: tuple[str,
     return report.values[0] if report.values else None
 
 
-@each("layout", LAYOUTS)
-@each("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS])
+@each(("layout", "dtype"), in_turn(LAYOUTS, [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS]))
 def test_one_changed_element_is_found_where_torch_has_it(dtype: torch.dtype, layout: str, tmp_path: Path) -> None:
     numbers = tensors(dtype)
     changed = numbers.clone()
@@ -156,8 +155,7 @@ def test_one_changed_element_is_found_where_torch_has_it(dtype: torch.dtype, lay
     assert_is_the_difference(difference(a, b, tmp_path), a, b)
 
 
-@pytest.mark.parametrize("other", ["zip", "legacy", "safetensors"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("other", "layout"), in_turn(["zip", "legacy", "safetensors"], LAYOUTS))
 def test_views_are_equal_to_what_they_show(layout: str, other: str, tmp_path: Path) -> None:
     view = LAYOUTS[layout](tensors(torch.float32).view(8, 6))
     changed = view.contiguous().clone()

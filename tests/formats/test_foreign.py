@@ -24,7 +24,7 @@ from ckptool.errors import CkptoolError, NotACheckpoint, TruncatedFile, Unsuppor
 from ckptool.formats.identify import name_foreign, name_foreign_zip
 from ckptool.sources.source import BytesSource
 from tests.each import each
-from tests.scale import step
+from tests.scale import in_turn, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -349,14 +349,12 @@ PLAIN = [
 ]
 
 
-@each("protocol", range(2, 6))
-@each("value", PLAIN)
+@each(("protocol", "value"), in_turn(range(2, 6), PLAIN))
 def test_pickles_are_not_named(value: object, protocol: int) -> None:
     assert named(pickle.dumps(value, protocol)) is None
 
 
-@each("protocol", [0, 1])
-@each("value", [value for value in PLAIN if isinstance(value, dict | list)])
+@each(("protocol", "value"), in_turn([0, 1], [value for value in PLAIN if isinstance(value, dict | list)]))
 def test_containers_in_pickles_without_a_mark_are_not_named(value: object, protocol: int) -> None:
     assert named(pickle.dumps(value, protocol)) is None
 

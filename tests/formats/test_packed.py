@@ -156,8 +156,12 @@ def test_a_broken_checkpoint_that_is_the_only_one_gives_its_own_error() -> None:
     assert "model.pth" in caught.value.message
 
 
-@each("pack", [build.zip_file, build.tar_file, tar_gz])
-@each("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}])
+@each(
+    ("pack", "members"),
+    in_turn(
+        [build.zip_file, build.tar_file, tar_gz], [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}]
+    ),
+)
 def test_an_archive_without_checkpoints_is_named(pack: object, members: dict[str, bytes]) -> None:
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(pack(members))  # type: ignore[operator]

@@ -351,9 +351,11 @@ def test_references_to_tensors_point_to_where_they_are(tmp_path: Path, monkeypat
         assert "files of their own" in refused.output
 
 
-@pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize(
-    "stem", ["model{}.safetensors", "pytorch_model{}.bin", "diffusion_pytorch_model{}.fp16.safetensors"]
+    ("is_indexed", "stem"),
+    in_turn(
+        [True, False], ["model{}.safetensors", "pytorch_model{}.bin", "diffusion_pytorch_model{}.fp16.safetensors"]
+    ),
 )
 def test_one_shard_is_written_only_if_asked(stem: str, is_indexed: bool, tmp_path: Path) -> None:
     names = [stem.format(f"-0000{number}-of-00003") for number in (1, 2, 3)]

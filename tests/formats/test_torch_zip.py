@@ -18,6 +18,7 @@ from ckptool import (
 )
 from tests import build, zip_bytes
 from tests.each import each
+from tests.scale import in_turn
 
 TREE = {"w": build.tensor(build.storage())}
 FLOATS = build.floats()
@@ -114,8 +115,7 @@ def test_a_storage_without_its_record_is_told_of() -> None:
     assert caught.value.kind == "missing-storage"
 
 
-@each("nbytes", [0, 1, 15, 17, 32])
-@each("where", ["stored", "deflated"])
+@each(("nbytes", "where"), in_turn([0, 1, 15, 17, 32], ["stored", "deflated"]))
 def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, where: str) -> None:
     pack_member = getattr(zip_bytes, where)
     tree = build.pickled(TREE)

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckptool
 from tests.program import invoke
+from tests.scale import in_turn
 
 
 def model() -> nn.Sequential:
@@ -64,8 +65,7 @@ def run(command: str, folder: Path) -> Any:
     return torch.load(folder / "out.pth")
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("nested", "kind"), in_turn([False, True], KINDS))
 def test_the_prefix_of_averaged_weights_is_told_and_the_command_takes_it_off(
     kind: str, nested: bool, tmp_path: Path
 ) -> None:

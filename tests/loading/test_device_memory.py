@@ -29,6 +29,7 @@ from tests.each import each
 from tests.fixture_set.forging import forged, mixed
 from tests.loading.late_device import LateDevice
 from tests.loading.same import assert_same, saved
+from tests.scale import in_turn
 
 CPU = torch.device("cpu")
 FILE_NBYTES = 20_000
@@ -99,8 +100,7 @@ def on_cuda(patch: pytest.MonkeyPatch, *, pinnable: bool = True) -> tuple[LateDe
     return LateDevice(patch, pinnable=pinnable), memory
 
 
-@pytest.mark.parametrize("count", [1, 7, 80])
-@pytest.mark.parametrize("pinnable", [True, False])
+@pytest.mark.parametrize(("count", "pinnable"), in_turn([1, 7, 80], [True, False]))
 def test_a_stream_of_its_own_brings_everything_before_filling_ends(
     pinnable: bool, count: int, file: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,8 +239,7 @@ def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
             assert found._metadata == expected._metadata
 
 
-@pytest.mark.parametrize("net", [LeNet, CifarNet, TiedReader], ids=lambda net: net.__name__)
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize(("net", "legacy"), in_turn([LeNet, CifarNet, TiedReader], [False, True]))
 def test_a_whole_model_gives_its_state_dict(net: Any, legacy: bool, tmp_path: Path) -> None:
     model = net()
     saved(model, tmp_path / "x.pth", legacy=legacy)
@@ -490,8 +489,7 @@ def test_casts_of_more_than_one_batch_are_whole(tmp_path: Path, monkeypatch: pyt
 
 
 @where.on_any
-@pytest.mark.parametrize("mmap", [True, False, "auto"], ids=str)
-@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize(("mmap", "dtype"), in_turn([True, False, "auto"], [None, torch.float64]))
 def test_writing_to_what_was_loaded_changes_nobody_else(mmap: Any, dtype: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     data = saved({"a": torch.ones(10_000), "b": torch.arange(5.0)}, path)

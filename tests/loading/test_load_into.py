@@ -141,8 +141,7 @@ def test_integers_can_go_where_a_meta_parameter_was(tmp_path: Path) -> None:
 
 
 @where.on_any
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("mmap", ["auto", False], ids=str)
+@pytest.mark.parametrize(("dtype", "mmap"), in_turn([torch.float16, torch.bfloat16, torch.float64], ["auto", False]))
 def test_other_types_are_cast_on_the_way(dtype: torch.dtype, mmap: Any, tmp_path: Path) -> None:
     source = LeNet().state_dict()
     saved(source, tmp_path / "x.pth")
@@ -222,8 +221,7 @@ WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @where.on_any
-@pytest.mark.parametrize("direction", ["wrapped file", "wrapped model"])
-@pytest.mark.parametrize("how", WRAPPED)
+@pytest.mark.parametrize(("direction", "how"), in_turn(["wrapped file", "wrapped model"], WRAPPED))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wrappers_and_prefixes_on_either_side_are_seen_through(how: str, direction: str, tmp_path: Path) -> None:
     source, model = LeNet(), LeNet()

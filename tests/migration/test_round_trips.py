@@ -309,8 +309,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("form", "model"), in_turn(["state_dict", "same"], MODELS))
 def test_metadata_is_torchs_own_word_for_word(model: str, form: Any, tmp_path: Path) -> None:
     state = MODELS[model]().state_dict()
     migrate(saved(state, tmp_path / "a.pth"), tmp_path / "b.pth", form=form)

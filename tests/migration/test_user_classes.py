@@ -15,6 +15,7 @@ from torch import nn
 import ckptool
 from ckptool.errors import MigrationRefused, OutputFailed
 from tests.loading.same import assert_same, saved
+from tests.scale import in_turn
 
 ROOT = Path(__file__).parents[2]
 NET = """
@@ -78,8 +79,7 @@ def test_the_command_finds_a_module_in_the_current_folder(tmp_path: Path) -> Non
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("package", [False, True])
-@pytest.mark.parametrize("spec", ["nets/model.py:Net", "nets.model:Net"])
+@pytest.mark.parametrize(("package", "spec"), in_turn([False, True], ["nets/model.py:Net", "nets.model:Net"]))
 def test_a_class_is_found_by_its_file_or_its_module(
     spec: str, package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

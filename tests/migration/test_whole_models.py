@@ -255,8 +255,7 @@ def test_every_target_is_a_zip_without_the_source_of_a_class(outcome: Outcome, c
 
 
 @scaled
-@pytest.mark.parametrize("container", ["zip", "legacy"])
-@pytest.mark.parametrize("mode", ["strip_module", "strip_wrappers"])
+@pytest.mark.parametrize(("container", "mode"), in_turn(["zip", "legacy"], ["strip_module", "strip_wrappers"]))
 def test_a_peeled_data_parallel_is_the_model_inside(outcome: Outcome, mode: str, container: str) -> None:
     folder, _, _ = outcome
 

@@ -27,7 +27,7 @@ from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
-from tests.scale import examples
+from tests.scale import examples, in_turn
 
 PROTOCOLS = range(6)
 
@@ -248,8 +248,7 @@ OBJECTS: dict[str, Any] = {
 }
 
 
-@each("protocol", PROTOCOLS)
-@each("what", OBJECTS)
+@each(("protocol", "what"), in_turn(PROTOCOLS, OBJECTS))
 def test_what_python_has_of_its_own_comes_back(what: str, protocol: int) -> None:
     value = OBJECTS[what]
     try:
@@ -449,8 +448,7 @@ CONTENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@each("what", CONTENTS)
-@each("protocol", range(2, 6))
+@each(("what", "protocol"), in_turn(CONTENTS, range(2, 6)))
 def test_a_pickle_of_torch_asks_for_the_same_and_says_the_same(what: str, protocol: int) -> None:
     stream = io.BytesIO()
     torch.save(CONTENTS[what](), stream, pickle_protocol=protocol)

@@ -15,6 +15,7 @@ from torch import nn
 import ckptool
 from ckptool import CkptoolError
 from ckptool.checking.row import row
+from tests.scale import in_turn
 
 
 def net() -> nn.Sequential:
@@ -218,8 +219,7 @@ PRETRAINED: dict[str, tuple[Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize(("sharded", "name"), in_turn([False, True], PRETRAINED))
 def test_transformers(name: str, sharded: bool, tmp_path: Path) -> None:
     library = pytest.importorskip("transformers")
     make, says = PRETRAINED[name]

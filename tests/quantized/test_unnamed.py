@@ -332,8 +332,7 @@ def as_numbers(path: Path) -> None:
     torch.save({"fc.weight": 0.02}, path.with_name("scales.pth"))
 
 
-@pytest.mark.parametrize("beside", [as_json, as_tensors, as_numbers])
-@pytest.mark.parametrize("weight", [codes(64, 32), fp8(64, 32)])
+@pytest.mark.parametrize(("beside", "weight"), in_turn([as_json, as_tensors, as_numbers], [codes(64, 32), fp8(64, 32)]))
 def test_scales_in_a_file_beside(weight: Tensor, beside: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"fc.weight": weight} | BIAS, path)

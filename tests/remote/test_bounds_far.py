@@ -35,6 +35,7 @@ from ckptool.sources.remote.address import check_peer, follow, place_of
 from tests.program import invoke
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
+from tests.scale import in_turn
 
 LARGE = zipped(tensors(200, NUMEL))
 SECRET = "hunter2"
@@ -143,8 +144,7 @@ DRIPS = {
 }
 
 
-@pytest.mark.parametrize("what", DRIPS)
-@pytest.mark.parametrize("download", [False, True])
+@pytest.mark.parametrize(("what", "download"), in_turn(DRIPS, [False, True]))
 def test_bytes_that_drip_keep_no_call_behind_its_end(what: str, download: bool) -> None:
     by_deadline = (what in ("body", "status")) == download
     cancellation = Cancellation(0.2 if by_deadline else None)
