@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ckptool import __version__
-from ckptool.cli.verbs import Verbs
+from ckptool.cli.verbs import Verbs, color_option
 from ckptool.errors import CkptoolError, reason_of
 from ckptool.messages import show
 
@@ -61,20 +61,14 @@ class _Command(Verbs):
 
 @click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="ckptool")
-@click.option(
-    "--color",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colours; auto uses them on a terminal.",
-)
+@color_option()
 @click.pass_context
-def cli(ctx: click.Context, *, color: str) -> None:
+def cli(ctx: click.Context) -> None:
     """
     Open any PyTorch checkpoint without running it.
 
     'ckptool FILE' is 'ckptool inspect FILE'. 'ckptool VERB --help' says more about a verb.
     """
-    ctx.color = None if color == "auto" else color == "always"
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

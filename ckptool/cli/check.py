@@ -18,7 +18,7 @@ from ckptool.cli.options import brief_option, choices, many_files, model_arg_opt
 from ckptool.cli.outputs import Failed, Result, error_object, finding_object, print_json, say_each
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine, in_options, say, with_options
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
 from ckptool.formats.runnable.unpacking import Act
@@ -33,17 +33,17 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.argument("files", nargs=-1, metavar="FILE...", type=AnyPath())
 @brief_option
 @many_files
-@click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
-@click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
-@click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
-@click.option("--device-check", is_flag=True, help="Compare device tags with the devices of this machine. Needs torch.")
+@flag("--deep", says="Read every byte, and compare it with the checksums.")
+@flag("--values", says="Read every byte and look for NaN, infinities and zeros. Needs torch.")
+@flag("--strict", says="Treat odd containers as errors: bytes outside tensors or records.")
+@flag("--device-check", says="Compare device tags with the devices of this machine. Needs torch.")
 @click.option(
     "--like", metavar="OTHER", type=AnyPath(), help="Compare names and shapes with those of another checkpoint."
 )
-@click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS, and compare with it.")
+@takes("--model", "MODULE:CLASS", "Build this class, or FILE.py:CLASS, and compare with it.")
 @model_arg_option
-@click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
-@click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
+@takes("--key", "PATH", "Which state dict to compare with --like or --model.")
+@flag("--globals", "show_globals", says="List the names that unpickling would import, and where.")
 @click.option(
     "--only",
     metavar="QUESTION,…",
@@ -60,13 +60,13 @@ CODES_SCHEMA = "ckptool.codes/1"
     help="Exit with 1 only for a code (CK205), or for a grade (code, system) or severity (info, warning, error) and "
     "all that is worse. Repeatable; by default: warning.",
 )
-@click.option(
+@takes(
     "--explain",
-    metavar="TEXT",
-    help="Explain an error message and, if FILE is given, say what in it is the cause; '-' reads TEXT from stdin.",
+    "TEXT",
+    "Explain an error message and, if FILE is given, say what in it is the cause; '-' reads TEXT from stdin.",
 )
-@click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
-@click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
+@flag("--list", "list_codes", says="List the codes of all findings, and what each says.")
+@flag("--sarif", "as_sarif", says="Print the findings of all files as SARIF, for code hosts.")
 @pager_option
 @far_options
 def check(files: tuple[str, ...], **options: Any) -> None:

@@ -12,7 +12,7 @@ import click
 
 from ckptool.cli.outputs import error_object, print_json
 from ckptool.cli.text import say_sections
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag
 from ckptool.errors import MissingPackage
 from ckptool.sections import Section, Table
 
@@ -24,7 +24,7 @@ _HEADERS = ("device", "name", "free", "total", "compute capability")
 
 
 @click.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@flag("--json", "as_json", says="Print one JSON object.")
 def devices(*, as_json: bool) -> None:
     """
     Show what torch sees on this machine.

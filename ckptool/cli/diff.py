@@ -13,7 +13,7 @@ from ckptool.cli.options import pager_option, refuse_idle
 from ckptool.cli.outputs import Failed, Json, Output, Result, Text, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport, sections_of
 from ckptool.errors import CkptoolError, Failure
@@ -28,21 +28,19 @@ SCHEMA = "ckptool.diff/2"
 @click.command(cls=Command)
 @click.argument("a", metavar="A", type=AnyPath())
 @click.argument("b", metavar="B", type=AnyPath())
-@click.option("--key-a", metavar="PATH", help="Which state dict of A to compare.")
-@click.option("--key-b", metavar="PATH", help="Which state dict of B to compare.")
-@click.option("--ignore-wrappers", is_flag=True, help="Compare names without what training wrappers added to them.")
-@click.option("--ignore-order", is_flag=True, help="Allow another order of names.")
-@click.option("--ignore-device", is_flag=True, help="Allow other devices.")
-@click.option("--ignore-dtype", is_flag=True, help="Allow other types, if the values are the same.")
+@takes("--key-a", "PATH", "Which state dict of A to compare.")
+@takes("--key-b", "PATH", "Which state dict of B to compare.")
+@flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
+@flag("--ignore-order", says="Allow another order of names.")
+@flag("--ignore-device", says="Allow other devices.")
+@flag("--ignore-dtype", says="Allow other types, if the values are the same.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Allow floating values to differ by this share of B's.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
-@click.option("--no-values", is_flag=True, help="Compare all but the values: only the indexes are read.")
-@click.option(
-    "--stat", is_flag=True, help="For tensors that differ, also say how alike they are: cosine, norms. Needs numpy."
-)
+@flag("--no-values", says="Compare all but the values: only the indexes are read.")
+@flag("--stat", says="For tensors that differ, also say how alike they are: cosine, norms. Needs numpy.")
 @pager_option
-@click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@flag("-q", "--quiet", says="Print only the verdict.")
+@flag("--json", "as_json", says="Print the report as one JSON object.")
 @far_options
 def diff(a: str, b: str, **options: Any) -> None:
     """

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag
 from ckptool.migration.migrate import migrate
 
 
 @click.command(cls=Command)
 @click.argument("target", metavar="[PATH]", default="example.pth")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@flag("--force", says="Replace a file that is there.")
 def example(target: str, *, force: bool) -> None:
     """
     Write a small checkpoint to try the verbs on.

@@ -13,7 +13,7 @@ from ckptool.checking.finding import command_line
 from ckptool.cli.outputs import error_object, print_json
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
 from ckptool.sources.naming import shown_path
@@ -29,7 +29,7 @@ _MOST_TEXT = 1 << 20
 @click.command(cls=Command)
 @click.argument("text", metavar="TEXT")
 @click.argument("path", required=False, metavar="[FILE]", type=AnyPath())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@flag("--json", "as_json", says="Print one JSON object.")
 def explain(text: str, path: str | None, *, as_json: bool) -> None:
     """
     Say what an error message means, and what to do.

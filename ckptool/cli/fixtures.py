@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag
 from ckptool.errors import UnsupportedFeature
 
 
 @click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--device", default="auto", show_default=True, help="auto, or what 'ckptool devices' lists.")
-@click.option("-v", "--verbose", is_flag=True, help="Name each file as it is written.")
+@flag("-v", "--verbose", says="Name each file as it is written.")
 def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     """
     Train a small net briefly and save it in every way.

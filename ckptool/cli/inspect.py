@@ -30,7 +30,7 @@ from ckptool.cli.outputs import Column, Failed, Result, say_each
 from ckptool.cli.tables import Selection, selection_of
 from ckptool.cli.targets import AnyPath, Target, far_options
 from ckptool.cli.text import ProgressLine, terminal_width
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.messages import counted, show, show_nbytes
@@ -47,10 +47,10 @@ SCHEMA = "ckptool.inspect/2"
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @brief_option
 @many_files
-@click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
-@click.option("--tree", is_flag=True, help="Show the names as a tree, with the elements and the size of each module.")
+@flag("-q", "--quiet", says="Show what the file is, without the table.")
+@flag("--tree", says="Show the names as a tree, with the elements and the size of each module.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
-@click.option("--no-fold", is_flag=True, help="Show every layer in the tree, also those that are alike.")
+@flag("--no-fold", says="Show every layer in the tree, also those that are alike.")
 @patterns
 @click.option(
     "--sort",
@@ -68,19 +68,10 @@ SCHEMA = "ckptool.inspect/2"
     help=f"Columns of the table: all, or some of: {', '.join(tables.COLUMNS)}.",
 )
 @rows
-@click.option(
-    "--all",
-    "show_all",
-    is_flag=True,
-    help="Also list the values that are not tensors, and tensors outside the state_dict.",
-)
-@click.option("--globals", "show_globals", is_flag=True, help="List only the names that unpickling would import.")
-@click.option(
-    "--source", "show_source", is_flag=True, help="Print only the source code of classes that is in old files."
-)
-@click.option(
-    "--digest", is_flag=True, help="Read the weights, and print their digest: equal weights have the same in any form."
-)
+@flag("--all", "show_all", says="Also list the values that are not tensors, and tensors outside the state_dict.")
+@flag("--globals", "show_globals", says="List only the names that unpickling would import.")
+@flag("--source", "show_source", says="Print only the source code of classes that is in old files.")
+@flag("--digest", says="Read the weights, and print their digest: equal weights have the same in any form.")
 @far_options
 def inspect(files: tuple[str, ...], **options: Any) -> None:
     """
@@ -101,11 +92,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     def failed(target: Target, error: CkptoolError) -> Result | None:
         if target.passes_over(error):
             return None
-        return (
-            _Failed(target, error)
-            if options["show_globals"]
-            else Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
-        )
+        return Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
 
     is_bare = options["show_globals"] or options["show_source"]
     code = say_each(files, options, look, failed, columns=_COLUMNS, is_bare=is_bare)
@@ -134,21 +121,6 @@ _COLUMNS: Final = (
 )
 _SPARE: Final = ("device", "dtype", "elements")
 """Columns that a narrow terminal does without; the head has counts of all three."""
-
-
-class _Failed(Failed):
-    """A file that cannot be opened: its names of code are those in its pickles, up to where reading ended."""
-
-    def __init__(self, target: Target, error: CkptoolError) -> None:
-        super().__init__(target.shown, error)
-        self._target = target
-
-    def sections(self) -> Iterator[Section]:
-        from ckptool.checking.safety import survey_origin
-
-        yield Lines(
-            map(show, dict.fromkeys(f"{one.module}.{one.name}" for one in survey_origin(self._target.path).names))
-        )
 
 
 class _Inspected(Result):

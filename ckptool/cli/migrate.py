@@ -17,7 +17,7 @@ from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_opt
 from ckptool.cli.outputs import Failed, Result, output_for, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
-from ckptool.cli.verbs import ORDER
+from ckptool.cli.verbs import ORDER, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -66,10 +66,10 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     type=click.Choice(["same", "state_dict", "safetensors", "model", "dcp"]),
     help="What to write; by default what DST's suffix says, or else all of SRC.",
 )
-@click.option(
+@takes(
     "--max-shard-size",
-    metavar="SIZE",
-    help="Write a folder of safetensors shards, or of files of DCP, of at most so many bytes: 5GB, 500MiB.",
+    "SIZE",
+    "Write a folder of safetensors shards, or of files of DCP, of at most so many bytes: 5GB, 500MiB.",
 )
 @click.option(
     "--to",
@@ -78,24 +78,19 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     shell_complete=choices(lambda: _DEVICES),
     help="Device tag for every tensor: cpu, cuda:0, mps…; or for those of one device: cuda:1=cpu. Repeatable.",
 )
-@click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
-@click.option("--strip-wrappers", is_flag=True, help="Remove what training wrappers added, however they are nested.")
-@click.option(
-    "--strip-prefix",
-    multiple=True,
-    metavar="P",
-    help="Remove what every name begins with: whole components. Repeatable.",
-)
-@click.option("--add-prefix", multiple=True, metavar="P", help="Put a prefix in front of every name. Repeatable.")
-@click.option("--rename", multiple=True, metavar="RE=REPL", help="Replace a regular expression in names. Repeatable.")
+@flag("--strip-module", says="Remove what DataParallel and DistributedDataParallel added.")
+@flag("--strip-wrappers", says="Remove what training wrappers added, however they are nested.")
+@takes("--strip-prefix", "P", "Remove what every name begins with: whole components. Repeatable.", multiple=True)
+@takes("--add-prefix", "P", "Put a prefix in front of every name. Repeatable.", multiple=True)
+@takes("--rename", "RE=REPL", "Replace a regular expression in names. Repeatable.", multiple=True)
 @click.option(
     "--rename-file",
     multiple=True,
     type=click.File(encoding="utf-8"),
     help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
-@click.option("--include", multiple=True, metavar="GLOB", help="Take only names that match. Repeatable.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match. Repeatable.")
+@takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
+@takes("--exclude", "GLOB", "Leave out names that match. Repeatable.", multiple=True)
 @click.option(
     "--drop",
     multiple=True,
@@ -103,7 +98,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     shell_complete=choices(lambda: ("optimizer", "ema")),
     help="Leave out optimizer, ema, or the entry at a path. Repeatable.",
 )
-@click.option("--key", metavar="PATH", help="Which state dict to take.")
+@takes("--key", "PATH", "Which state dict to take.")
 @click.option(
     "--weights",
     type=click.Choice(["auto", "raw", "ema", "module"]),
@@ -112,37 +107,26 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     help="Which weights to take.",
 )
 @click.option("--dtype", type=_DType(TARGETS), help="Cast the floating-point tensors of the weights.")
-@click.option(
-    "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
-)
-@click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest one.")
-@click.option(
+@takes("--keep-dtype", "RE", "Keep the type of tensors whose names match. Repeatable.", multiple=True)
+@flag("--saturate", says="Replace values too large for --dtype by its largest one.")
+@flag(
     "--break-quantized",
-    is_flag=True,
-    help="Cast quantised weights and scales as they are, or leave out scales: values will be wrong.",
+    says="Cast quantised weights and scales as they are, or leave out scales: values will be wrong.",
 )
-@click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
-@click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
-@click.option(
+@flag("--expand-tied", says="Write tied tensors under each name (safetensors).")
+@flag("--drop-unsupported", says="Leave out what the target cannot hold.")
+@flag(
     "--keep-calls",
-    is_flag=True,
-    help="Keep calls that reach the system when unpickled; in a state dict, all others that torch.load() refuses, too.",
+    says="Keep calls that reach the system when unpickled; in a state dict, all others that torch.load() refuses, too.",
 )
-@click.option(
-    "--allow-empty", is_flag=True, help="Allow an --include that matches nothing, and a result without tensors."
-)
-@click.option(
+@flag("--allow-empty", says="Allow an --include that matches nothing, and a result without tensors.")
+@flag(
     "--allow-unmatched",
-    is_flag=True,
-    help="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
+    says="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
 )
-@click.option(
-    "--allow-missing", is_flag=True, help="Take the weights even if SRC lacks some of them, or cannot name them."
-)
-@click.option(
-    "--model",
-    metavar="MODULE:CLASS",
-    help="Build this class, or FILE.py:CLASS, load the weights into it, and save the whole model.",
+@flag("--allow-missing", says="Take the weights even if SRC lacks some of them, or cannot name them.")
+@takes(
+    "--model", "MODULE:CLASS", "Build this class, or FILE.py:CLASS, load the weights into it, and save the whole model."
 )
 @model_arg_option
 @click.option(
@@ -160,17 +144,17 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     help="Processes that write the files of a folder (--max-shard-size, --form dcp).",
 )
 @ray_option("Migrate each source, or write each file of one folder,")
-@click.option("--force", is_flag=True, help="Overwrite what exists.")
-@click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
-@click.option("--no-reflink", is_flag=True, help="Copy tensors even where the file system could share their bytes.")
-@click.option("--deep", is_flag=True, help="With --in-place, compare the checksums of all tensors first.")
-@click.option("--compact", is_flag=True, help="With --in-place, replace SRC by a copy without what is no longer used.")
-@click.option("--no-verify", is_flag=True, help="Do not read the result back, and do not compare SRC's checksums.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@flag("--force", says="Overwrite what exists.")
+@flag("--in-place", says="Edit SRC itself: names, devices, metadata. All paths are then sources.")
+@flag("--no-reflink", says="Copy tensors even where the file system could share their bytes.")
+@flag("--deep", says="With --in-place, compare the checksums of all tensors first.")
+@flag("--compact", says="With --in-place, replace SRC by a copy without what is no longer used.")
+@flag("--no-verify", says="Do not read the result back, and do not compare SRC's checksums.")
+@flag("--dry-run", says="Say what would be done, and write nothing.")
 @brief_option
-@click.option("-q", "--quiet", is_flag=True, help="Print only the name of each result.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
-@click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each source, as it comes.")
+@flag("-q", "--quiet", says="Print only the name of each result.")
+@flag("--json", "as_json", says="Print the report as JSON; a list if there are several sources.")
+@flag("--jsonl", "as_lines", says="Print a line of JSON for each source, as it comes.")
 @far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """

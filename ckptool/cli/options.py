@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag, takes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -76,12 +76,12 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
     return complete
 
 
-brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
+brief_option = flag("-b", "--brief", says="Print one line for each file, and a total.")
 _patterns = (
-    click.option("--grep", metavar="REGEX", help="Take only tensors whose name matches."),
-    click.option("--include", multiple=True, metavar="GLOB", help="Take only names that match a glob. Repeatable."),
-    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable."),
-    click.option("--allow-unmatched", is_flag=True, help="Allow patterns that match no name in any file."),
+    takes("--grep", "REGEX", "Take only tensors whose name matches."),
+    takes("--include", "GLOB", "Take only names that match a glob. Repeatable.", multiple=True),
+    takes("--exclude", "GLOB", "Leave out names that match a glob. Repeatable.", multiple=True),
+    flag("--allow-unmatched", says="Allow patterns that match no name in any file."),
 )
 
 
@@ -109,24 +109,19 @@ model_arg_option = click.option(
     callback=_model_arguments,
     help="Argument for --model: a Python literal, or text.",
 )
-_recursive = click.option(
-    "-r",
-    "--recursive",
-    is_flag=True,
-    help="Take every checkpoint in a folder and below; the files of one checkpoint count once.",
+_recursive = flag(
+    "-r", "--recursive", says="Take every checkpoint in a folder and below; the files of one checkpoint count once."
 )
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
-)
-_jsonl = click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each file, as it comes.")
+_json = flag("--json", "as_json", says="Print one JSON object for each file; a list if there are several.")
+_jsonl = flag("--jsonl", "as_lines", says="Print a line of JSON for each file, as it comes.")
 _limit = click.option(
     "--limit",
     type=click.IntRange(0),
     metavar="N",
     help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
 )
-_wide = click.option("--wide", is_flag=True, help="Do not cut lines to the width of the terminal.")
-pager_option = click.option("--pager", is_flag=True, help="Show everything in a pager.")
+_wide = flag("--wide", says="Do not cut lines to the width of the terminal.")
+pager_option = flag("--pager", says="Show everything in a pager.")
 LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow the option: anything else is the next argument."""
@@ -218,6 +213,4 @@ class RayCommand(Command):
 
 def ray_option(what: str) -> Callable[[F], F]:
     """Return what adds ``--ray`` to a ``RayCommand``."""
-    return click.option(
-        "--ray", metavar="[ADDRESS]", help=f"{what} on Ray: the one at ADDRESS, or one that is started here."
-    )
+    return takes("--ray", "[ADDRESS]", f"{what} on Ray: the one at ADDRESS, or one that is started here.")

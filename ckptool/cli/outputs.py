@@ -334,7 +334,8 @@ class Json(Output):
         if self._as_lines:
             print_json(result.object())
         else:
-            _print((", " if self._printed else "[") if self._is_list else "", result.object())
+            sys.stdout.write((", " if self._printed else "[") if self._is_list else "")
+            sys.stdout.writelines(_pieces(result.object(), _DEPTH))
         self._printed += 1
 
     def end(self) -> None:
@@ -459,26 +460,14 @@ def left_out(folders: Sequence[str]) -> Iterator[str]:
         yield labelled("left out", f"{what}: {some([show(one) for one in folders], _NAMED)}")
 
 
-_AT_ONCE: Final = 1 << 16
 _DEPTH: Final = 2
-"""Of an object, the members of its members are pieces; a list of objects is one level more."""
+"""Of an object, the members of its members are pieces."""
 
 
 def print_json(found: object) -> None:
     """Print a value as one line of ASCII."""
-    _print("", found)
+    sys.stdout.writelines(_pieces(found, _DEPTH))
     click.echo("")
-
-
-def _print(start: str, found: object) -> None:
-    waiting, length = [start], 0
-    for piece in _pieces(found, _DEPTH + isinstance(found, list)):
-        waiting.append(piece)
-        length += len(piece)
-        if length >= _AT_ONCE:
-            click.echo("".join(waiting), nl=False)
-            waiting, length = [], 0
-    click.echo("".join(waiting), nl=False)
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:

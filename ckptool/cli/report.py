@@ -28,7 +28,7 @@ from ckptool.cli.page import (
 )
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, error_text, say
-from ckptool.cli.verbs import Command
+from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.sides import side_of
 from ckptool.errors import CkptoolError, FileUnavailable
@@ -66,10 +66,10 @@ class _Asked(NamedTuple):
     help="Also show statistics and histograms of the values and, for two files, how alike tensors are. Needs numpy. "
     "The values of two files are compared in any case, unless --no-values is given.",
 )
-@click.option("--key-a", metavar="PATH", help="Which state dict of FILE to compare with OTHER.")
-@click.option("--key-b", metavar="PATH", help="Which state dict of OTHER to compare.")
-@click.option("--ignore-wrappers", is_flag=True, help="Compare names without what training wrappers added to them.")
-@click.option("--force", is_flag=True, help="Overwrite what exists.")
+@takes("--key-a", "PATH", "Which state dict of FILE to compare with OTHER.")
+@takes("--key-b", "PATH", "Which state dict of OTHER to compare.")
+@flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
+@flag("--force", says="Overwrite what exists.")
 @far_options
 def report(file: str, other: str | None, output: str, *, force: bool, **options: Any) -> None:
     """

@@ -19,6 +19,7 @@ from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, Listing, as_asked, means_other, reach_options
 from ckptool.cli.text import say
+from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
@@ -61,13 +62,11 @@ _ROUNDS: Final = 4
     metavar="FILE",
     help="Append lines to FILE, and skip checkpoints that it already has.",
 )
-@click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
-@click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
-@click.option(
-    "--digest", is_flag=True, help="Read the weights, and add their digest: equal weights have the same in any form."
-)
+@flag("--check", says="Look at every pickle and container, as 'check' does.")
+@flag("--deep", says="Read every byte, and compare it with the checksums.")
+@flag("--digest", says="Read the weights, and add their digest: equal weights have the same in any form.")
 @click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
-@click.option("--parquet", is_flag=True, help="At the end, also write the files of -o and --tensors as tables.")
+@flag("--parquet", says="At the end, also write the files of -o and --tensors as tables.")
 @click.option(
     "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes to use; by default as many as cores."
 )

@@ -307,26 +307,14 @@ class Selection(NamedTuple):
         return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
-        """Return what is said of a selection that takes none of the names there are, and what would take some."""
+        """Return what is said of a selection that takes none of the names there are."""
         if chosen or not tensors:
             return None
         patterns = (self.grep.pattern,) if self.grep is not None else ()
         include, exclude = self.filter or ((), ())
         options = {"grep": patterns, "include": include, "exclude": exclude}
         asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
-        near = next(filter(None, self._nearly(tensors)), "")
-        return f"0 of {len(tensors):,} names match {messages.show(asked)}{near}"
-
-    def _nearly(self, tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
-        if self.grep is not None and not _matching(self.grep, tensors):
-            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), tensors))
-            yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
-        if self.filter is not None:
-            for glob in self.filter.include:
-                alone, inside = (self.filter._replace(include=(one,), exclude=()) for one in (glob, f"*{glob}*"))
-                count = 0 if any(map(alone.takes, tensors)) else sum(map(inside.takes, tensors))
-                wider = messages.show(repr(inside.include[0]))
-                yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
+        return f"0 of {len(tensors):,} names match {messages.show(asked)}"
 
 
 def _matching(pattern: re.Pattern[str], names: Iterable[str]) -> set[str]:

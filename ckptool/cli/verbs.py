@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -15,6 +15,8 @@ from ckptool.sources.paths import is_likely
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SECTIONS: Final = {
     "Look into a checkpoint": {
@@ -123,6 +125,28 @@ ORDER: Final = "ckptool.order"
 """Under which a context keeps the names of what was given, in the order in which it was."""
 
 
+def flag(*names: str, says: str) -> Callable[[F], F]:
+    """Return what adds an option without a value to a verb."""
+    return click.option(*names, is_flag=True, help=says)
+
+
+def takes(name: str, value: str, says: str, *, multiple: bool = False) -> Callable[[F], F]:
+    """Return what adds an option to a verb that takes a text, called ``value`` in the help."""
+    return click.option(name, metavar=value, help=says, multiple=multiple)
+
+
+def color_option(*, hidden: bool = False) -> Callable[[F], F]:
+    """Return what adds ``--color``: before the verb, or behind it, where people put it too."""
+
+    def choose(ctx: click.Context, _param: click.Parameter, asked: str | None) -> None:
+        if asked is not None:
+            ctx.color = ctx.find_root().color = None if asked == "auto" else asked == "always"
+
+    says = "Colours; auto, the default, uses them on a terminal."
+    kind = click.Choice(["auto", "always", "never"])
+    return click.option("--color", type=kind, expose_value=False, callback=choose, help=says, hidden=hidden)
+
+
 class Command(click.Command):
     """A verb that refuses what the last of several values would win of unseen, and an empty value."""
 
@@ -153,12 +177,13 @@ class Verbs(Command, click.Group):
         command: click.Command = getattr(import_module(f"ckptool.cli.{verb}"), verb)
         if not any(one.name == "version" for one in command.params):  # where people who see a verb's help look for it
             click.version_option(__version__, *_VERSION, prog_name="ckptool", hidden=True)(command)
+            color_option(hidden=True)(command)
             command.format_epilog = _examples(verb)  # type: ignore[assignment, method-assign]
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
-        own, rest = _with_colours_in_front(*_split(args))
+        own, rest = _split(args)
         if rest[:1] == ["version"] and not _is_path("version"):
             rest = ["--version"]
         elif rest[:1] == ["help"] and not _is_path("help"):
@@ -190,8 +215,6 @@ class Verbs(Command, click.Group):
         except click.NoSuchOption as error:
             nearest = list(error.possibilities or ())[:1]
             raise click.NoSuchOption(error.option_name, possibilities=nearest, ctx=error.ctx) from None
-        except click.BadOptionUsage as error:
-            raise click.UsageError(_with_form(error, self._options(ctx)), error.ctx) from None
         except click.MissingParameter as error:
             examples = EXAMPLES.get(ctx.invoked_subcommand or "")
             like = f" For example: {re.split(_GAP, examples[0])[0]}" if examples else ""
@@ -199,10 +222,6 @@ class Verbs(Command, click.Group):
         except click.BadParameter as error:
             text = error.message.replace("valid integer range", "whole number")
             raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from None
-
-    def _options(self, ctx: click.Context) -> list[click.Parameter]:
-        command = self.get_command(ctx, ctx.invoked_subcommand or "")
-        return command.params if command is not None else []
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs, by what they are for."""
@@ -222,14 +241,6 @@ def _hint(word: str) -> str:
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
 
 
-def _with_form(error: click.BadOptionUsage, options: Iterable[click.Parameter]) -> str:
-    """Return what is wrong about the use of an option, and how it is given."""
-    option = next((one for one in options if error.option_name in one.opts), None)
-    values = option.type.choices if option is not None and isinstance(option.type, click.Choice) else ()
-    form = "|".join(map(str, values)) or (option.metavar if option is not None else None)
-    return f"{error.format_message().rstrip('.')}: {error.option_name} {form}" if form else error.format_message()
-
-
 def _examples(verb: str) -> Callable[[click.Context, click.HelpFormatter], None]:
     """Return what prints a verb's examples below its options, as they are."""
 
@@ -247,16 +258,6 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
     while at < len(args) and args[at].partition("=")[0] == _COLOR:
         at += 1 if "=" in args[at] else 2
     return args[:at], args[at:]
-
-
-def _with_colours_in_front(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
-    """Take --color from behind the verb, too, where people put it."""
-    end = rest.index("--") if "--" in rest else len(rest)
-    found = next((at for at, word in enumerate(rest[:end]) if word.partition("=")[0] == _COLOR), None)
-    if found is None:
-        return own, rest
-    behind = found + (1 if "=" in rest[found] else 2)
-    return [*own, *rest[found:behind]], [*rest[:found], *rest[behind:]]
 
 
 def _begins_with_path(words: list[str]) -> bool:

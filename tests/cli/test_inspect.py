@@ -158,8 +158,7 @@ def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--grep", "nomatch"], "0 of 10 names match --grep 'nomatch'"),
-        (["--grep", "CONV1"], "0 of 10 names match --grep 'CONV1'; 2 do in another case: --grep '(?i)…'"),
-        (["--include", "conv1"], "a glob is compared with whole names: '*conv1*' matches 2"),
+        (["--include", "conv1"], "0 of 10 names match --include 'conv1'"),
         (["--exclude", "*"], "0 of 10 names match --exclude '*'"),
         (["--grep", "conv1", "--include", "*.nothing"], "0 of 10 names match --grep 'conv1' --include '*.nothing'"),
     ],

@@ -152,8 +152,8 @@ def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
     ("words", "said"),
     [
         (["stat"], "Missing argument 'FILE...'. For example: ckptool stat model.pth\n"),
-        (["inspect", "--columns"], "Option '--columns' requires an argument: --columns A,B,…\n"),
-        (["migrate", "--dtype"], "requires an argument: --dtype float16|bfloat16|float32|float64\n"),
+        (["inspect", "--columns"], "Option '--columns' requires an argument.\n"),
+        (["migrate", "--dtype"], "Option '--dtype' requires an argument.\n"),
         (["inspect", "--limit", "x", "y"], "'x' is not a whole number.\n"),
         (["explain", "."], ". is a folder, and TEXT is the message to explain. To look at it: ckptool check .\n"),
     ],
