@@ -378,8 +378,13 @@ def refused(
     is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
+    whole: tuple[Finding, ...] = ()
+    if is_salvaged and isinstance(error, TruncatedFile):
+        from ckptool.checking import salvage
+
+        whole = salvage.examine(origin, limits)
     found = (
-        *(_what_is_left(origin, error, limits) if is_salvaged else ()),
+        *whole,
         *would_run.imported(survey),
         *deeds,
         *(beside.findings() if beside else ()),
@@ -388,19 +393,6 @@ def refused(
     return CheckReport(
         path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error
     )
-
-
-def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
-    if not isinstance(error, TruncatedFile):
-        return ()
-    from ckptool.checking import salvage
-
-    return salvage.examine(origin, limits)
-
-
-def is_condition(text: str) -> bool:
-    """Say whether a text is a code, a grade (``code``, ``system``) or a severity."""
-    return text in CONDITIONS
 
 
 def question_of(code: str) -> str:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checking.finding import Finding, note
+from ckptool.checking.finding import Finding, Severity, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import (
     Failure,
@@ -100,29 +100,26 @@ def survey(
         if tensor.name in weights:
             files.setdefault(checkpoint.shard_of.get(tensor.name, ""), []).append(facts.all_zero)
         damaged += _damage(tensor, facts, weights)
-    yield from _odd(nan, infinite, harmless, damaged)
     blank = [name for name, are_zero in files.items() if 1 < len(are_zero) <= sum(are_zero) / _NEARLY_ALL]
-    if zero and blank:
+    zeros: Odd = "CK112", zero, f"{counted(len(zero), 'tensor')} all zero", None, "info"
+    if blank:
         where = f" in {some(blank)}" if any(blank) else ""
-        fact = f"nearly all weights{where} are zero: {some(zero)}"
-        yield note("CK112", fact, "Copy the file again: it may have got its size, and never its bytes.")
-    elif zero:
-        yield note("CK112", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}", severity="info")
-    for why, names in left_out.items():
+        zeros = "CK112", zero, f"nearly all weights{where} are zero", _NEVER_FILLED, "warning"
+    odd: tuple[Odd, ...] = (
+        ("CK110", nan, "values that are no numbers (NaN)", _DIVERGED, "warning"),
+        ("CK111", infinite, "infinite values", _DIVERGED, "warning"),
+        ("CK111", harmless, _HARMLESS, None, "info"),
+        ("CK119", damaged, "values unlike all others of their tensors, as after damage", _COMPARE, "info"),
+        zeros,
+        *(("CK113", names, f"values not looked at, for {why}", None, "info") for why, names in left_out.items()),
+    )
+    for code, names, fact, hint, severity in odd:
         if names:
-            yield note("CK113", f"values not looked at, for {why}: {some(names)}")
+            yield note(code, f"{fact}: {some(names)}", hint, severity=severity)
 
 
-def _odd(nan: list[str], infinite: list[str], harmless: list[str], damaged: list[str]) -> Iterator[Finding]:
-    if nan:
-        yield note("CK110", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
-    if infinite:
-        yield note("CK111", f"infinite values: {some(infinite)}", _DIVERGED)
-    if harmless:
-        yield note("CK111", f"{_HARMLESS}: {some(harmless)}", severity="info")
-    if damaged:
-        fact = f"values unlike all others of their tensors, as after damage: {some(damaged)}"
-        yield note("CK119", fact, _COMPARE)
+Odd: TypeAlias = tuple[str, list[str], str, str | None, Severity]
+"""A code, the tensors that it is said of, what is said of them, what to do, and how grave it is."""
 
 
 def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
@@ -196,6 +193,7 @@ def _trained(checkpoint: Checkpoint, roles: Collection[str]) -> set[str]:
 
 _BLOCK: Final = 4096
 _DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
+_NEVER_FILLED: Final = "Copy the file again: it may have got its size, and never its bytes."
 _COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
 _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
 

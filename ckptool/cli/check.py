@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, is_condition, narrowed, sections_of
+from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, narrowed, sections_of
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.torch_load import GlobalUse
@@ -128,7 +128,7 @@ def _questions(value: str | None) -> tuple[str, ...]:
 
 
 def _conditions(value: tuple[str, ...]) -> tuple[str, ...]:
-    if unknown := [word for word in value if not is_condition(word)]:
+    if unknown := [word for word in value if word not in CONDITIONS]:
         choices = "a code of `check --list`, data, code, system, info, warning, error"
         raise click.BadParameter(f"{unknown[0]!r} is none of these: {choices}", param_hint="--fail-on")
     return value or ("warning",)

@@ -380,15 +380,15 @@ class Sarif(Output):
         )
 
 
-_LEVELS: Final = {"info": "note", "warning": "warning", "error": "error"}
-_UNREADABLE: Final = "unreadable"
-
-
 def _uri(path: str) -> str:
     """Return a path as a reference: what is no plain character is escaped."""
     plain = f"{ascii_letters}{digits}-._~/".encode()
     octets = Path(path).as_posix().encode("utf-8", "surrogateescape")
     return "".join(chr(one) if one in plain else f"%{one:02X}" for one in octets)
+
+
+_LEVELS: Final = {"info": "note", "warning": "warning", "error": "error"}
+_UNREADABLE: Final = "unreadable"
 
 
 COUNTED_AS: Final = {"warning": "with warnings", "error": "with errors"}

@@ -11,13 +11,11 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from threading import Lock
-from types import ModuleType
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ckptool.checking.row import ENDED
 from ckptool.closing import Closing
@@ -27,8 +25,7 @@ from ckptool.sources.checksums import processors
 T = TypeVar("T")
 
 MOST_ITEMS: Final = 32
-_MOST_NBYTES: Final = 64 << 20
-"""Of a batch: what is larger by itself is alone in one."""
+"""Of a batch."""
 _ROUNDS: Final = 4
 """Batches of a process by which all that was given so far would be done: they begin small, so that all have work."""
 _MOST_STARTS: Final = 4
@@ -100,7 +97,6 @@ class Pool(Closing):
         work: Work[T],
         next_item: Callable[[], T | None],
         *,
-        nbytes: Callable[[T], int] = lambda _: 0,
         least: Callable[[T], int] = lambda _: 1,
         most: int = 1,
         starts_here: Callable[[T], bool] = lambda _: True,
@@ -109,25 +105,30 @@ class Pool(Closing):
         """
         Yield items with answers about them, some at a time, in the order in which they come.
 
-        Batches begin small and have up to ``most`` items, of not too many bytes; those that begin with an item that is
-        one of many that wait have as many as ``least`` says. An item is asked for when there is room for it; if there
-        is none, once more when answers have been taken. ``starts_here`` says whether an item has paths
-        that start from the folder that this process is in. Items whose process ended are tried again, each alone; one
-        is ``Lost`` when that has happened in so many ``tries``.
+        Batches begin small and have up to ``most`` items; those that begin with an item that is one of many that wait
+        have as many as ``least`` says. An item is asked for when there is room for it; if there is none, once more when
+        answers have been taken. ``starts_here`` says whether an item has paths that start from the folder that this
+        process is in. Items whose process ended are tried again, each alone; one is ``Lost`` when that has happened in
+        so many ``tries``.
 
         Raises:
             CkptoolError: Processes cannot work, or the work raised it.
         """
         running: dict[Any, Batch] = {}
         again: list[Batch] = []
-        items = Items(next_item, nbytes, least)
+        given = 0
         try:
             while True:
                 while len(running) < self.room:
                     if not again:
-                        found = items.batch(min(most, 1 + items.count // (self.workers * _ROUNDS)))
+                        found: list[T] = []
+                        room = min(most, 1 + given // (self.workers * _ROUNDS))
+                        while len(found) < room and (item := next_item()) is not None:
+                            room = room if found else max(room, least(item))
+                            found.append(item)
                         if not found:
                             break
+                        given += len(found)
                         again.append(Batch(dict(enumerate(found))))
                     batch = again.pop()
                     handle = self.begin(work, batch, starts_here=any(map(starts_here, batch.left.values())))
@@ -164,34 +165,6 @@ def _tried_again(batch: Batch, why: Lost | None, tries: int) -> list[Any]:
     return [Batch({0: item}, deaths) for item in batch.left.values()]
 
 
-class Items(Generic[T]):
-    """The items that are still to be given, in batches."""
-
-    def __init__(
-        self, next_item: Callable[[], T | None], nbytes: Callable[[T], int], least: Callable[[T], int]
-    ) -> None:
-        self._next = next_item
-        self._nbytes = nbytes
-        self._least = least
-        self._held: T | None = None
-        """The first of the next batch, for which this one had no room."""
-        self.count = 0
-
-    def batch(self, most: int) -> list[T]:
-        """Return the next items, at most so many; none if there are none now."""
-        found: list[T] = []
-        left = _MOST_NBYTES
-        while len(found) < most and (item := self._next() if self._held is None else self._held) is not None:
-            left -= self._nbytes(item)
-            self._held = item if found and left < 0 else None
-            if self._held is not None:
-                break
-            most = most if found else max(most, self._least(item))
-            found.append(item)
-        self.count += len(found)
-        return found
-
-
 _NOT_BEGUN: Final = "not-begun"
 _NEW: Final = multiprocessing.get_context("spawn")
 
@@ -204,7 +177,7 @@ class _Process:
         self.has_begun = False
         self._work: Work[Any] | None = None
         self._process = _NEW.Process(target=_serve, args=(threads, theirs), daemon=True)
-        with _no_interrupt(), _no_script():
+        with _no_interrupt():
             self._process.start()
         theirs.close()
 
@@ -306,16 +279,6 @@ class Processes(Pool):
 
 
 _BEGUN: Final = "begun"
-
-
-@contextmanager
-def _no_script() -> Iterator[None]:
-    """Keep a new process from running the script again that this one runs: it needs nothing of that."""
-    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script
 
 
 @contextmanager

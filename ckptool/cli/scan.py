@@ -7,9 +7,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
@@ -28,10 +28,6 @@ from ckptool.sources.files import packaged
 from ckptool.sources.naming import is_far, is_relative, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.versions import stamp_of
-
-if TYPE_CHECKING:
-    from ckptool.cli.on_ray import OnRay
-
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _HEAD_OF_TENSOR: Final = f'{{"schema": "{SCHEMA_OF_TENSORS}", '.encode()
@@ -93,10 +89,18 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         if not (options["output"] or options["tensors"]):
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
         need_parquet()
-    ray = _ray(options["ray"], options["jobs"]) if options["ray"] else None
-    with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], _HEAD_OF_TENSOR) as tensors:
+    pool: Pool = Processes(options["jobs"] or processors())
+    if options["ray"]:
+        from ckptool.cli.on_ray import OnRay  # most scans are of this machine
+
+        pool = OnRay(options["ray"], options["jobs"])
+    with ExitStack() as files:
+        lines, tensors = (
+            path and files.enter_context(Lines(path, head))
+            for path, head in ((options["output"], _HEAD), (options["tensors"], _HEAD_OF_TENSOR))
+        )
         run = _Run(asked, lines, options["output"], tensors)
-        with ray or Processes(options["jobs"] or processors()) as pool:
+        with pool:
             run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
             for one, path, name in ((lines, options["output"], "scan"), (tensors, options["tensors"], "tensors")):
@@ -104,16 +108,6 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
                     write_table(one, path, json.loads(packaged(Path(__file__).parent / "schemas" / f"{name}.json")))
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
-
-
-def _ray(address: str, jobs: int | None) -> OnRay:
-    from ckptool.cli.on_ray import OnRay  # most scans are of this machine
-
-    return OnRay(address, jobs)
-
-
-def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
-    return nullcontext() if path is None else Lines(path, head)
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
@@ -191,7 +185,6 @@ class _Run:
         for answers in pool.answers(
             Rows(self._asked, threads),
             self._next,
-            nbytes=_nbytes,
             least=lambda place: _ROUNDS * threads if is_far(place.path) else 1,
             most=most,
             starts_here=lambda place: is_relative(place.path),
@@ -278,11 +271,6 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
-
-
-def _nbytes(place: Place) -> int:
-    stamp = stamp_of(place.path)
-    return stamp.nbytes if stamp and not is_far(place.path) else 0
 
 
 def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:

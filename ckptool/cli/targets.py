@@ -60,8 +60,7 @@ def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] 
         for one in _matches(path):
             if recursive and os.path.isdir(one):
                 known = {target.path for target in found}
-                below = list(_below(one, passed)) or [Target(os.path.join(one, ""))]
-                found += (target for target in below if target.path not in known)
+                found += (target for target in _in_folder(one, passed) if target.path not in known)
             else:
                 found.append(Target(one))
     return found
@@ -96,8 +95,6 @@ class Listing:
                 return target
 
     def _each(self, paths: Iterable[str], *, are_asked: bool = True) -> Iterator[Target]:
-        from ckptool.formats.directories.walk import checkpoints_below
-
         for path in paths:
             if is_far(path):
                 yield from self._at(path)
@@ -105,12 +102,7 @@ class Listing:
             if not os.path.isdir(path):
                 yield Target(path)
                 continue
-            is_empty = True
-            for found in checkpoints_below(path, opens=False, passed=self.passed):
-                is_empty = False
-                yield Target(*found)
-            if is_empty and are_asked:
-                yield Target(os.path.join(path, ""))
+            yield from _in_folder(path, self.passed, opens=False, or_itself=are_asked)
 
     def _at(self, address: str) -> Iterator[Target]:
         from ckptool.formats.directories.walk import checkpoints_at
@@ -150,10 +142,17 @@ def _matches(path: str) -> list[str]:
     return sorted(glob(path, recursive=True)) or [path]
 
 
-def _below(folder: str, passed: list[str] | None) -> Iterator[Target]:
+def _in_folder(
+    folder: str, passed: list[str] | None, *, opens: bool = True, or_itself: bool = True
+) -> Iterator[Target]:
+    """Yield the checkpoints in a folder and below; the folder itself if there are none."""
     from ckptool.formats.directories.walk import checkpoints_below
 
-    yield from (Target(path, is_likely) for path, is_likely in checkpoints_below(folder, passed=passed))
+    for path, is_meant in checkpoints_below(folder, opens=opens, passed=passed):
+        or_itself = False
+        yield Target(path, is_meant)
+    if or_itself:
+        yield Target(os.path.join(folder, ""))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -89,17 +89,12 @@ def _styled(word: str) -> str:
     return click.style(word, fg=_COLOURS.get(word), bold=word in _BOLD or None)
 
 
-def _has_no_colours() -> bool:
-    """Say whether colours are not wanted (https://no-color.org), or the terminal has none."""
-    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-
-
 def _shows_colours(*, err: bool) -> bool:
-    """Say whether to colour: as --color asks, else on a terminal that has them, unless NO_COLOR is set."""
+    """Say whether to colour: as --color asks, else on a terminal that has them (https://no-color.org)."""
     context = click.get_current_context(silent=True)
     asked = context.find_root().color if context is not None else None
-    stream = sys.stderr if err else sys.stdout
-    return asked if asked is not None else stream.isatty() and not _has_no_colours()
+    has_none = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return asked if asked is not None else (sys.stderr if err else sys.stdout).isatty() and not has_none
 
 
 def terminal_width(*, err: bool = False) -> int | None:

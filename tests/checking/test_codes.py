@@ -24,7 +24,7 @@ def codes_in(node: ast.AST) -> set[str]:
 def test_every_code_that_is_used_is_in_the_table_and_every_code_in_it_is_used() -> None:
     calls = [one for one in NODES if isinstance(one, ast.Call)]
     given = [one.args[0] for one in calls if ast.unparse(one.func) in ("note", "Remark", "Stubs", "_finding")]
-    chosen = [one.value for one in NODES if isinstance(one, ast.Assign)]
+    chosen = [one.value for one in NODES if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None]
     assert set().union(*map(codes_in, (*given, *(one for one in chosen if not isinstance(one, ast.Dict))))) == set(
         CODES
     )

@@ -200,7 +200,7 @@ def test_a_folder_in_which_nothing_is_written_is_not_there(
     Path("there").mkdir()
     for sources in ((STATE_DICT,), (STATE_DICT, LEGACY_MODEL)):
         for folder in ("new/er", "there", "there/new"):
-            assert invoke(*sources, "--out-dir", folder, *options).exit_code == code
+            assert run(*sources, "--out-dir", folder, *options).exit_code == code
     assert list(Path("there").iterdir()) == []
     assert not Path("new").exists()
 

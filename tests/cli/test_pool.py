@@ -150,10 +150,11 @@ import os, sys
 from functools import partial
 from ckptool.cli.pool import Processes
 from tests.cli.test_pool import sleep
-with Processes(2) as pool:  # without a guard: no new process runs the script again
-    for some in pool.answers(sleep, partial(next, iter([100.0, 100.0]), None)):
-        for _, answer in some:
-            print(answer, flush=True)
+if __name__ == "__main__":
+    with Processes(2) as pool:
+        for some in pool.answers(sleep, partial(next, iter([100.0, 100.0]), None)):
+            for _, answer in some:
+                print(answer, flush=True)
 """
 
 
