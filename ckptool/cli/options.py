@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.verbs import Command, flag, takes
+from ckptool.cli.verbs import Command, flag, takes, together
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -77,12 +77,13 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
 
 
 brief_option = flag("-b", "--brief", says="Print one line for each file, and a total.")
-_patterns = (
+patterns = together(
     takes("--grep", "REGEX", "Take only tensors whose name matches."),
     takes("--include", "GLOB", "Take only names that match a glob. Repeatable.", multiple=True),
     takes("--exclude", "GLOB", "Leave out names that match a glob. Repeatable.", multiple=True),
     flag("--allow-unmatched", says="Allow patterns that match no name in any file."),
 )
+"""What verbs take that look at some tensors of a file."""
 
 
 def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
@@ -109,39 +110,18 @@ model_arg_option = click.option(
     callback=_model_arguments,
     help="Argument for --model: a Python literal, or text.",
 )
-_recursive = flag(
-    "-r", "--recursive", says="Take every checkpoint in a folder and below; the files of one checkpoint count once."
+many_files = together(
+    flag(
+        "-r", "--recursive", says="Take every checkpoint in a folder and below; the files of one checkpoint count once."
+    ),
+    flag("--json", "as_json", says="Print one JSON object for each file; a list if there are several."),
+    flag("--jsonl", "as_lines", says="Print a line of JSON for each file, as it comes."),
 )
-_json = flag("--json", "as_json", says="Print one JSON object for each file; a list if there are several.")
-_jsonl = flag("--jsonl", "as_lines", says="Print a line of JSON for each file, as it comes.")
-_limit = click.option(
-    "--limit",
-    type=click.IntRange(0),
-    metavar="N",
-    help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
-)
-_wide = flag("--wide", says="Do not cut lines to the width of the terminal.")
+"""What verbs take that look at any number of files, one after the other."""
 pager_option = flag("--pager", says="Show everything in a pager.")
 LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow the option: anything else is the next argument."""
-
-
-def many_files(command: F) -> F:
-    """Add what verbs take that look at any number of files, one after the other."""
-    return _recursive(_json(_jsonl(command)))
-
-
-def patterns(command: F) -> F:
-    """Add what verbs take that look at some tensors of a file."""
-    for option in reversed(_patterns):
-        command = option(command)
-    return command
-
-
-def rows(command: F) -> F:
-    """Add what verbs take that list many rows."""
-    return _limit(_wide(pager_option(_table(command))))
 
 
 def limit_of(options: dict[str, Any]) -> int | None:
@@ -171,14 +151,26 @@ def _table_formats() -> list[str]:
     return table_formats()
 
 
-_table = click.option(
-    "--table",
-    "table_format",
-    metavar="FORMAT",
-    callback=_table_format,
-    shell_complete=choices(_table_formats),
-    help="Print only the table: as csv, tsv or json with plain numbers, or in a format of tabulate (github, html…).",
+rows = together(
+    click.option(
+        "--limit",
+        type=click.IntRange(0),
+        metavar="N",
+        help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
+    ),
+    flag("--wide", says="Do not cut lines to the width of the terminal."),
+    pager_option,
+    click.option(
+        "--table",
+        "table_format",
+        metavar="FORMAT",
+        callback=_table_format,
+        shell_complete=choices(_table_formats),
+        help="Print only the table: as csv, tsv or json with plain numbers, "
+        "or in a format of tabulate (github, html…).",
+    ),
 )
+"""What verbs take that list many rows."""
 
 
 def refuse_idle() -> None:

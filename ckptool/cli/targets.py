@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from ckptool.cli.verbs import F, together
 from ckptool.errors import CkptoolError, NotACheckpoint
 from ckptool.messages import counted
 from ckptool.sources.naming import is_far, shown_path
@@ -155,8 +156,6 @@ def _in_folder(
         yield Target(os.path.join(folder, ""))
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _ASKED: Final = "ckptool.remote"
 """Where a context keeps how files far away are reached."""
 
@@ -178,38 +177,26 @@ def _ask(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         ctx.meta.setdefault(_ASKED, {})[param.name] = value
 
 
-_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    (
-        "--endpoint",
-        {"metavar": "URL", "help": "Address of the store for s3://, gs:// and az://, or of the hub for hf://."},
-    ),
-    ("--region", {"metavar": "NAME", "help": "Region of a bucket of s3://."}),
-    ("--anonymous", {"is_flag": True, "help": "Use no keys: for what everybody may read."}),
-    (
-        "--connections",
-        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 6 MiB at once; by default 16."},
-    ),
-    ("--download", {"is_flag": True, "help": "Fetch into a temporary file what https:// gives only as a whole."}),
+def _of_reach(name: str, says: str, **how: Any) -> Callable[[F], F]:
+    return click.option(name, expose_value=False, is_eager=True, callback=_ask, help=says, **how)
+
+
+reach_options = together(
+    _of_reach("--endpoint", "Address of the store for s3://, gs:// and az://, or of the hub for hf://.", metavar="URL"),
+    _of_reach("--region", "Region of a bucket of s3://.", metavar="NAME"),
+    _of_reach("--anonymous", "Use no keys: for what everybody may read.", is_flag=True),
 )
+"""What says where stores are, and who asks."""
+_HOW_MANY: Final = "Fetch N parts of 6 MiB at once; by default 16."
+far_options = together(
+    reach_options,
+    _of_reach("--connections", _HOW_MANY, type=click.IntRange(1, 64), metavar="N"),
+    _of_reach("--download", "Fetch into a temporary file what https:// gives only as a whole.", is_flag=True),
+)
+"""What says how files far away are reached."""
 
 
 def as_asked(path: str) -> str:
     """Return a path of a list; an address of it with how files far away are reached."""
     found: str = AnyPath().convert(path, None, click.get_current_context())
     return found
-
-
-def reach_options(command: F) -> F:
-    """Add the options that say where stores are, and who asks."""
-    return _added(command, _OPTIONS[:3])
-
-
-def far_options(command: F) -> F:
-    """Add the options that say how files far away are reached."""
-    return _added(command, _OPTIONS)
-
-
-def _added(command: F, options: tuple[tuple[str, dict[str, Any]], ...]) -> F:
-    for name, how in reversed(options):
-        command = click.option(name, expose_value=False, is_eager=True, callback=_ask, **how)(command)
-    return command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -133,6 +134,11 @@ def flag(*names: str, says: str) -> Callable[[F], F]:
 def takes(name: str, value: str, says: str, *, multiple: bool = False) -> Callable[[F], F]:
     """Return what adds an option to a verb that takes a text, called ``value`` in the help."""
     return click.option(name, metavar=value, help=says, multiple=multiple)
+
+
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return what adds several options to a verb, in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def color_option(*, hidden: bool = False) -> Callable[[F], F]:
