@@ -49,47 +49,49 @@ def _shapes(checkpoint: Checkpoint, chosen: StateDict) -> dict[str, tuple[int, .
 
 
 class _Fit:
+    """How names and shapes fit, and what follows for the advice."""
+
     def __init__(self, checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str) -> None:
-        self._checkpoint = checkpoint
-        self._key = key
-        self._expected = expected
-        self._found = found
-        self._matched = match(expected, found)
-        self._model = model
-        matched = self._matched
+        self._checkpoint, self._key, self._model = checkpoint, key, model
+        self._expected, self._found = expected, found
+        self._matched = matched = match(expected, found)
         self._lacking = lacking = [name for name in matched.missing if not is_benign(name)]
         in_other_names = matched.target_wrapped and bool(matched.changes)
         self._guesses = guess_renames(expected, found) if in_other_names or (lacking and matched.unexpected) else ()
-        wanted = {one.expected for one in matched.reshaped}
         self._is_whole = not lacking and not in_other_names
         """Whether nothing that the model wants is lost if the unexpected is left out."""
+        wanted = {one.expected for one in matched.reshaped}
         self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
+        self._taken = [*matched.pairs.values(), *(one.found_name for one in matched.reshaped)]
+        """The names of the file that the model has a place for, of another shape too."""
 
     def findings(self) -> Iterator[Finding]:
-        matched = self._matched
-        total = len(self._expected)
+        matched, total = self._matched, f"{len(self._expected):,}"
         if matched.exact and not matched.changes:
-            inside = ", once its wrappers are off" if matched.target_wrapped else ""
-            hint = "Load it before the model is wrapped." if inside else None
-            yield note("CK601", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
+            fact = f"all {total} names and shapes are those of {self._model}"
+            if matched.target_wrapped:
+                yield note("CK601", f"{fact}, once its wrappers are off", "Load it before the model is wrapped.")
+            else:
+                yield note("CK601", fact)
         elif matched.pairs and (matched.changes or matched.alternatives):
             ways = [as_options(changes) for changes in (matched.changes, *matched.alternatives)]
-            one = len(ways) == 1
-            there = f"there {'under other names' if one else 'more than once'}: {some(ways)}"
-            what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are {there}"
-            why = None if one else "Choose one of them."
-            if self._is_whole:
-                advice = self._migrate(matched.changes, self._left_out(), why=why)
-            elif matched.target_wrapped and self._guesses:
-                advice = self._migrate(self._guesses, {}, why="Load it before the model is wrapped, or rename.")
-            elif matched.target_wrapped and not self._lacking:
-                advice = Advice("Load it before the model is wrapped.")
-            else:
-                advice = Advice(f"Even so, {len(self._lacking):,} would be missing.")
-            yield note("CK602" if one else "CK606", what, *advice)
+            how = "under other names" if len(ways) == 1 else "more than once"
+            what = f"{len(matched.pairs):,} of {total} names of {self._model} are there {how}: {some(ways)}"
+            advice = self._advice_on_names(None if len(ways) == 1 else "Choose one of them.")
+            yield note("CK602" if len(ways) == 1 else "CK606", what, *advice)
         yield from self._missing()
         yield from self._unexpected()
         yield from self._reshaped()
+
+    def _advice_on_names(self, why: str | None) -> Advice:
+        if self._is_whole:
+            return self._migrate(self._matched.changes, self._left_out(), why)
+        before = "Load it before the model is wrapped"
+        if self._matched.target_wrapped and self._guesses:
+            return self._migrate(self._guesses, {}, f"{before}, or rename.")
+        if self._matched.target_wrapped and not self._lacking:
+            return Advice(f"{before}.")
+        return Advice(f"Even so, {len(self._lacking):,} would be missing.")
 
     def _missing(self) -> Iterator[Finding]:
         matched, missing = self._matched, self._lacking
@@ -98,9 +100,9 @@ class _Fit:
             near = nearest(missing, self._expected, matched.unexpected, self._found)
             listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
             if self._guesses:
-                advice = self._migrate(self._guesses, {}, why="If these are the same tensors, rename them.")
+                advice = self._migrate(self._guesses, {}, "If these are the same tensors, rename them.")
             elif not self._taken:
-                advice = Advice(self._another)
+                advice = self._another()
             elif near:
                 advice = Advice("If these are the same tensors, migrate it and rename them: `rename='RE=REPL'`.")
             else:
@@ -116,11 +118,10 @@ class _Fit:
         if not unexpected:
             return
         others = [name for name in unexpected if not is_benign(name)]
-        options = self._left_out()
-        if options:
-            advice = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
+        if options := self._left_out():
+            advice = self._migrate(self._matched.changes, options, "Leave out what the model has no use for.")
         elif not self._taken and not self._guesses:
-            advice = Advice(self._another)
+            advice = self._another()
         elif self._has_spare:
             advice = Advice("Load with strict=False.")
         else:
@@ -143,32 +144,22 @@ class _Fit:
             advice = self._migrate(self._matched.changes, options, why)
         yield note("CK605", f"{len(reshaped):,} of another shape: {some(listed)}", *advice)
 
-    @property
-    def _taken(self) -> list[str]:
-        """The names of the file that the model has a place for, of another shape too."""
-        return [*self._matched.pairs.values(), *(one.found_name for one in self._matched.reshaped)]
-
-    @property
-    def _another(self) -> str:
-        return f"Check that this file and {self._model} belong together: they have no name in common."
+    def _another(self) -> Advice:
+        return Advice(f"Check that this file and {self._model} belong together: they have no name in common.")
 
     def _left_out(self) -> dict[str, list[str]]:
         """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
         unexpected, taken = self._matched.unexpected, self._taken
         if not unexpected or not taken or not self._has_spare:
             return {}
-        for change in self._matched.changes:
-            head = f"{change.argument}."
-            if (
-                change.option == "strip_prefix"
-                and all(name.startswith(head) for name in taken)
-                and not any(name.startswith(head) for name in unexpected)
-            ):
-                return {"include": [f"{literal(change.argument)}.*"]}
+        for head in (one.argument for one in self._matched.changes if one.option == "strip_prefix"):
+            inside = [name.startswith(f"{head}.") for name in taken]
+            if all(inside) and not any(name.startswith(f"{head}.") for name in unexpected):
+                return {"include": [f"{literal(head)}.*"]}
         excluded = _excluding(unexpected, taken)
         return {"exclude": excluded} if excluded else {}
 
-    def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
+    def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None) -> Advice:
         return migration(self._checkpoint, why, renames=changes, form="state_dict", key=self._key, **options)
 
 
