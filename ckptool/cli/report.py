@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -46,16 +46,6 @@ from ckptool.torch_ops.values import ValueFacts
 SCHEMA = "ckptool.page/2"
 
 
-class _Asked(NamedTuple):
-    """What is to be on the page beside what the indexes say."""
-
-    values: bool | None
-    """None: of two files, compared; of one, not looked at."""
-    key_a: str | None
-    key_b: str | None
-    ignore_wrappers: bool
-
-
 @click.command(cls=Command)
 @click.argument("file", metavar="FILE", type=AnyPath())
 @click.argument("other", metavar="[OTHER]", required=False, type=AnyPath())
@@ -71,7 +61,7 @@ class _Asked(NamedTuple):
 @flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
 @flag("--force", says="Overwrite what exists.")
 @far_options
-def report(file: str, other: str | None, output: str, *, force: bool, **options: Any) -> None:
+def report(file: str, other: str | None, output: str, *, force: bool, values: bool | None, **sides: Any) -> None:
     """
     Write a page to look at: what is in a checkpoint, or where two differ.
 
@@ -80,8 +70,7 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
     differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
     exists, the page says why. Nobody may read the page who may not read the files.
     """
-    asked = _Asked(**options)
-    if other is None and (asked.key_a or asked.key_b or asked.ignore_wrappers):
+    if other is None and any(sides.values()):
         raise click.UsageError("--key-a, --key-b and --ignore-wrappers are about two files: give OTHER, too.")
     line = ProgressLine()
     error: CkptoolError | None = None
@@ -89,9 +78,9 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
         # It is there before anything is read: a name that cannot be written to is said at once.
         try:
             if other is None:
-                content, error = _of_one(file, asked, line, page)
+                content, error = _of_one(file, line, page, with_values=bool(values))
             else:
-                content = _of_two(file, other, asked, line, page)
+                content = _of_two(file, other, line, page, values=values, **sides)
         finally:
             line.clear()
         page.write(content)
@@ -114,7 +103,7 @@ def _page_path(output: str, files: tuple[str, str | None]) -> str:
     return output
 
 
-def _of_one(path: str, asked: _Asked, line: ProgressLine, page: Output) -> tuple[bytes, CkptoolError | None]:
+def _of_one(path: str, line: ProgressLine, page: Output, *, with_values: bool) -> tuple[bytes, CkptoolError | None]:
     """Return a page of one file, and why that cannot be opened."""
     found = check_file(path)
     if found.error is not None:
@@ -126,45 +115,36 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine, page: Output) -> tuple
     with open_checkpoint(path) as checkpoint:
         parts = parts_of(checkpoint)
         rows = tensor_rows(parts)
-        if asked.values:
+        if with_values:
             line.next(path)
-            values: list[ValueRow] = []
+            found_rows: list[ValueRow] = []
             for head, one in parts.items():
                 tensors = [*one.tensors.values(), *one.attributes.values()]
                 own = list(_rows(one, tensors, line))
-                values += own[: len(one.tensors)]
+                found_rows += own[: len(one.tensors)]
                 found = _with_values(found, one, zip(tensors, own, strict=True), f"{head[:-1]}: " if head else "")
-            add_values(rows, values)
+            add_values(rows, found_rows)
         facts = file_facts(checkpoint, found)
         page.narrow(mode_of(checkpoint.source))
         checkpoint.check_unchanged()
     return _page([facts], rows), None
 
 
-def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine, page: Output) -> bytes:
-    """Return a page of two files, and of where they differ."""
+def _of_two(a: str, b: str, line: ProgressLine, page: Output, *, values: bool | None, **sides: Any) -> bytes:
+    """Return a page of two files, and of where they differ; without ``values``, these are compared, and no more."""
     line.next(b)
-    compared = diff_files(
-        a,
-        b,
-        key_a=asked.key_a,
-        key_b=asked.key_b,
-        ignore_wrappers=asked.ignore_wrappers,
-        values=asked.values is not False,
-        stat=bool(asked.values),
-        progress=line,
-    )
+    compared = diff_files(a, b, values=values is not False, stat=bool(values), progress=line, **sides)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path)) for path in (a, b)]
-        sides = []
-        for one, key, label in zip(checkpoints, (asked.key_a, asked.key_b), "ab", strict=True):
-            side = side_of(one, compared.scope, key, label, aligned=asked.ignore_wrappers)
-            sides.append(side.tensors | side.attributes)
-        rows = compared_rows(compared, sides[0], sides[1])
+        both = []
+        for one, label in zip(checkpoints, "ab", strict=True):
+            side = side_of(one, compared.scope, sides[f"key_{label}"], label, aligned=sides["ignore_wrappers"])
+            both.append(side.tensors | side.attributes)
+        rows = compared_rows(compared, *both)
         found = [check_file(path) for path in (a, b)]
-        if asked.values:
-            names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
-            for at, (one, tensors) in enumerate(zip(checkpoints, sides, strict=True)):
+        if values:
+            names = dict.fromkeys((*both[0], *both[1]))
+            for at, (one, tensors) in enumerate(zip(checkpoints, both, strict=True)):
                 line.next(one.path)
                 own = dict(zip(tensors, _rows(one, list(tensors.values()), line), strict=True))
                 add_values(rows, map(own.get, names))

@@ -120,7 +120,7 @@ def _what(info: TensorInfo) -> dict[str, Any]:
 
 def compared_rows(report: DiffReport, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> list[dict[str, Any]]:
     """Return a row for each name in either: what the tensor is in both, and how it differs."""
-    names = [*a, *(name for name in b if name not in a)]
+    names = dict.fromkeys((*a, *b))
     changes = _changes(report, names)
     likeness = {one.name: one for one in report.likeness}
     measures = {
