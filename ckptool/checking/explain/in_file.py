@@ -115,11 +115,9 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
         if changes is not None:
             return _where(checkpoint, expected, changes, found, form)
     names = [name for one in _weights(checkpoint) for name in one]
-    if not names:
-        return Cause("it has no weights")
     there = sum(name in names for name in missing)
     has = f"it has {there:,} of the {len(missing):,} names, and others: " if there else "it has other names: "
-    fact = has + some([name for name in names if name not in missing])
+    fact = has + some([name for name in names if name not in missing]) if names else "it has no weights"
     hint = "It belongs to another model, or to another version of this one: build the model that it was saved from."
     return Cause(fact, hint, run(checkpoint, "inspect").command)
 
