@@ -8,7 +8,7 @@ from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
-from ckptool.formats.runnable.unpacking import Act
+from ckptool.formats.runnable.acts import Act
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename

@@ -15,16 +15,16 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
 from ckptool.formats import folder_source, holders, open_checkpoint, other_programs
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.pickle_search import Search
+from ckptool.formats.runnable.acts import Survey
+from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.formats.runnable.programs import of_settings
-from ckptool.formats.runnable.unpacking import Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import UNTOLD, is_below, is_likely
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 
 _DEEPEST = 64
 """Folders inside each other: no more than a path of the system has."""
@@ -139,9 +139,10 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
                     text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
                     deque(map(search.keep, of_settings(text, "")), maxlen=0)
                 search.ending(source)
-                search.anything(source, "", None, 0)
+                search.anything(source)
                 if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
-                    _look_into_text(search, source)
+                    for at, data in holders.base64_texts(source, is_json=False):  # of a table, a log or another text
+                        search.inside(BytesSource(data), Place(nested_at=at))
     except FileUnavailable as error:
         if error.kind != LINK and error.kind != "missing":
             unread = (error.message.removeprefix(f"{name!r}: "),)
@@ -154,15 +155,6 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
-
-
-def _look_into_text(search: Search, source: Source) -> None:
-    """Look into the pickles that a table, a log or another text has as base64."""
-    for at, data in holders.base64_texts(source, is_json=False):
-        try:
-            search.anything(BytesSource(data), "", at, 1)
-        except (MalformedFile, TruncatedFile):
-            continue  # what only begins like an archive
 
 
 def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:

@@ -18,9 +18,8 @@ from ckptool.archives.archive import Archive
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
-from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.unpacking import Act, Survey, place
+from ckptool.formats.runnable.acts import Act, Survey, place
+from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import paths
@@ -51,8 +50,8 @@ def survey(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: 
         _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
-    _programs(search, checkpoint)
-    _settings(search, checkpoint)
+    for archive in checkpoint.archives:
+        search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint, _OF_PROGRAMS if glances and checkpoint.traits.program else ())
     for stream in checkpoint.streams:
@@ -84,20 +83,6 @@ def _module_of(folder: str, _: int) -> str | None:
         if name.endswith(_ENDS_OF_MODULES) or os.path.exists(os.path.join(folder, name, "__init__.py")):
             return name
     return None
-
-
-def _programs(search: Search, checkpoint: Checkpoint, record: str = "") -> None:
-    for archive in checkpoint.archives[-1:]:
-        search.programs(archive, record)
-
-
-def _settings(search: Search, checkpoint: Checkpoint) -> None:
-    """Look at settings beside a checkpoint in an archive, whose loader calls what they name."""
-    if any(name.endswith(SETTINGS) for archive in checkpoint.archives[:-1] for name in archive):
-        from ckptool.formats.runnable.programs import settings  # few have some
-
-        for act in chain.from_iterable(map(settings, checkpoint.archives[:-1])):
-            search.keep(act)
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
@@ -145,7 +130,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
             if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):
                 search.miss(what)
             search.ending(source)
-            search.anything(source, "", None, 0)
+            search.anything(source)
     except Failure as error:
         search.miss(error.message)
     finally:
@@ -187,13 +172,13 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                 is_known = name in storages or any(f"{known}::".startswith(f"{full}::") for known in opened)
                 if record.nbytes and not is_known:
                     unseen = Search(limits) if full in unopened else search
-                    unseen.member(archive, name, full, 0)
+                    unseen.member(archive, name, full)
                     if unseen is not search:
                         search.acts.update(unseen.acts)  # not what could not be looked at: that it cannot be opened
                         search.names.update(unseen.names)  # is known
             if id(archive) not in done:
                 search.foreign(place.removesuffix("::"), other_programs.among(archive, archive.head))
-                search.others(archive, place)
+                search.others(archive.source, archive, Place(place.removesuffix("::")))
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
             place += next((f"{name}::" for name in archive if inner.startswith(f"{name}::")), "")
@@ -218,8 +203,8 @@ def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> Non
         if any(name in archive for name in known):
             for name in _others(checkpoint, archive, known):
                 if not name.endswith(but):
-                    search.member(archive, name, name, 0)
-            search.others(archive, "")
+                    search.member(archive, name, name)
+            search.others(archive.source, archive)
 
 
 def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:

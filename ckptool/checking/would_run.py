@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ckptool.checking.finding import Advice, Finding, note, place
 from ckptool.checking.safety import references
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.formats.runnable.unpacking import Act, Survey
+from ckptool.formats.runnable.acts import Act, Survey
 from ckptool.messages import counted, show, some
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE

@@ -21,7 +21,7 @@ from ckptool.cli.text import ProgressLine, in_options, say, with_options
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
-from ckptool.formats.runnable.unpacking import Act
+from ckptool.formats.runnable.acts import Act
 from ckptool.messages import cut, show, show_nbytes, some
 from ckptool.sections import Section
 

@@ -66,7 +66,7 @@ def _calls_of(plan: Plan) -> Calls:
 
     search = Search(DEFAULT_LIMITS)
     for data in plan.file.pickles:
-        search.anything(BytesSource(data), "", None, 0)
+        search.anything(BytesSource(data))
     acts = [act for act in search.survey().acts if act.grade != "program" and act.how != "refers"]
     names = dict.fromkeys(act.name for act in acts)
     return Calls(tuple(names), {act.text: act.why or "" for act in acts if act.grade == "system"})

@@ -179,7 +179,7 @@ ROWS: Final = (
     ),
     Row(
         tuple(f"{core}.numeric._frombuffer" for core in _CORES), "array",
-        "bytes, dtype, ints, str | bytes, dtype, ints, str, ints",
+        "bytes, dtype, tuple of ints, str | bytes, dtype, tuple of ints, str, tuple of ints",
         "looks at bytes of just its size", "numpy/_core/numeric.py", whole=_holds_elements,
     ),
     Row(

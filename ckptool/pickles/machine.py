@@ -229,9 +229,9 @@ class Machine(Pickle):
         return self.data[begin:end]
 
     def string(self, width: int) -> bytes:
-        """Return the string after the opcode and a count of so many bytes, and move past it."""
-        begin = self.pos + 1 + width
-        count = int.from_bytes(self.data[self.pos + 1 : begin], "little")
+        """Return the string that follows, behind a count of so many bytes, and move past it."""
+        begin = self.pos + width
+        count = int.from_bytes(self.data[self.pos : begin], "little")
         if begin > len(self.data):
             raise NeedMore(begin)
         data = self.take(begin, count)
@@ -244,13 +244,13 @@ class Machine(Pickle):
             self.carried.append((offset, value))
 
     def lines(self, count: int) -> list[bytes]:
-        """Return the ``count`` lines that follow the opcode, without their ends, and move past them."""
-        begin, lines = self.pos + 1, []
+        """Return the ``count`` lines that follow, without their ends, and move past them."""
+        begin, lines = self.pos, []
         for _ in range(count):
             end = self.data.find(b"\n", begin)
             if end < 0 and self.is_patient and self.base + len(self.data) >= self.source.nbytes:
                 # Python takes the last line for one without its end, and what it has without its last character.
-                rest = self.data[self.pos + 1 :].split(b"\n")
+                rest = self.data[self.pos :].split(b"\n")
                 self.pos = len(self.data)
                 return [*rest[:-1], rest[-1][:-1], b""][:count]
             if end < 0:
@@ -264,7 +264,7 @@ class Machine(Pickle):
 
     def line(self) -> bytes:
         self.has_lines = True
-        begin = self.pos + 1
+        begin = self.pos
         end = self.data.find(b"\n", begin)
         if end < 0:
             return self.lines(1)[0]
@@ -315,6 +315,12 @@ class Machine(Pickle):
     def note(self, how: Deed, target: Inert, given: Inert = None) -> None:
         """Note what Python would do to a target that is no object of the pickle, or for a second time."""
         self.oddities.append(Oddity(how, target, given, self.base + self.opcode))
+
+    def odd(self, how: Deed, target: Inert, given: Inert, what: str, kinds: tuple[type, ...]) -> None:
+        """Note what Python would do to a target of some kinds and no tree can show; an error, unless it goes on."""
+        if not self.is_patient or not isinstance(target, kinds):
+            raise self.malformed(what)
+        self.note(how, target, given)
 
     def push_line(self, value: str | bytes) -> None:
         """Put a string on the stack that ended with its line."""

@@ -1,8 +1,8 @@
 """
 The opcodes that checkpoints rarely have, one function each; the loop in ``reader`` has the frequent ones.
 
-Each function finds ``pos`` at its opcode, reads all of its argument before it touches the stack, and leaves ``pos``
-after the argument: so one that needs more bytes than the window holds can raise ``NeedMore`` and be started again.
+Each function finds ``pos`` behind its opcode, reads all of its argument before it touches the stack, and leaves ``pos``
+behind the argument: so one that needs more bytes than the window holds can raise ``NeedMore`` and be started again.
 """
 
 from __future__ import annotations
@@ -30,27 +30,24 @@ _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
 def op_proto(machine: Machine) -> None:
-    before, machine.protocol = machine.protocol, machine.data[machine.pos + 1]
-    if machine.base + machine.pos != machine.start and before != machine.protocol:
+    before, machine.protocol = machine.protocol, machine.data[machine.pos]
+    if machine.base + machine.opcode != machine.start and before != machine.protocol:
         machine.has_protocols = True
     if machine.protocol > 5:
-        raise MalformedFile(
-            f"pickle protocol {machine.protocol} at byte {machine.base + machine.pos:,}; the newest is 5",
-            kind="malformed-pickle",
-            offset=machine.base + machine.pos,
-        )
-    machine.pos += 2
+        raise machine.malformed(f"protocol {machine.protocol}; the newest is 5")
+    machine.pos += 1
 
 
 def op_frame(machine: Machine) -> None:
-    nbytes = _U64(machine.data, machine.pos + 1)[0]
-    if nbytes > machine.source.nbytes - machine.base - machine.pos - 9 and not machine.is_patient:
-        raise machine.truncated(machine.pos + 9 + nbytes)
-    begin = machine.base + machine.pos
+    nbytes = _U64(machine.data, machine.pos)[0]
+    end = machine.pos + 8 + nbytes
+    if machine.base + end > machine.source.nbytes and not machine.is_patient:
+        machine.pos = machine.opcode
+        raise machine.truncated(end)
     if machine.frame_end is not None:
-        machine.note_split(begin)
-    machine.pos += 9
-    machine.begin_frame(begin + 9 + nbytes)
+        machine.note_split(machine.base + machine.opcode)
+    machine.pos += 8
+    machine.begin_frame(machine.base + end)
 
 
 def op_int(machine: Machine) -> None:
@@ -82,10 +79,10 @@ def _memo_index(machine: Machine) -> Inert:
 
 
 def op_long4(machine: Machine) -> None:
-    nbytes = _I32(machine.data, machine.pos + 1)[0]
+    nbytes = _I32(machine.data, machine.pos)[0]
     if nbytes < 0:
         raise machine.malformed(f"a number of {nbytes:,} bytes")
-    machine.push(_little_endian(machine.take(machine.pos + 5, nbytes)))
+    machine.push(_little_endian(machine.take(machine.pos + 4, nbytes)))
 
 
 def _little_endian(digits: bytes) -> Inert:
@@ -101,15 +98,15 @@ def op_string(machine: Machine) -> None:
 
 
 def op_binstring(machine: Machine) -> None:
-    nbytes = _I32(machine.data, machine.pos + 1)[0]
+    nbytes = _I32(machine.data, machine.pos)[0]
     if nbytes < 0:
         raise machine.malformed(f"a string of {nbytes:,} bytes")
     machine.push(_python2_text(machine, machine.string(4)))
 
 
 def op_binunicode8(machine: Machine) -> None:
-    begin = machine.pos + 9
-    text = str(machine.take(begin, _U64(machine.data, machine.pos + 1)[0]), "utf-8", "surrogatepass")
+    begin = machine.pos + 8
+    text = str(machine.take(begin, _U64(machine.data, machine.pos)[0]), "utf-8", "surrogatepass")
     machine.carry(machine.base + begin, text)
     machine.push(text)
 
@@ -128,7 +125,6 @@ def op_stack_global(machine: Machine) -> None:
     else:
         raise machine.malformed("a global whose name is no string")
     machine.stack[-2:] = [found]
-    machine.pos += 1
 
 
 def _unknown(machine: Machine, why: str) -> Unknown:
@@ -139,27 +135,24 @@ def _unknown(machine: Machine, why: str) -> Unknown:
 
 def _extension(width: int) -> Callable[[Machine], None]:
     def op_extension(machine: Machine) -> None:
-        if not machine.is_patient:
-            why = "only the process that wrote it knows its meaning"
-            raise _unsafe(machine, "extension code", why, "unsafe-extension")
-        code = int.from_bytes(machine.data[machine.pos + 1 : machine.pos + 1 + width], "little")
-        machine.push(_unknown(machine, f"extension code {code:,}"))
-        machine.pos += 1 + width
+        code = int.from_bytes(machine.data[machine.pos : machine.pos + width], "little")
+        what = f"extension code {code:,}"
+        _outside(machine, what, "only the process that wrote it knows its meaning", "unsafe-extension")
+        machine.pos += width
 
     return op_extension
 
 
 def op_next_buffer(machine: Machine) -> None:
-    if machine.is_patient:
-        machine.push(_unknown(machine, "an out-of-band buffer"))
-        machine.pos += 1
-        return
-    raise _unsafe(machine, "out-of-band buffer", "the data was never in this file", "unsafe-buffer")
+    _outside(machine, "an out-of-band buffer", "the data was never in this file", "unsafe-buffer")
 
 
-def _unsafe(machine: Machine, what: str, why: str, kind: str) -> UnsafePickle:
-    offset = machine.base + machine.pos
-    return UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
+def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
+    """Push what only the process knows that unpickles."""
+    if not machine.is_patient:
+        offset = machine.base + machine.opcode
+        raise UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
+    machine.push(_unknown(machine, what))
 
 
 def op_inst(machine: Machine) -> None:
@@ -169,7 +162,6 @@ def op_inst(machine: Machine) -> None:
 
 
 def op_obj(machine: Machine) -> None:
-    machine.pos += 1
     cls, *args = machine.pop_mark()
     _called(machine, cls, tuple(args))
 
@@ -179,30 +171,21 @@ def _called(machine: Machine, func: Inert, args: Inert, how: CallKind = "reduce"
 
 
 def op_newobj_ex(machine: Machine) -> None:
-    machine.pos += 1
     kwargs, args, cls = (machine.stack.pop() for _ in range(3))
     _called(machine, cls, args, "newobj_ex", kwargs)
 
 
 def op_build(machine: Machine) -> None:
-    machine.pos += 1
     state, target = machine.stack.pop(), machine.stack[-1]
-    if not isinstance(target, Call):
-        if machine.is_patient and isinstance(target, OUTSIDE):
-            machine.note("sets", target, state)
-        elif not (machine.is_patient and _sets_nothing(state)):
-            raise machine.malformed("a state for something that is no object")
-        return
-    if target.state is not None:
-        if not machine.is_patient:
-            raise machine.malformed("a second state for one object")
-        machine.note("sets", target, state)
-        return
-    target.state = state
-    machine.builds.append(target)
-    machine.build_offsets.append(machine.base + machine.opcode)
-    if machine.on_build is not None:
-        machine.stack[-1] = machine.on_build(machine, target)
+    if isinstance(target, Call) and target.state is None:
+        target.state = state
+        machine.builds.append(target)
+        machine.build_offsets.append(machine.base + machine.opcode)
+        if machine.on_build is not None:
+            machine.stack[-1] = machine.on_build(machine, target)
+    elif isinstance(target, (Call, *OUTSIDE)) or not (machine.is_patient and _sets_nothing(state)):
+        what = "a second state for one object" if isinstance(target, Call) else "a state for what is no object"
+        machine.odd("sets", target, state, what, (Call, *OUTSIDE))
 
 
 def _sets_nothing(state: Inert) -> bool:
@@ -220,20 +203,13 @@ def op_persid(machine: Machine) -> None:
 
 
 def op_pop(machine: Machine) -> None:
-    machine.pos += 1
     if machine.stack:
         machine.stack.pop()
     else:
         machine.pop_mark()  # POP of a mark, as CPython allows
 
 
-def op_pop_mark(machine: Machine) -> None:
-    machine.pos += 1
-    machine.pop_mark()
-
-
 def op_dup(machine: Machine) -> None:
-    machine.pos += 1
     machine.push(machine.stack[-1])
     machine.doubled.append(machine.stack[-1])
 
@@ -247,23 +223,15 @@ def op_get(machine: Machine) -> None:
 
 
 def op_tuple3(machine: Machine) -> None:
-    machine.pos += 1
     machine.stack[-3:] = [(machine.stack[-3], machine.stack[-2], machine.stack[-1])]
 
 
-def op_list(machine: Machine) -> None:
-    machine.pos += 1
-    machine.push(machine.pop_mark())
-
-
 def op_append(machine: Machine) -> None:
-    machine.pos += 1
     value = machine.stack.pop()
     _extend(machine, machine.stack[-1], [value])
 
 
 def op_appends(machine: Machine) -> None:
-    machine.pos += 1
     values = machine.pop_mark()
     _extend(machine, machine.stack[-1], values)
 
@@ -274,19 +242,11 @@ def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
-    elif machine.is_patient and (not values or isinstance(target, (bytearray, *OUTSIDE))):
-        machine.note("adds", target, values)
-    else:
-        raise machine.malformed("items for something that is no list")
-
-
-def op_dict(machine: Machine) -> None:
-    machine.pos += 1
-    machine.push(Dict(_pairs(machine, machine.pop_mark()) or None))
+    elif values or not machine.is_patient:
+        machine.odd("adds", target, values, "items for something that is no list", (bytearray, *OUTSIDE))
 
 
 def op_setitem(machine: Machine) -> None:
-    machine.pos += 1
     value, key = machine.stack.pop(), machine.stack.pop()
     if type(key) is not str:
         machine.odd_keys.append(key)
@@ -294,7 +254,6 @@ def op_setitem(machine: Machine) -> None:
 
 
 def op_setitems(machine: Machine) -> None:
-    machine.pos += 1
     flat = machine.pop_mark()
     if machine.is_patient and len(flat) % 2:  # Python sets the whole pairs first
         _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
@@ -307,10 +266,8 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
-    elif machine.is_patient and (not pairs or isinstance(target, (list, *OUTSIDE))):
-        machine.note("adds", target, pairs)
-    else:
-        raise machine.malformed("pairs for something that is no dict")
+    elif pairs or not machine.is_patient:
+        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, *OUTSIDE))
 
 
 def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
@@ -321,12 +278,11 @@ def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
 
 
 def op_empty_set(machine: Machine) -> None:
-    machine.pos, machine.empty = machine.pos + 1, machine.empty + 1
+    machine.empty += 1
     machine.push(Set(NO_ITEMS))
 
 
 def op_additems(machine: Machine) -> None:
-    machine.pos += 1
     values, target = machine.pop_mark(), machine.stack[-1]
     machine.odd_keys += (one for one in values if type(one) is not str)
     if isinstance(target, Set):
@@ -336,18 +292,13 @@ def op_additems(machine: Machine) -> None:
 
 
 def op_frozenset(machine: Machine) -> None:
-    machine.pos += 1
     values = machine.pop_mark()
     machine.odd_keys += (one for one in values if type(one) is not str)
     machine.push(Set(values or NO_ITEMS, frozen=True))
 
 
-def op_readonly_buffer(machine: Machine) -> None:
-    machine.pos += 1
-
-
 def op_unknown(machine: Machine) -> None:
-    raise machine.malformed(f"0x{machine.data[machine.pos]:02x} is not a pickle opcode")
+    raise machine.malformed(f"0x{machine.data[machine.opcode]:02x} is not a pickle opcode")
 
 
 def _python2_text(machine: Machine, data: bytes) -> str | bytes:
@@ -385,7 +336,7 @@ def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machi
         try:
             step(machine)
         except (MalformedFile, ValueError):
-            line = machine.data[begin + 1 : machine.pos].removesuffix(b"\n")
+            line = machine.data[begin : machine.pos].removesuffix(b"\n")
             if not machine.is_patient or machine.pos == begin or not re.match(sound, line, re.DOTALL | re.IGNORECASE):
                 raise
             machine.push(Unknown("a malformed value"))
@@ -393,12 +344,12 @@ def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machi
     return run
 
 
-_NAMED: Final[dict[int, Callable[[Machine], None]]] = {
+_NAMED: Final[dict[int, Callable[[Machine], object]]] = {
     0x80: op_proto,
     0x95: op_frame,
     ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
     ord("L"): _patiently(op_long, rb"\s*[+-]?[0-9]"),
-    0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 2, machine.data[machine.pos + 1]))),
+    0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 1, machine.data[machine.pos]))),
     0x8B: op_long4,
     ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
     ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),
@@ -411,7 +362,7 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("C"): lambda machine: machine.push(machine.string(1)),
     0x96: lambda machine: machine.push(bytearray(machine.string(8))),
     0x97: op_next_buffer,
-    0x98: op_readonly_buffer,
+    0x98: lambda _: None,
     ord("c"): op_global,
     0x93: op_stack_global,
     0x82: _extension(1),
@@ -423,16 +374,16 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("b"): op_build,
     ord("P"): op_persid,
     ord("0"): op_pop,
-    ord("1"): op_pop_mark,
+    ord("1"): lambda machine: machine.pop_mark(),
     ord("2"): op_dup,
     ord("g"): op_get,
     ord("p"): lambda machine: machine.put(_memo_index(machine), machine.stack[-1]),
     0x87: op_tuple3,
-    ord("l"): op_list,
+    ord("l"): lambda machine: machine.push(machine.pop_mark()),
     0x8F: op_empty_set,
     ord("a"): op_append,
     ord("e"): op_appends,
-    ord("d"): op_dict,
+    ord("d"): lambda machine: machine.push(Dict(_pairs(machine, machine.pop_mark()) or None)),
     ord("s"): op_setitem,
     ord("u"): op_setitems,
     0x90: op_additems,

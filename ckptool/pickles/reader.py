@@ -311,6 +311,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 raise NeedMore(pos + 1)
             if op not in opcodes:
                 opcodes[op] = base + pos
+            machine.pos = pos + 1
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
             data, base = machine.data, machine.base  # what is skipped may end behind the window

@@ -1,25 +1,28 @@
 """
-Find pickles in whatever holds them, and keep what they would do: gzip, zips, tars, strings of other pickles.
+Find pickles and programs in whatever holds them, and keep what they would do.
 
-Each is read as far as it goes, and judged.
+``Search.anything`` looks at what a source is: packed (gzip and the like, a zip, a tar), an array of numpy, JSON, or
+pickles, each of which is read as far as it goes, and judged. What lies inside (members, strings of pickles) is looked
+at in the same way, a level deeper. Levels, time and memory are bounded by what the file itself has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
+from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.compressed import BEGINNINGS, ZLIB, Compression, behind_length, compression_of, decompress_as_far
+from ckptool.archives.zip_directory import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.archives.zips import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Failure, LimitExceeded
+from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.unpacking import Act, Content, Name, Survey, Unpacking
-from ckptool.formats.runnable.unpacking import place as at
+from ckptool.formats.runnable.acts import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.messages import cut
@@ -31,6 +34,8 @@ from ckptool.pickles.numpy_values import read_as_far_with_arrays
 from ckptool.pickles.reader import Pickle, read_as_far
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
+_PACKED: Final = "packed-otherwise"
+"""The kind of the error for what cannot be unpacked here."""
 _DEEPEST: Final = 16
 """Archives, and pickles in the bytes of pickles, inside each other."""
 _MOST_COST: Final = 1 << 24
@@ -40,20 +45,19 @@ same byte counts once for each level, and for each thing by itself"""
 _COST: Final = 128
 _COST_OF_PICKLE: Final = 512
 """so much, and so much where no format has read it."""
+_MOST_TIMES: Final = 4
+"""What the file may grow to, so many times, may be unpacked one after the other."""
 _HEAD: Final = 512
 _MOST_LISTED: Final = 1000
 _MOST_UNSEEN: Final = 100
 _MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
 """A name is shown up to there: it may be as long as the file."""
+_LONGEST_END: Final = END.size + 0xFFFF
+"""Bytes of the record that ends a zip, with its comment."""
 _OF_PROGRAMS: Final = (
-    ".py",
-    "bytecode.pkl",
-    "constants.pkl",
-    ".json",
-    ".data/extern_modules",
-    "archive_format",
-    SETTINGS,
+    *(".py", "bytecode.pkl", "constants.pkl", ".json"),
+    *(".data/extern_modules", "archive_format", SETTINGS),
 )
 """How names of members end where there may be programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")
@@ -61,17 +65,57 @@ _FOLDERS: Final = ("/models/", "/aotinductor/")
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _LONGEST_MAGIC: Final = 48
-
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
 """What a pickle without PROTO may begin with."""
-
-
-_SPLIT: Final = Verdict("system", "a split frame", "calls", UNFOLLOWED, lambda: _SPLIT_FRAME)
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+_UNPACKABLE: Final = "packed with Zstandard or LZ4"
+_OTHERWISE: Final = {
+    b"\x04\x22\x4d\x18": _UNPACKABLE,
+    b"\x02\x21\x4c\x18": _UNPACKABLE,
+    **{bytes([first]) + b"\x2a\x4d\x18": _UNPACKABLE for first in range(0x50, 0x60)},
+    b"7z\xbc\xaf\x27\x1c": "an archive of 7-Zip",
+    b"Rar!\x1a\x07": "an archive of RAR",
+    b"\x1f\x9d": "packed by compress",
+    b"LZIP\x01": "packed by lzip",
+    b"\xff\x06\0\0sNaPpY": "packed with Snappy",
+}
+"""How files begin that pack others in ways which are not unpacked here."""
+_FIRST: Final = frozenset(one[0] for one in (*BEGINNINGS, LOCAL_MAGIC, _ZSTANDARD, *_OTHERWISE))
+"""What anything begins with that packs others, but tars."""
 _SPLIT_FRAME: Final = (
     "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
 )
+_SPLIT: Final = Verdict("system", "a split frame", "calls", UNFOLLOWED, lambda: _SPLIT_FRAME)
+
+
+class Place(NamedTuple):
+    """Where something lies that is looked at."""
+
+    record: str = ""
+    """The archive member; empty for the file itself."""
+    nested_at: int | None = None
+    """Where in the record the string begins that holds it, if one does."""
+    depth: int = 0
+    """How many archives and strings are around it."""
+
+    def member(self, name: str) -> Place:
+        """Return the place of what has this name in it."""
+        return self._replace(record=place(self.record, name))
+
+    def inside(self) -> Place:
+        """Return the place one level deeper; raise LimitExceeded if that is too deep."""
+        if self.depth >= _DEEPEST:
+            raise LimitExceeded(f"more than {_DEEPEST} levels deep")
+        return self._replace(depth=self.depth + 1)
+
+    def __str__(self) -> str:
+        at = "" if self.nested_at is None else f", byte {self.nested_at:,}"
+        return f"{self.record or 'the file'}{at}"
+
+
+_FILE: Final = Place()
 
 
 class Search:
@@ -85,233 +129,354 @@ class Search:
         self.called = 0
         """How often something was done beyond making data."""
         self.limits = limits
-        self._unpacking = Unpacking(limits)
-        self._cost = 0
         self._judge = Judge(beside)
+        self._cost = 0
+        self._file_nbytes = 0
+        self._held_nbytes = 0
+        """Of what is unpacked in memory now."""
+        self._unpacked_nbytes = 0
 
-    def stream(self, stream: Stream, record: str, pickles: Sequence[Pickle] = (), depth: int = 0) -> None:
-        """Judge consecutive pickles; read them, if that was not done before."""
-        self._unpacking.of_file(stream.source)
-        for one in pickles:
-            self._judged(one, stream.source, record, None, depth)
-        if pickles:
+    # What is looked at
+
+    def anything(self, source: Source, where: Place = _FILE) -> None:
+        """Look at whatever a source is. What is wrong with it is raised once what can be had was looked at."""
+        head = source.read(0, min(_HEAD, source.nbytes))
+        self._of_file(source)
+        if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
+            self.programs(source, where.record)
+        if self._packed(source, head, where):
             return
-        resume = {block.start: block.stop for block in stream.blocks}
-        at = stream.start
-        while 0 <= at < stream.end:
-            if at in resume:
-                at = resume[at]
-            else:
-                at = self._one(stream.source, at, record, None, depth, has_arrays=stream.has_arrays)
+        if holders.is_json(head):
+            for at, data in holders.base64_texts(source):
+                self.inside(BytesSource(data), where._replace(nested_at=at))
+        elif not head.startswith(holders.NUMPY):
+            self._unread_pickles(source, head, where)
+        else:
+            for begin in holders.arrays(source):  # one of objects is a pickle
+                self._unread_pickles(source, source.read(begin, 1), where, begin)
 
-    def _one(
-        self, source: Source, start: int, record: str, nested_at: int | None, depth: int, *, has_arrays: bool = True
-    ) -> int:
+    def inside(self, source: Source, where: Place) -> None:
+        """Look at what lies in another source, and may only look like what it is taken for."""
+        if not self._affords(_COST + source.nbytes, where):
+            return
+        try:
+            self.anything(source, where.inside())
+        except LimitExceeded as error:
+            self.miss(f"{where}: {error.message}")
+        except Failure:
+            return  # bytes that only begin like an archive
+
+    def member(self, archive: Archive, name: str, record: str) -> None:
+        """Look at one member of an archive."""
+        self._content(partial(archive.open, name), Place(record))
+
+    def _content(self, opened: Callable[[], Source], where: Place) -> None:
+        if not self._affords(_COST, where):
+            return
+        try:
+            inner = where.inside()
+            source = opened()
+            if what := other_programs.in_content(where.record, source):
+                self.miss(f"{where.record}: {what}")
+            self.anything(source, inner)
+        except Failure as error:
+            self.miss(f"{where.record or 'the file'}: {error.message}")
+
+    def _affords(self, cost: int, where: Place) -> bool:
+        """Say whether one thing more may be looked at; the first that may not is told of."""
+        most, before = max(_MOST_COST, _MOST_RATIO * self._file_nbytes), self._cost
+        self._cost += cost
+        if before <= most < self._cost:
+            self.miss(f"{where.record or 'the file'}: more pickles, strings and members inside it than are looked at")
+        return self._cost <= most
+
+    def _of_file(self, source: Source) -> None:
+        """Take a source for a part of the file, unless it was unpacked from it."""
+        if not self._held_nbytes:
+            self._file_nbytes = max(self._file_nbytes, source.nbytes)
+
+    # What is packed
+
+    def _packed(self, source: Source, head: bytes, where: Place) -> bool:
+        """Look into a source that packs others; say whether it does."""
+        begin, compression = 0, None
+        if head and head[0] in _FIRST:
+            compression = compression_of(head)
+            if compression is None and (behind := behind_length(head)) is not None:
+                begin, compression = behind, ZLIB
+            packed = next(filter(head.startswith, _OTHERWISE), None)
+            if compression is None and packed is not None:
+                raise UnsupportedFeature(_OTHERWISE[packed], kind=_PACKED)
+        if head.startswith(LOCAL_MAGIC):
+            self._zip(source, where)
+            return True
+        is_zstandard = head.startswith(_ZSTANDARD)
+        if compression is None and not is_zstandard and not tars.is_tar(head):
+            return False
+        self.beginning(source, where)
+        if compression is not None:
+            self._compressed(SliceSource(source, begin, source.nbytes - begin), compression, where)
+        elif is_zstandard:
+            self._zstandard(source, where)
+        else:
+            self._tar(source, where)
+        return True
+
+    def _left(self) -> Limits:
+        """Return limits that allow to unpack what the file may grow to, less what is in memory, or was all in all."""
+        most = self.limits.inflated(self._file_nbytes)
+        left = max(0, min(most - self._held_nbytes, _MOST_TIMES * most - self._unpacked_nbytes))
+        return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
+
+    def _unpacked(self, content: bytes | bytearray, packed: Source, where: Place) -> None:
+        self._held_nbytes += len(content)
+        self._unpacked_nbytes += len(content)
+        try:
+            inner = BytesSource(content, packed.cancellation, packed_nbytes=packed.nbytes)
+            self._content(lambda: inner, where)
+        finally:
+            self._held_nbytes -= len(content)
+
+    def _compressed(self, source: Source, compression: Compression, where: Place) -> None:
+        content, wrong = decompress_as_far(source, compression, self._left())
+        self._unpacked(content, source, where)
+        if wrong is not None:
+            try:
+                raise wrong
+            finally:
+                del wrong  # else each would keep the other, and what was unpacked, until the next collection
+
+    def _zstandard(self, source: Source, where: Place) -> None:
+        from ckptool.archives import compressed  # few have it
+
+        try:
+            content = compressed.unpack(source.read(0, source.nbytes), self._left())
+        except MissingPackage as error:
+            raise UnsupportedFeature(_UNPACKABLE, kind=_PACKED) from error
+        self._unpacked(content, source, where)
+
+    def _zip(self, source: Source, where: Place) -> None:
+        try:
+            archive = zips.read_zip(source, self._left())
+        except Failure as error:
+            if error.kind == SEVERAL and (parts := zips.zips(source)):
+                for one in parts:
+                    part = partial(SliceSource, source, one.start, len(one))
+                    self._content(part, where.member(f"zip at {one.start:,}"))
+                return
+            if self._affords(min(source.nbytes, zips.SEARCHED), where):  # it has no single reading
+                for member in zips.members(source, self._left()):
+                    self.programs(member, where.record)
+                    part = partial(SliceSource, member.source, 0, member.source.nbytes)
+                    self._content(part, where.member(member.name))
+            raise
+        self._members(archive, where)
+
+    def _tar(self, source: Source, where: Place) -> None:
+        archive, wrong = None, None
+        try:
+            archive = tars.read_tar(source, self._left())
+        except Failure as error:
+            wrong = error
+        if archive is not None:
+            self._members(archive, where)
+        self.others(source, archive, where)
+        if wrong is not None:
+            try:
+                raise wrong
+            finally:
+                del wrong  # as above
+
+    def _members(self, archive: Archive, where: Place) -> None:
+        """Look at an archive, and its members, but for the storages of a tree: no loader starts a pickle there."""
+        from ckptool.formats import torch_tar, torch_zip  # few files hold archives
+
+        self.programs(archive, where.record)
+        tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
+        storages = torch_zip.storages_as_far(archive)
+        for name in archive:
+            if name in tables:
+                self.stream(tables[name], where.member(name).record)
+            elif name not in storages:
+                self._content(partial(archive.open, name), where.member(name))
+
+    def others(self, source: Source, archive: Archive | None, where: Place = _FILE) -> None:
+        """Look at what readers of another archive than ours may take for members of a tar, if it is one."""
+        if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
+            for name, content in tars.others(source, archive):
+                self._content(partial(SliceSource, content, 0, content.nbytes), where.member(name))
+
+    def ending(self, source: Source, *, is_read: bool = False) -> None:
+        """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
+        begin = max(0, source.nbytes - _LONGEST_END)
+        if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
+            return
+        if END_MAGIC not in source.read(begin, source.nbytes - begin):
+            return
+        try:
+            if is_read:
+                self.programs(zips.read_zip(source, self._left()))
+            else:
+                self._zip(source, _FILE)
+        except LimitExceeded as error:
+            self.miss(f"the zip at its end: {error.message}")
+        except (UnreadableFile, UnsupportedFeature):
+            return  # bytes that only look like the end of a zip, or no reader opens it
+
+    # Pickles
+
+    def stream(self, stream: Stream, record: str, pickles: Sequence[Pickle] = ()) -> None:
+        """Judge consecutive pickles; read them, if that was not done before."""
+        self._of_file(stream.source)
+        where = Place(record)
+        for one in pickles:
+            self._judged(one, stream.source, where)
+        resume = {block.start: block.stop for block in stream.blocks}
+        at = -1 if pickles else stream.start
+        while 0 <= at < stream.end:
+            at = resume[at] if at in resume else self._one(stream.source, at, where, has_arrays=stream.has_arrays)
+
+    def _one(self, source: Source, start: int, where: Place, *, has_arrays: bool = True) -> int:
         """
         Read one pickle and judge it, and return where it ends; -1 where it breaks off.
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
-        self._unpacking.of_file(source)
         found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
-        self._judged(found, source, record, nested_at, depth)
+        self._judged(found, source, where)
         if found.is_over_limit:
-            self.miss(f"{record or 'the file'}: {found.broken}")
+            self.miss(f"{where.record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
 
-    def _judged(self, pickle: Pickle, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+    def _judged(self, pickle: Pickle, source: Source, where: Place) -> None:
         for one in pickle.globals:
-            self.name(one.module, one.name, record, one.offset, nested_at)
+            if len(self.names) < _MOST_NAMES:
+                self.names[Name(one.module, one.name, where.record, one.offset, where.nested_at)] = None
         for offset, verdict in self._judge.verdicts(pickle):
-            self.note(verdict, record, offset, nested_at)
+            self._note(verdict, where, offset)
         if pickle.split_frame is not None:
-            self.note(_SPLIT, record, pickle.split_frame, nested_at)
+            self._note(_SPLIT, where, pickle.split_frame)
         for offset, value in pickle.carried:
-            self._string(value, source, record, offset if nested_at is None else nested_at, depth)
+            try:
+                data = value.encode("latin-1") if isinstance(value, str) else value
+            except UnicodeError:
+                continue
+            inner = BytesSource(data, source.cancellation, packed_nbytes=packed_nbytes(source))
+            self.inside(inner, where if where.nested_at is not None else where._replace(nested_at=offset))
         if pickle.blocks:
-            self._only_sure(read_as_far(source, pickle.start), record, nested_at, pickle.blocks[0].start)
+            self._only_sure(read_as_far(source, pickle.start), where, pickle.blocks[0].start)
 
-    def _affords(self, cost: int, record: str) -> bool:
-        """Say whether one thing more may be looked at; the first that may not is told of."""
-        most, before = max(_MOST_COST, _MOST_RATIO * self._unpacking.file_nbytes), self._cost
-        self._cost += cost
-        if before <= most < self._cost:
-            self.miss(f"{record or 'the file'}: more pickles, strings and members inside it than are looked at")
-        return self._cost <= most
-
-    def _string(self, value: str | bytes, source: Source, record: str, where: int, depth: int) -> None:
-        """Look into a string of a pickle that lies in ``source``."""
-        try:
-            data = value.encode("latin-1") if isinstance(value, str) else value
-        except UnicodeError:
-            return
-        inner = BytesSource(data, source.cancellation, packed_nbytes=packed_nbytes(source))
-        self._inside(inner, record, where, depth)
-
-    def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
-        if not self._affords(_COST + source.nbytes, record):
-            return
-        if depth >= _DEEPEST:
-            self.miss(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
-            return
-        try:
-            self.anything(source, record, where, depth + 1)
-        except LimitExceeded as error:
-            self.miss(f"{record or 'the file'}, byte {where:,}: {error.message}")
-        except Failure:
-            return  # bytes that only begin like an archive
-
-    def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
-        head = source.read(0, min(_HEAD, source.nbytes))
-        self._unpacking.of_file(source)
-        if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
-            self.programs(source, record)
-        contents = self._unpacking.contents(source, head, record)
-        if contents is not None:
-            if not head.startswith(LOCAL_MAGIC):
-                self.beginning(source, record, nested_at)
-            self._contents(contents, nested_at, depth)
-        elif holders.is_json(head):
-            for at, data in holders.base64_texts(source):
-                self._inside(BytesSource(data), record, at, depth)
-        elif not head.startswith(holders.NUMPY):
-            self._pickles(source, head, record, nested_at, depth)
-        else:
-            for begin in holders.arrays(source):  # one of objects is a pickle
-                self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
-
-    def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
-        for place, content in contents:
-            if callable(content):
-                self._content(content, place, nested_at, depth)
-            elif isinstance(content, Stream):
-                self.stream(content, place)
-            else:
-                self.programs(content, place)
-
-    def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
-        """Look at one member of an archive."""
-        self._content(partial(archive.open, name), record, None, depth)
-
-    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
-        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
-        if isinstance(found, Archive):
-            self.foreign(record, other_programs.among(found, found.head))
-        if isinstance(found, Remnant):
-            lowered = found.name.lower()
-            if not lowered.endswith(_OF_PROGRAMS) and not any(map(lowered.__contains__, _FOLDERS)):
-                return
-        elif isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
-            return
-        from ckptool.formats.runnable.programs import of_file, programs  # few hold some
-
-        try:
-            for act in programs(found, record) if isinstance(found, Archive | Remnant) else of_file(found, record):
-                self.keep(act)
-        except LimitExceeded as error:
-            self.miss(f"{record or 'the file'}: {error.message}")
-
-    def others(self, archive: Archive, record: str) -> None:
-        """Look at what readers of another archive than ours may take for members of this one."""
-        self._contents(self._unpacking.others(archive.source, archive, record), None, 0)
-
-    def ending(self, source: Source, *, is_read: bool = False) -> None:
-        """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
-        found = (one for one in self._unpacking.ending(source) if not is_read or isinstance(one[1], Archive))
-        try:
-            self._contents(found, None, 0)
-        except LimitExceeded as error:
-            self.miss(f"the zip at its end: {error.message}")
-
-    def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
-        if not self._affords(_COST, record):
-            return
-        try:
-            if depth >= _DEEPEST:
-                raise LimitExceeded(f"more than {_DEEPEST} levels deep")
-            source = opened()
-            if what := other_programs.in_content(record, source):
-                self.miss(f"{record}: {what}")
-            self.anything(source, record, nested_at, depth + 1)
-        except Failure as error:
-            self.miss(f"{record or 'the file'}: {error.message}")
-
-    def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
+    def beginning(self, source: Source, where: Place = _FILE) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
         if (head := source.read(0, min(4, source.nbytes))) and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
-            self._only_sure(read_as_far(source), record, nested_at)
+            self._only_sure(read_as_far(source), where)
 
-    def _only_sure(self, pickle: Pickle, record: str, nested_at: int | None, first: int = 0) -> None:
+    def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:
         """Keep, of bytes that may be no opcodes, the calls from ``first`` on that can hardly be a chance."""
         for offset, verdict in self._judge.verdicts(pickle):
             is_call = verdict.grade == "system" and verdict.how not in ("refers", "odd")
             if offset >= first and is_call and is_known(verdict.name):
-                self.note(verdict, record, offset, nested_at)
+                self._note(verdict, where, offset)
 
-    def _pickles(
-        self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int, at: int = 0
-    ) -> None:
-        """Look at the pickles that a source begins with; five where it is what ``torch.save`` wrote before 1.6."""
+    def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0) -> None:
+        """Look at the pickles that a source begins with, if it does."""
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
-        most = _OF_LEGACY if is_legacy(head) else None
-        if most and nested_at is not None and self._judge.storage_of(source) is not None:
-            return  # plain pickles have such a stream for each tensor
-        count = 0
-        while at < source.nbytes and (most is None or count < most):
-            if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
-                self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
+        if where.nested_at is None or not is_legacy(head) or self._judge.storage_of(source) is None:
+            self._pickles(source, at, where)  # plain pickles have a stream of a storage for each tensor
+
+    def behind(self, source: Source, at: int, record: str = "") -> None:
+        """Look at what stands behind what is loaded."""
+        self._pickles(source, at, Place(record), is_behind=True)
+
+    def _pickles(self, source: Source, at: int, where: Place, *, is_behind: bool = False) -> None:
+        """
+        Look at pickles one behind the other, as far as there are some.
+
+        What ``torch.save`` wrote before 1.6 has five, and is followed by its storages.
+        """
+        legacy_at, left = at, 0
+        while at < source.nbytes:
+            head = source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))
+            if head.startswith(LOCAL_MAGIC):
+                self.inside(SliceSource(source, at, source.nbytes - at), where._replace(nested_at=at))
                 return
-            end = self._unread(source, at, record, nested_at, depth)
+            if not left and is_legacy(head):
+                legacy_at, left = at, _OF_LEGACY
+            end = self._unread(source, at, where)
             if end < 0:
                 return
-            at, count = end, count + 1
-        if most and nested_at is None and at < source.nbytes and (end := end_of_stream(source, 0, self.limits)):
-            self.behind(source, end, record)
+            if is_behind:
+                self.further.append(_byte(where.record, at))
+            at = end
+            if left == 1:
+                if where.nested_at is not None:
+                    return
+                at, is_behind = max(end, self._end_of_legacy(source, legacy_at, where)), True
+            left = max(0, left - 1)
 
-    def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
+    def _end_of_legacy(self, source: Source, at: int, where: Place) -> int:
+        try:
+            return end_of_stream(source, at, self.limits)
+        except Failure as error:
+            self.miss(f"{_byte(where.record, at)}: {error.message}")
+            return 0
+
+    def _unread(self, source: Source, at: int, where: Place) -> int:
         """
         Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
         that begins with a name that reaches the system is no text.
         """
-        if not self._affords(_COST_OF_PICKLE, record):
+        if not self._affords(_COST_OF_PICKLE, where):
             return -1
         acts, names, called = len(self.acts), len(self.names), self.called
-        end = self._one(source, at, record, nested_at, depth)
-        doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
+        end = self._one(source, at, where)
+        doubtful = where.nested_at is not None or source.read(at, 1) != b"\x80"
         if end < 0 and doubtful and self.called == called:
             found = islice(reversed(self.acts.values()), len(self.acts) - acts)
-            if nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
+            if where.nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
                 return end
             for kept, count in ((self.acts, acts), (self.names, names)):
                 while len(kept) > count:
                     kept.popitem()
         return end
 
-    def behind(self, source: Source, at: int, record: str = "") -> None:
-        """Look at what stands behind what is loaded."""
-        if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
-            self._inside(SliceSource(source, at, source.nbytes - at), record, at, 0)
-            return
-        end_of_legacy, left = at, 0
-        while at < source.nbytes:
-            place = f"{record}, byte {at:,}" if record else f"byte {at:,}"
-            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
-                end_of_legacy, left = self._end_of_legacy(source, at, place), _OF_LEGACY
-            end = self._unread(source, at, record, None, 0)
-            if end < 0:
-                return
-            self.further.append(place)
-            left = max(0, left - 1)
-            at = end if left else max(end, end_of_legacy)
+    # Programs
 
-    def _end_of_legacy(self, source: Source, at: int, place: str) -> int:
+    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
+        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
+        if isinstance(found, Archive):
+            self.foreign(record, other_programs.among(found, found.head))
+        if isinstance(found, (Archive, Remnant)):
+            folders = _FOLDERS if isinstance(found, Remnant) else ()
+            lowered = (name.lower() for name in (found if isinstance(found, Archive) else [found.name]))
+            if not any(name.endswith(_OF_PROGRAMS) or any(map(name.__contains__, folders)) for name in lowered):
+                return
+        from ckptool.formats.runnable import programs  # few hold some
+
         try:
-            return end_of_stream(source, at, self.limits)
-        except Failure as error:
-            self.miss(f"{place}: {error.message}")
-            return 0
+            if isinstance(found, Archive):
+                members = [(name, one.nbytes, partial(found.open, name)) for name, one in found.items()]
+                acts = programs.of_members(members, record)
+            elif isinstance(found, Remnant):
+                acts = programs.of_members(
+                    [(found.name, found.source.nbytes, lambda: found.source)], record, is_whole=False
+                )
+            else:
+                acts = programs.of_flatbuffer(found, record)
+            for act in acts:
+                self.keep(act)
+        except LimitExceeded as error:
+            self.miss(f"{record or 'the file'}: {error.message}")
+
+    def foreign(self, record: str, found: Iterable[tuple[str, str, str | None]]) -> None:
+        """Keep what loaders of other kinds run in the files of a record, and why; without that, it is not looked at."""
+        for name, what, why in found:
+            where = place(record, name)
+            unseen = f"{where}: {what}" if where else what
+            self.keep(Act("code", "runs", what, what, why, where, 0)) if why else self.miss(unseen)
+
+    # What was found
 
     def survey(self) -> Survey:
         """Return what was found; names and texts that are longer than any module's are cut."""
@@ -328,29 +493,20 @@ class Search:
         """Keep what something beside the pickles does."""
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
-    def foreign(self, record: str, found: Iterable[tuple[str, str, str | None]]) -> None:
-        """Keep what loaders of other kinds run in the files of a record, and why; without that, it is not looked at."""
-        for name, what, why in found:
-            where = at(record, name)
-            unseen = f"{where}: {what}" if where else what
-            self.keep(Act("code", "runs", what, what, why, where, 0)) if why else self.miss(unseen)
-
-    def name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
-        if len(self.names) < _MOST_NAMES:
-            self.names[Name(module, name, record, offset, nested_at)] = None
-
-    def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None) -> None:
+    def _note(self, verdict: Verdict, where: Place, offset: int) -> None:
         self.called += verdict.how not in ("refers", "odd")
         if len(self.acts) >= 2 * _MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
         shown = None if repeats else verdict.shown()
-        key = (verdict.grade, verdict.how, verdict.name, record, shown)
-        known = self.acts.get(key)
-        if known is not None:
+        key = (verdict.grade, verdict.how, verdict.name, where.record, shown)
+        if (known := self.acts.get(key)) is not None:
             self.acts[key] = known._replace(times=known.times + 1)
         elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
             shown = verdict.shown() if shown is None else shown
-            self.acts[key] = Act(
-                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at
-            )
+            said = (verdict.name, shown, verdict.why)
+            self.acts[key] = Act(verdict.grade, verdict.how, *said, where.record, offset, where.nested_at)
+
+
+def _byte(record: str, at: int) -> str:
+    return f"{record}, byte {at:,}" if record else f"byte {at:,}"

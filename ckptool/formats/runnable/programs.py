@@ -12,15 +12,13 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from ckptool.archives.archive import Archive
-from ckptool.archives.zips import Remnant
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.runnable import SETTINGS
-from ckptool.formats.runnable.unpacking import Act, of_kind, of_program, place
+from ckptool.formats.runnable.acts import Act, of_kind, of_program, place
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.alarms import is_known, reaching
 from ckptool.pickles.dangerous_names import CALLED_CLASSES, EVALUATES, FILES, LOADS, NATIVE, SOURCE, UNFOLLOWED, words
@@ -32,7 +30,6 @@ _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
-_OF_TORCHSCRIPT: Final = (".py", "bytecode.pkl")
 _EXPORTED: Final = "/archive_format"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
@@ -50,120 +47,83 @@ _NOTHING: Final = re.compile(r"[\"']?[ \t]*:[ \t]+(?:null|~)?[ \t]*(?:[,}#\r\n]|
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)
 
 
-def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
+Member: TypeAlias = "tuple[str, int, Callable[[], Source]]"
+"""Its name, its bytes, and what opens it."""
+
+
+def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True) -> Iterator[Act]:
     """
-    Yield what the programs of an archive do, or what one does that remains of an archive. ``record`` is its place.
+    Yield what the programs of an archive do, or those of members that remain of one that is not whole.
 
     Raises:
         LimitExceeded: There is more of them than is looked at. What the others do was yielded.
     """
-    return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
-
-
-def settings(archive: Archive) -> Iterator[Act]:
-    """Yield what the settings in an archive have called, and nothing else of it."""
-    for name in archive:
-        if name.endswith(SETTINGS) and archive[name].nbytes <= _MOST_READ:
-            yield from islice(_of_member(archive, name, name), _MOST_ACTS)
-
-
-def of_file(source: Source, record: str) -> Iterator[Act]:
-    """
-    Yield what the program in a flatbuffer does.
-
-    Raises:
-        LimitExceeded: It is larger than what is looked at.
-    """
-    if source.nbytes > _MOST_READ:
-        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
-    yield of_kind("TorchScript", record)
-    yield from islice(of_flatbuffer(source.read(0, source.nbytes), record), _MOST_ACTS)
-
-
-def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
-    lowered = [f"/{name}".lower() for name in archive]
-    told = {_PACKAGE if one.endswith(_PACKAGE) else _EXPORTED for one in lowered if one.endswith((_PACKAGE, _EXPORTED))}
-    if _PACKAGE in told:
-        yield from _sources(archive, record)
-    elif any(_is_program(one, is_exported=False) and one.endswith(_OF_TORCHSCRIPT) for one in lowered) or any(
-        one.endswith("/constants.pkl") for one in lowered
-    ):
+    names = [name for name, _, _ in members]
+    ends = [f"/{name}".lower() for name in names]
+    is_exported = not is_whole or any(one.endswith(_EXPORTED) for one in ends)
+    if is_whole and any(one.endswith(_PACKAGE) for one in ends):
+        yield from _sources(names, record)
+    elif is_whole and any(one.endswith("/constants.pkl") or _is_torchscript(one) for one in ends):
         yield of_kind("TorchScript", record)
-    if _EXPORTED in told:
-        yield of_kind("an exported program", record)
-        yield from islice(_compiled(archive, record), _MOST_ACTS)
-    left, count, unread = _MOST_READ, 0, 0
-    for name in archive:
-        if not _is_program(name, is_exported=_EXPORTED in told):
+    if is_exported:
+        yield from [of_kind("an exported program", record)] if is_whole else ()
+        yield from islice(_compiled(names, record), _MOST_ACTS)
+    left, unread, found = _MOST_READ, 0, 0
+    for name, nbytes, opened in members:
+        if not _is_program(name, is_exported=is_exported):
             continue
-        if archive[name].nbytes > left:
+        if nbytes > left:
             unread += 1
             continue
-        left -= archive[name].nbytes
-        for act in _of_member(archive, name, place(record, name)):
-            count += 1
-            if count > _MOST_ACTS:
+        left -= nbytes
+        try:
+            content = opened()
+            data = content.read(0, content.nbytes)
+        except Failure:
+            continue  # that it cannot be read is said elsewhere
+        for act in _of_data(name, data, place(record, name)):
+            found += 1
+            if found > _MOST_ACTS:
                 return
             yield act
     if unread:
         raise LimitExceeded(f"{counted(unread, 'program')}: all together are more than {show_nbytes(_MOST_READ)}")
 
 
-def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
-    yield from (act._replace(record=record) for act in _compiled([member.name], record))
-    if not _is_program(member.name, is_exported=True):
-        return
-    if member.source.nbytes > _MOST_READ:
-        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
-    yield from islice(_of_data(member.name, member.source.read(0, member.source.nbytes), record), _MOST_ACTS)
+def _is_torchscript(name: str) -> bool:
+    return "code/" in name if name.endswith(".py") else name.endswith("bytecode.pkl")
 
 
 def _is_program(name: str, *, is_exported: bool) -> bool:
-    if name.endswith(SETTINGS):
-        return True
-    name = name.lower()  # as torch's reader looks for its members
-    if is_exported and _GRAPHS in name:
-        return True
-    return "code/" in name if name.endswith(".py") else name.endswith((".json", "bytecode.pkl"))
+    lowered = name.lower()  # as torch's reader looks for its members
+    is_graph = lowered.endswith(".json") or (is_exported and _GRAPHS in lowered)
+    return is_graph or name.endswith(SETTINGS) or _is_torchscript(lowered)
 
 
-def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
-    try:
-        content = archive.open(name)
-        data = content.read(0, content.nbytes)
-    except Failure:
-        return  # that it cannot be read is said elsewhere
-    yield from _of_data(name, data, record)
-
-
-def _of_data(name: str, data: bytes, record: str) -> Iterator[Act]:
+def _of_data(name: str, data: bytes, record: str) -> Iterable[Act]:
     kind = name.lower()
-    if name.endswith(SETTINGS):
-        yield from of_settings(str(data, "utf-8", "replace"), record)
-    elif kind.endswith(".py"):
-        yield from of_script(str(data, "utf-8", "replace"), record)
-    elif kind.endswith("bytecode.pkl"):
-        yield from of_byte_code(data, record)
-    else:
-        yield from of_graph(data, record)
+    if kind.endswith("bytecode.pkl"):
+        return of_byte_code(data, record)
+    if name.endswith(SETTINGS) or kind.endswith(".py"):
+        read = of_settings if name.endswith(SETTINGS) else of_script
+        return read(str(data, "utf-8", "replace"), record)
+    return of_graph(data, record)
 
 
-def _sources(archive: Archive, record: str) -> Iterator[Act]:
+def _sources(names: Iterable[str], record: str) -> Iterator[Act]:
     """Yield the modules of a torch.package archive, which its importer runs."""
-    for name in archive:
+    for name in names:
         _, _, path = name.partition("/")
         if path.endswith(".py"):
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            where = place(record, name)
-            yield Act("code", "runs", module, f"the source of {module}", SOURCE, where, 0)
+            yield Act("code", "runs", module, f"the source of {module}", SOURCE, place(record, name), 0)
 
 
 def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
     """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
     found = {match[1]: name for name in names if (match := _COMPILED(f"/{name}"))}
     for folder, name in found.items():
-        where = place(record, name)
-        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, where, 0)
+        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place(record, name), 0)
 
 
 def of_settings(text: str, record: str) -> Iterator[Act]:
@@ -247,8 +207,20 @@ def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
             yield of_program(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
 
 
-def of_flatbuffer(data: bytes, record: str) -> Iterator[Act]:
-    """Yield the operators of TorchScript in a flatbuffer that open files: of its byte code, and of the source in it."""
+def of_flatbuffer(source: Source, record: str) -> Iterator[Act]:
+    """
+    Yield what the program in a flatbuffer does: its operators that open files, of its byte code and its source.
+
+    Raises:
+        LimitExceeded: It is larger than what is looked at.
+    """
+    if source.nbytes > _MOST_READ:
+        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield of_kind("TorchScript", record)
+    yield from islice(_in_flatbuffer(source.read(0, source.nbytes), record), _MOST_ACTS)
+
+
+def _in_flatbuffer(data: bytes, record: str) -> Iterator[Act]:
     yield from of_byte_code(data, record)
     for found in _STRING_OF_FLATBUFFER.finditer(data):
         start, end = found.span()
