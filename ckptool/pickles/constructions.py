@@ -21,6 +21,7 @@ from ckptool.pickles.forms import (
     content,
     dense,
     element_size,
+    elements_of,
     extent,
     fits,
     is_state_of_dtype,
@@ -79,8 +80,14 @@ def _is_shallow(call: Call, values: Values) -> bool:
     return CONTAINERS.isdisjoint(map(type, held)) or values.takes_nested()
 
 
-def _is_dense(call: Call, values: Values) -> bool:
-    return dense(call.args, values) is not None and _is_view(call, values)
+def _is_quantised(call: Call, values: Values) -> bool:
+    """A view of no more elements than there are; if its numbers are of an axis, as many as that is long."""
+    size, (_, *numbers, axis) = call.args[2], call.args[4]
+    if dense(call.args, values) is None or not _is_view(call, values):
+        return False
+    if len(numbers) < 2:  # one scale, and one zero point
+        return True
+    return 0 <= axis < len(size) and all(elements_of(one, values) == size[axis] for one in numbers)
 
 
 def _is_rebuilt(call: Call, values: Values) -> bool:
@@ -220,7 +227,7 @@ ROWS: Final = (
     Row(
         _each("torch._utils", "_rebuild_qtensor"), "quantised tensor",
         "storage, int, ints, ints, quantizer, bool, hooks", "a view of the storage, of no more elements than it has",
-        _UTILS, whole=_is_dense,
+        _UTILS, whole=_is_quantised,
     ),
     Row(
         _each("torch._utils", "_rebuild_device_tensor_from_numpy"), "tensor of a device",

@@ -237,9 +237,11 @@ _OF_INDEX: Final[dict[str, Form]] = {
 
 def elements_of(node: Inert, values: Values) -> int | None:
     """Return how many elements a dense tensor has; None if there are more than in its storage."""
-    while type(node) is Call and values.name(node.func) == "torch._utils._rebuild_parameter":
+    while type(node) is Call and values.kind(node) == "tensor":
+        if values.name(node.func) != "torch._utils._rebuild_parameter":
+            return dense(node.args, values)
         node = node.args[0]
-    return dense(node.args, values) if type(node) is Call and values.kind(node) == "tensor" else None
+    return None
 
 
 def dense(args: tuple[Inert, ...], values: Values) -> int | None:

@@ -49,6 +49,15 @@ FLOAT64 = dtype("f8")
 ONE = array((1,), FLOAT64, bytes(8))
 VIEW = (storage(), 0, (4,), (1,), False, ORDERED)
 REBUILD = named("torch._utils", "_rebuild_tensor_v2")
+SCALES = call(REBUILD, *VIEW)
+
+
+def quantised(scales: bytes, axis: int) -> bytes:
+    quantizer = (named("torch", "per_channel_affine"), scales, SCALES, axis)
+    rebuild = named("torch._utils", "_rebuild_qtensor")
+    return call(rebuild, storage(dtype="QInt8Storage", key="1"), 0, (4,), (1,), quantizer, False, ORDERED)
+
+
 NO_DATA = {
     "an address for a number": call(named("numpy", "float64"), built(ORDERED, POINTER)),
     "an address for an array": call(
@@ -90,6 +99,13 @@ NO_DATA = {
         named("torch._tensor", "_rebuild_from_type_v2"), named("torch._utils", "_rebuild_nested_tensor"),
         named("torch", "Tensor"), VIEW, {},
     ),
+    "axes that are a size": call(
+        named("numpy._core.numeric", "_frombuffer"), raw(bytes(8)), FLOAT64, (1,), "K",
+        call(named("torch", "Size"), (0,)),
+    ),
+    "scales that are no tensor": quantised(call(named("torch._utils", "_rebuild_parameter")), 0),
+    "an axis that is not there": quantised(SCALES, 1),
+    "fewer scales than the axis is long": quantised(call(REBUILD, storage(), 0, (3,), (1,), False, ORDERED), 0),
     "a class": named("mypkg", "Net"),
     "a name of Python 2 under protocol 4": b"\x80\4" + call(named("__builtin__", "set"), []),
     "a deep key": b"}" + b")" + b"\x85" * 100 + b"Ns",
@@ -128,7 +144,7 @@ NO_DATA = {
 def test_what_is_of_no_row_is_not_data(name: str, tmp_path: Path) -> None:
     for data in (
         pickled({"x": NO_DATA[name]}),
-        torch_zip({"w": tensor(storage()), "x": NO_DATA[name]}, {"0": floats()}),
+        torch_zip({"w": tensor(storage()), "x": NO_DATA[name]}, {"0": floats(), "1": bytes(4)}),
     ):
         (tmp_path / "x").write_bytes(data)
         assert check(tmp_path / "x").grade != "data"
@@ -159,7 +175,8 @@ def test_what_these_are_made_of_is_data() -> None:
     ]  # fmt: skip
     for one in known:
         assert check(pickled({"x": one})).grade == "data", one
-    assert check(torch_zip({"x": call(REBUILD, *VIEW)}, {"0": floats()})).grade == "data"
+    for one in (SCALES, quantised(SCALES, 0)):
+        assert check(torch_zip({"x": one}, {"0": floats(), "1": bytes(4)})).grade == "data"
 
 
 @pytest.mark.parametrize("module", ["fractions.py", "numbers.py", "torch/__init__.py"])

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckptool.pickles.constructions import BY_NAME, ROWS
+from ckptool.pickles.judge import Judge
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.source import BytesSource
 from tests.build import call, legacy, named, ops, pickled, torch_zip
 from tests.fuzz.data_promise import Maker, as_it_was, is_data
 from tests.fuzz.trees import read, walk, written
@@ -109,3 +112,24 @@ def test_each_row_of_the_table_is_tried(maker: Maker) -> None:
             tried |= names
     for row in ROWS:
         assert tried & set(row.names), row.names
+
+
+@exhaustive
+def test_no_argument_is_too_odd_for_the_judge(maker: Maker) -> None:
+    chance, tried = random.Random(1), set[str]()
+    calls = [call(named(*row.names[0].rsplit(".", 1))) for row in ROWS]
+    size = call(named("torch", "Size"), (0,))
+    odd = [*calls, size, *map(ops, (None, 1 << 70, -1, 1.5, "x", (), [], {}, (1,), (None,) * 5))]
+    for seed in maker.honest:
+        names = {node.said[1] for node in walk(seed.root) if node.kind == "name"}
+        if names <= tried:
+            continue
+        tried |= names
+        pickled = read_pickle(BytesSource(b"\x80\4(" + b"".join(odd) + written(seed.root, chance, 2)[2:-1] + b"t."))
+        for made in {one.func: one for one in pickled.calls[len(calls) + 1 :]}.values():
+            args = made.args
+            for index in range(len(args)):
+                for one in pickled.root[: len(odd)]:
+                    made.args = (*args[:index], one, *args[index + 1 :])
+                    assert all(Judge().verdicts(pickled))
+            made.args = args
