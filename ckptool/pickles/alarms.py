@@ -9,7 +9,7 @@ Also what a call of a pickle comes to, and how it is shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -74,9 +74,8 @@ _IMPORT: Final = (
     "dill._dill._import_module",
 )
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
-_LOOK_UP: Final = ("operator.attrgetter", "operator.methodcaller")
 _TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
-_FINDERS: Final = frozenset((*_GET, *_IMPORT, *_UFUNCS, *_LOOK_UP, *_TYPES, "pkgutil.resolve_name"))
+_FINDERS: Final = frozenset((*_GET, *_IMPORT, *_UFUNCS, *_TYPES, "operator.attrgetter", "pkgutil.resolve_name"))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -149,8 +148,6 @@ def found(node: Inert, depth: int = 0) -> Global | None:
         return named
     if type(node.args) is not tuple or not node.args:
         return None
-    if type(node.func) is Call and type(attribute := _looked_up(node.func)) is str:
-        return _attribute(node.args[0], attribute, depth)
     func = found(node.func, depth + 1)
     if func is None:
         return None
@@ -176,19 +173,8 @@ def found(node: Inert, depth: int = 0) -> Global | None:
     return None
 
 
-def _looked_up(func: Call) -> Inert:
-    """Return the attribute that an ``attrgetter`` or ``methodcaller`` looks up; None if it is neither."""
-    named = nodes.global_of(func.func)
-    if named is None or canonical(named.module, named.name) not in _LOOK_UP or type(func.args) is not tuple:
-        return None
-    return func.args[0] if func.args else None
-
-
 def _attribute(holder: Inert, attribute: str, depth: int) -> Global | None:
     """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
-    if type(holder) is Call:
-        for value in _held_as(holder, attribute):
-            return found(value, depth + 1)
     named = found(holder, depth + 1) or nodes.class_of(holder)
     if named is not None:
         return Global(named.module, f"{named.name}.{attribute}" if named.name else attribute)
@@ -196,14 +182,6 @@ def _attribute(holder: Inert, attribute: str, depth: int) -> Global | None:
         return None
     kind = "dict" if type(holder) is Dict else "set" if type(holder) is Set else type(holder).__name__
     return Global("builtins", f"{kind}.{attribute}")
-
-
-def _held_as(holder: Call, attribute: str) -> Iterator[Inert]:
-    """Yield what an object has got under a name: in its state, one dict deeper, or as an item."""
-    own = list(islice(chain(nodes.state_pairs(holder.state), holder.pairs or ()), _MOST_PAIRS))
-    inner = (value.pairs or () for _, value in own if type(value) in (Dict, Call))
-    pairs = islice(chain(own, chain.from_iterable(inner)), _MOST_PAIRS)
-    yield from (value for key, value in pairs if type(key) is str and key == attribute)
 
 
 def passed(values: Iterable[Inert]) -> str | None:
@@ -264,8 +242,8 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
     one = found(call) if name in (*_IMPORT, *_UFUNCS) else None
     if one is not None and re.fullmatch(table.ACTING, one.module):
         return table.IMPORTED
-    if name in _GET:  # what it finds is a name that is asked for: see ``asked``
-        return table.UNFOLLOWED if len(args) > 1 and type(args[1]) is not str else None
+    if name in _GET and len(args) > 1 and type(args[1]) is not str:
+        return table.UNFOLLOWED
     if name == "dill._dill._eval_repr" and type(args[0]) is str and re.fullmatch(table.LITERALS, args[0]):
         return None
     if why := reach(named):

@@ -271,7 +271,7 @@ def _of_call(call: Call, *, is_wary: bool) -> Verdict:
     how: How = "calls" if call.how == "reduce" else "builds"
     named = alarms.found(call if type(func) is Call else None) or alarms.found(func)
     if named is None:
-        return _of_unnamed(call, how)
+        return _of_unnamed(call, how, is_wary=is_wary)
     if alarms.canonical(named.module, named.name) in _MAKE_OBJECTS and given:
         made = [one for one in map(alarms.found, given[:2]) if one is not None]
         named = next((one for one in made if alarms.reach(one)), made[0] if made else named)
@@ -282,7 +282,7 @@ def _of_call(call: Call, *, is_wary: bool) -> Verdict:
     return Verdict(grade, name, how, why, partial(call_text, name, given))
 
 
-def _of_unnamed(call: Call, how: How) -> Verdict:
+def _of_unnamed(call: Call, how: How, *, is_wary: bool) -> Verdict:
     func = call.func
     maker = nodes.global_of(func.func) if type(func) is Call else None
     name = alarms.canonical(maker.module, maker.name) if maker is not None else cut_text(func)
@@ -290,6 +290,8 @@ def _of_unnamed(call: Call, how: How) -> Verdict:
         return Verdict("system", func.why, how, table.UNFOLLOWED, partial(call_text, func.why, call.args))
     grade: Grade = "system" if maker is not None and how == "calls" and alarms.is_maker(name) else "code"
     why = table.EVALUATES if grade == "system" else table.UNFOLLOWED
+    if is_wary and grade == "code" and (given := alarms.passed((call.args,))) is not None:
+        grade, why = "system", f"{table.PASSED}: {given}"
     return Verdict(grade, name, how, why, partial(call_text, name, call.args))
 
 
