@@ -3,7 +3,7 @@
 
     pickle    … torch.storage._load_from_bytes(b"legacy stream") …
 
-``joblib.dump`` writes the same, but for arrays of numpy, whose elements are between the opcodes (``joblib_arrays``).
+``joblib.dump`` writes the same, but for arrays of numpy, whose elements are between the opcodes (see ``numpy_values``).
 Protocols 0 and 1 have no mark of their own, so those are taken for pickles only if they parse from end to end.
 """
 
@@ -18,8 +18,8 @@ from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.pickles.nodes import is_container
-from ckptool.pickles.numpy_values import read_with_arrays
-from ckptool.pickles.reader import Pickle
+from ckptool.pickles.numpy_values import take_elements
+from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import storage_id
 
@@ -43,7 +43,7 @@ def sniff(probe: Probe) -> bool:
     if head[:1] not in _FIRST_OPCODES or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
         return False
     try:
-        pickled = read_with_arrays(probe.source)
+        pickled = read_pickle(probe.source, on_build=take_elements)
     except Failure:
         return False
     return pickled.end == probe.source.nbytes and (is_container(pickled.root) or bool(pickled.left and pickled.globals))
@@ -51,7 +51,7 @@ def sniff(probe: Probe) -> bool:
 
 def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
-    pickled = read_with_arrays(probe.source)
+    pickled = read_pickle(probe.source, on_build=take_elements)
     if torch_legacy.has_computed_magic(probe.source, pickled):
         return torch_legacy.read(probe)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))

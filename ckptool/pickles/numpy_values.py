@@ -5,7 +5,7 @@ numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
 ``(version, shape, dtype, column-major, bytes or list)``, by protocol 5 as ``_frombuffer(bytes, dtype, shape, order)``,
 a scalar as ``scalar(dtype, bytes)``, and a dtype as ``dtype("f4", …)`` with the state ``(version, byte order, …)``.
 See numpy/_core/src/multiarray/methods.c and _core/numeric.py. joblib writes an object with the fields of an array, and
-its elements between opcodes (see ``joblib_arrays``).
+its elements between opcodes.
 
 Arrays of joblib: an object in the pickle describes each, and the elements follow the opcode that built this object.
 
@@ -25,8 +25,7 @@ from typing import Final, NamedTuple
 from ckptool.pickles import nodes
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.nodes import Block, Call, Global, Inert, class_of, lookup, state_pairs
-from ckptool.pickles.reader import Pickle, read_as_far, read_pickle
-from ckptool.sources.source import Source
+from ckptool.pickles.reader import read_as_far, read_pickle
 
 _MAX_RANK = 64  # numpy's own limit
 _MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
@@ -222,18 +221,8 @@ def encoded_bytes(node: Inert) -> str | bytes | bytearray | None:
 _LARGEST: Final = 1 << 62
 
 
-def read_with_arrays(source: Source, start: int = 0) -> Pickle:
-    """Interpret a pickle as ``read_pickle`` does, with the arrays of joblib that may lie in it."""
-    return read_pickle(source, start, on_build=_take_elements)
-
-
-def read_as_far_with_arrays(source: Source, start: int = 0) -> Pickle:
-    """Interpret a pickle as ``read_as_far`` does, with the arrays of joblib that may lie in it."""
-    return read_as_far(source, start, on_build=_take_elements)
-
-
-def _take_elements(machine: Machine, built: Call) -> Inert:
-    """Return what an object is that was just built, and move past the elements that follow it."""
+def take_elements(machine: Machine, built: Call) -> Inert:
+    """Return what an object is that was just built, and move past the elements of joblib that may follow it."""
     if not is_wrapper(built):
         return built
     fields = nodes.state_pairs(built.state)

@@ -47,7 +47,7 @@ def read_pickle(
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
     Nothing in it runs, whatever it asks for. Bytes after its end are not read. ``on_build`` is for what some writers
-    put between opcodes: see ``joblib_arrays``. With ``field_names``, small dicts share their keys: for
+    put between opcodes: see ``numpy_values``. With ``field_names``, small dicts share their keys: for
     pickles of very many objects.
 
     Raises:

@@ -30,7 +30,7 @@ from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.dangerous_names import UNFOLLOWED
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.machine import packed_nbytes
-from ckptool.pickles.numpy_values import read_as_far_with_arrays
+from ckptool.pickles.numpy_values import take_elements
 from ckptool.pickles.reader import Pickle, read_as_far
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -342,7 +342,7 @@ class Search:
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
-        found = (read_as_far_with_arrays if has_arrays else read_as_far)(source, start)
+        found = read_as_far(source, start, on_build=take_elements if has_arrays else None)
         self._judged(found, source, where)
         if found.is_over_limit:
             self.miss(f"{where.record or 'the file'}: {found.broken}")
