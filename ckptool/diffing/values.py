@@ -1,21 +1,19 @@
 """
 Whether two tensors hold the same values: byte for byte in bounded pieces, and by how much where they do not.
 
-Equal bytes need no arithmetic and no numpy. Elements that are stored as they are, or strided alike, are compared where
-they are stored, in two buffers that are used again and again; others are gathered piece by piece. Only what differs
-goes through ``torch_ops.differences``; where numpy is not installed, elements that differ are counted.
+Equal bytes need no arithmetic and no numpy. Only pieces that differ go through ``torch_ops.differences``; where numpy
+is not installed, elements that differ are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
+from ckptool.errors import LimitExceeded, MissingPackage, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import filler_under
+from ckptool.sources.files import read_into
 from ckptool.sources.source import SILENT, Meter
-from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
@@ -25,8 +23,6 @@ from ckptool.torch_ops.differences import BlockDiff, Likeness, Number, Products,
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
 _MOSTLY_WANTED: Final = 4
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ValueDiff(NamedTuple):
@@ -77,7 +73,6 @@ class ValueComparer:
         self._meter = meter
         # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
         self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
-        self._buffers: tuple[bytearray, bytearray] | None = None
         self.numpy_missing: MissingPackage | None = None
         """Why nothing says by how much values differ; None as long as that was not needed."""
 
@@ -108,53 +103,34 @@ class ValueComparer:
             MissingPackage: numpy is not installed.
         """
         products = Products()
-        numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
-        for left, right in zip(
-            self._chunks(name, a, numel, self._paths[0]), self._chunks(name, b, numel, self._paths[1]), strict=True
-        ):
+        for _, left, right in self._pieces(name, a, b):
             products.add(left, a.dtype.name, right, b.dtype.name)
         return products.likeness(name)
 
     def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
         """Say whether two storages of equal size hold the same bytes."""
-        return next(self._unequal(a, 0, b, 0, a.nbytes), None) is None
+        return self._are_same((a, b), (0, 0), a.nbytes)
 
     def _difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
         if a.dtype != b.dtype and not differences.comparable(a.dtype.name, b.dtype.name):
             nowhere = (0,) * len(a.shape)
             return ValueDiff(name, a.numel, a.numel, 0, None, nowhere, None, None, None, nowhere) if a.numel else None
-        tally = _Tally(name, a)
-        for start, left, right in self._unequal_pieces(name, a, b):
-            self._count(tally, start, left, a, right, b)
-        return tally.result()
-
-    def _unequal_pieces(self, name: str, a: TensorInfo, b: TensorInfo) -> Iterator[tuple[int, Buffer, Buffer]]:
-        """Yield the first element and the bytes of each piece that may hold differing elements, in order."""
         if not a.numel:
-            return
+            return None
+        span = _span_nbytes(a)
         if _alike(a, b) and a.storage and b.storage:
-            size = a.dtype.itemsize
-            places = a.storage_offset * size, b.storage, b.storage_offset * size
-            unequal = self._unequal(a.storage, *places, _span_nbytes(a))
-            self._spend(_span_nbytes(a))
-            if a.is_contiguous and _as_it_is(a) and _as_it_is(b):
-                yield from ((offset // size, left, right) for offset, left, right in unequal)
-                return
-            if next(unequal, None) is None:
-                return
+            self._spend(span)
+            starts = (a.storage_offset * a.dtype.itemsize, b.storage_offset * b.dtype.itemsize)
+            if self._are_same((a.storage, b.storage), starts, span):
+                self._meter.read(a.nbytes)
+                return None
         self._spend(a.nbytes)
-        # Both are cut at the same elements: where depends on shape and size alone.
-        numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
-        start = 0
-        for left, right in zip(
-            self._chunks(name, a, numel, self._paths[0]),
-            self._chunks(name, b, numel, self._paths[1]),
-            strict=True,
-        ):
-            if a.dtype != b.dtype or left != right:
-                yield start, left, right
-            start += len(left) // a.dtype.itemsize
+        found: ValueDiff | None = None
+        for start, left, right in self._pieces(name, a, b):
+            for block in self._compare(left, a, right, b) if a.dtype != b.dtype or left != right else ():
+                found = _joined(found, _located(name, a, start, block)) if block.first is not None else found
             self._meter.read(len(left))
+        return found
 
     def _spend(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -166,126 +142,55 @@ class ValueComparer:
                 actual=self._allowed,
             )
 
+    def _pieces(self, name: str, a: TensorInfo, b: TensorInfo) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield the elements of both, some at a time, and the number of the first of them."""
+        nbytes = max(_piece_nbytes(a.storage), _piece_nbytes(b.storage))
+        numel = max(1, nbytes // max(a.dtype.itemsize, b.dtype.itemsize))
+        start = 0
+        # Both are cut at the same elements: where depends on shape and number alone.
+        for left, right in zip(
+            self._chunks(name, a, numel, self._paths[0]), self._chunks(name, b, numel, self._paths[1]), strict=True
+        ):
+            yield start, left, right
+            start += len(left) // a.dtype.itemsize
+
+    def _are_same(self, storages: tuple[StorageRef, StorageRef], starts: tuple[int, int], nbytes: int) -> bool:
+        """Say whether two ranges of storages hold the same bytes. Their buffers are used again and again."""
+        ranges = []
+        for storage, start, path in zip(storages, starts, self._paths, strict=True):
+            with about(path):
+                held = in_memory(storage)
+            ranges.append((held.source, held.offset + start, path))
+        size = min(nbytes, max(map(_piece_nbytes, storages)))
+        buffers = bytearray(size), bytearray(size)
+        for position in range(0, nbytes, size or 1):
+            for (source, offset, path), buffer in zip(ranges, buffers, strict=True):
+                with about(path):
+                    read_into(source, offset + position, memoryview(buffer)[: nbytes - position])
+            if buffers[0] != buffers[1]:  # behind the last bytes, both have what was the same before
+                return False
+        return True
+
     def _chunks(self, name: str, info: TensorInfo, numel: int, path: str) -> Iterator[bytes]:
         with about(path):
             yield from LazyTensor(name, info).chunks(numel * info.dtype.itemsize, limits=self._limits)
 
-    def _unequal(
-        self, a: StorageRef, a_start: int, b: StorageRef, b_start: int, nbytes: int
-    ) -> Iterator[tuple[int, Buffer, Buffer]]:
-        """Yield offset and bytes of the pieces of two ranges that are not equal; valid until the next one is asked."""
-        one, other = _Range(a, a_start, self._paths[0]), _Range(b, b_start, self._paths[1])
-        position, step = 0, max(one.step_nbytes, other.step_nbytes)
-        if nbytes >= step:
-            if self._buffers is None or len(self._buffers[0]) != step:
-                self._buffers = bytearray(step), bytearray(step)
-            left, right = self._buffers
-            while position + step <= nbytes:
-                one.read_into(position, left)
-                other.read_into(position, right)
-                if left != right:
-                    yield position, left, right
-                position += step
-                self._meter.read(step)
-        if position < nbytes:
-            rest = one.read(position, nbytes - position), other.read(position, nbytes - position)
-            if rest[0] != rest[1]:
-                yield position, *rest
-            self._meter.read(nbytes - position)
-
-    def _count(self, tally: _Tally, start: int, a: Buffer, info_a: TensorInfo, b: Buffer, info_b: TensorInfo) -> None:
-        one, other = (data if isinstance(data, bytearray) else bytearray(data) for data in (a, b))
-        if len(one) * info_b.dtype.itemsize != len(other) * info_a.dtype.itemsize:
-            raise SourceChanged("a file was changed while it was being read", hint="Read it again once it is complete.")
-        for block in self._compare(one, info_a.dtype, other, info_b.dtype):
-            tally.add(start, block)
-
-    def _compare(self, a: bytearray, a_type: DType, b: bytearray, b_type: DType) -> list[BlockDiff]:
+    def _compare(self, left: bytes, a: TensorInfo, right: bytes, b: TensorInfo) -> list[BlockDiff]:
         """Return by how much elements differ or, where numpy is missing, which: all that bits of one type can tell."""
         if self.numpy_missing is None:
             try:
-                return differences.compare(a, a_type.name, b, b_type.name, self._tolerance)
+                return differences.compare(left, a.dtype.name, right, b.dtype.name, self._tolerance)
             except MissingPackage as error:
                 self.numpy_missing = error  # to import it for every block would take long
-        if a_type != b_type or self._tolerance is not None:
+        if a.dtype != b.dtype or self._tolerance is not None:
             raise self.numpy_missing
-        return [differences.compare_bits(a, b, a_type.itemsize)]
+        return [differences.compare_bits(left, right, a.dtype.itemsize)]
 
 
-class _Range:
-    """Bytes of a storage from some place on."""
-
-    def __init__(self, storage: StorageRef, start: int, path: str) -> None:
-        self._path = path
-        with about(path):
-            storage = in_memory(storage)
-        self._source, self._offset = storage.source, storage.offset + start
-        self._filler = filler_under(self._source, self._offset)
-
-    @property
-    def step_nbytes(self) -> int:
-        """What is best read at a time: of a tensor in many pieces, a band has little of each."""
-        return self._source.band_nbytes if isinstance(self._source, PiecesSource) else PIECE_NBYTES
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        with about(self._path):
-            return self._source.read(self._offset + offset, nbytes)
-
-    def read_into(self, offset: int, buffer: bytearray) -> None:
-        if self._filler is None:
-            buffer[:] = self.read(offset, len(buffer))
-            return
-        source, position = self._filler
-        with about(self._path):
-            source.read_into(position + offset, memoryview(buffer))
-
-
-class _Tally:
-    """What the blocks of one tensor come to."""
-
-    def __init__(self, name: str, info: TensorInfo) -> None:
-        self._name = name
-        self._info = info
-        self._found: ValueDiff | None = None
-
-    def add(self, start: int, block: BlockDiff) -> None:
-        """Count a part of a piece, whose first element is the tensor's ``start``-th."""
-        if block.first is None:
-            return
-        new = ValueDiff(
-            self._name,
-            self._info.numel,
-            block.differing,
-            block.nan,
-            block.max_abs,
-            self._index(start + block.at),
-            block.a,
-            block.b,
-            block.max_rel,
-            self._index(start + block.rel_at),
-        )
-        old = self._found
-        if old is None:
-            self._found = new
-            return
-        larger = new if (new.max_abs or 0) > (old.max_abs or 0) else old
-        steeper = new if (new.max_rel or 0) > (old.max_rel or 0) else old
-        self._found = larger._replace(
-            differing=old.differing + new.differing,
-            nan=old.nan + new.nan,
-            max_rel=steeper.max_rel,
-            rel_at=steeper.rel_at,
-        )
-
-    def result(self) -> ValueDiff | None:
-        return self._found
-
-    def _index(self, element: int) -> tuple[int, ...]:
-        shape, packed = self._info.shape, self._info.dtype.packed
-        if packed > 1 and shape:  # bytes were counted: name the first element of one
-            shape = (*shape[:-1], -(-shape[-1] // packed))
-        found = tuple(element // step % size for size, step in zip(shape, row_major(shape), strict=True))
-        return (*found[:-1], found[-1] * packed) if found else ()
+def _piece_nbytes(storage: StorageRef | None) -> int:
+    """Return what is best read at a time: of a tensor in many pieces, a band has little of each."""
+    source = storage.source if storage is not None else None
+    return source.band_nbytes if isinstance(source, PiecesSource) else PIECE_NBYTES
 
 
 def _alike(a: TensorInfo, b: TensorInfo) -> bool:
@@ -300,14 +205,33 @@ def _alike(a: TensorInfo, b: TensorInfo) -> bool:
     return strided_alike and _span_nbytes(a) <= _MOSTLY_WANTED * max(a.nbytes, PIECE_NBYTES)
 
 
-def _as_it_is(info: TensorInfo) -> bool:
-    """Say whether the bytes in the file are those that ``LazyTensor.read`` would give."""
-    swapped = info.storage is not None and info.storage.big_endian and info.dtype.swap_nbytes > 1
-    return not (swapped or info.conj or info.neg)
-
-
 def _span_nbytes(info: TensorInfo) -> int:
     if info.is_contiguous:
         return info.nbytes
     steps = sum((size - 1) * step for size, step in zip(info.shape, info.stride, strict=True))
     return (steps + 1) * info.dtype.itemsize
+
+
+def _located(name: str, info: TensorInfo, start: int, block: BlockDiff) -> ValueDiff:
+    """Return the difference of a piece whose first element is the tensor's ``start``-th."""
+    at, rel_at = (_index(info, start + place) for place in (block.at, block.rel_at))
+    numbers = block.differing, block.nan, block.max_abs, at, block.a, block.b, block.max_rel, rel_at
+    return ValueDiff(name, info.numel, *numbers)
+
+
+def _index(info: TensorInfo, element: int) -> tuple[int, ...]:
+    shape, packed = info.shape, info.dtype.packed
+    if packed > 1 and shape:  # bytes were counted: name the first element of one
+        shape = (*shape[:-1], -(-shape[-1] // packed))
+    found = tuple(element // step % size for size, step in zip(shape, row_major(shape), strict=True))
+    return (*found[:-1], found[-1] * packed) if found else ()
+
+
+def _joined(old: ValueDiff | None, new: ValueDiff) -> ValueDiff:
+    """Return the difference of two parts of one tensor together."""
+    if old is None:
+        return new
+    larger = new if (new.max_abs or 0) > (old.max_abs or 0) else old
+    steeper = new if (new.max_rel or 0) > (old.max_rel or 0) else old
+    counts = larger._replace(differing=old.differing + new.differing, nan=old.nan + new.nan)
+    return counts._replace(max_rel=steeper.max_rel, rel_at=steeper.rel_at)

@@ -368,6 +368,15 @@ def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None
     return cast("FillsBuffers", source) if own else _Copying(source), offset
 
 
+def read_into(source: Source, offset: int, buffer: memoryview) -> None:
+    """Fill a buffer with the bytes of a source from ``offset``, without a copy where it can."""
+    under = filler_under(source, offset)
+    if under is None:
+        buffer[:] = source.read(offset, buffer.nbytes)
+    else:
+        under[0].read_into(under[1], buffer)
+
+
 def packaged(path: str | os.PathLike[str]) -> str:
     """Return the text of a file of this package."""
     with closing(FileSource(os.fspath(path))) as source:

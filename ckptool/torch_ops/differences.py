@@ -67,7 +67,7 @@ def comparable(a_type: str, b_type: str) -> bool:
     return {a_type, b_type} <= _INTEGERS | _FLOATS
 
 
-def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
+def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
     """
     Return how two packed runs of as many elements differ, in some parts.
 
@@ -173,7 +173,7 @@ def _first(mask: NDArray[Any]) -> int | None:
     return found if mask[found] else None
 
 
-def compare_bits(a: bytearray, b: bytearray, itemsize: int = 1) -> BlockDiff:
+def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> BlockDiff:
     """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
     code = _CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)

@@ -17,7 +17,7 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import Progress, buffer_of
-from ckptool.sources.files import filler_under
+from ckptool.sources.files import read_into
 from ckptool.sources.source import Source
 from ckptool.torch_ops.accelerators import Accelerator, accelerator
 
@@ -129,12 +129,7 @@ def _read(group: list[_Range], buffer: torch.Tensor) -> None:
     memory = buffer_of(buffer)
     position = 0
     for source, offset, target in group:
-        piece = memory[position : position + target.numel()]
-        under = filler_under(source, offset)
-        if under is None:
-            piece[:] = source.read(offset, target.numel())
-        else:
-            under[0].read_into(under[1], piece)
+        read_into(source, offset, memory[position : position + target.numel()])
         position += target.numel()
 
 
