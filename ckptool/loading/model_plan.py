@@ -77,7 +77,7 @@ def plan(
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
     best = matching.match(expected, shapes)
-    matched = best if _is_certain(best, tensors) else matching.KeyMatch(*_by_name(expected, shapes))
+    matched = best if _is_certain(best, tensors) else matching.by_name(expected, shapes)
     _refuse_others(others, expected, matched.changes)
     matched = matched._replace(unexpected=(*matched.unexpected, *others))
     tied = _tied(matched, tensors)
@@ -170,22 +170,6 @@ def _tied(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> dict[str, s
     for name in matched.pairs:
         first.setdefault(id(tensors[name]), name)
     return {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
-
-
-def _by_name(
-    expected: Mapping[str, Shape], found: Mapping[str, Shape]
-) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], tuple[matching.Reshaped, ...], tuple[()]]:
-    """Return what a match gives when no name is changed."""
-    both = [name for name in expected if name in found]
-    return (
-        {name: name for name in both if expected[name] == found[name]},
-        tuple(name for name in expected if name not in found),
-        tuple(name for name in found if name not in expected),
-        tuple(
-            matching.Reshaped(name, name, expected[name], found[name]) for name in both if expected[name] != found[name]
-        ),
-        (),
-    )
 
 
 def _refuse(

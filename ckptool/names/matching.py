@@ -133,14 +133,19 @@ class Rename(NamedTuple):
 
 Renames: TypeAlias = tuple[Rename, ...]
 
-WRAPPERS_OFF: tuple[Renames, ...] = ((), (Rename("strip_module"),), (Rename("strip_wrappers"),))
-"""What takes wrappers off: nothing, where there are none."""
+
+def unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
+    """Yield each way of taking wrappers off names, and the names then: first none, as they are."""
+    yield (), names
+    for changes in ((Rename("strip_module"),), (Rename("strip_wrappers"),)):
+        stripped = renamed(names, changes)
+        if stripped is not None and stripped != names:
+            yield changes, stripped
 
 
 def wrappers_off(names: Iterable[str]) -> Renames:
-    """Return what takes wrappers off these names; nothing where there are none."""
-    there = list(names)
-    return next((way for way in WRAPPERS_OFF[:0:-1] if renamed(there, way) not in (None, there)), ())
+    """Return what takes all wrappers off these names; nothing where there are none."""
+    return list(unwrapped(list(names)))[-1][0]
 
 
 class Reshaped(NamedTuple):
@@ -196,8 +201,10 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
     """
     best = [_Attempt(expected, found, list(found), (), 0)]
     tried = {(0, tuple(found))}
-    seen_through = _without_wrappers(expected)
-    targets = [(expected, 0)] if seen_through is None else [(expected, 0), (seen_through, 1)]
+    bare = renamed(list(expected), (Rename("strip_wrappers"),))
+    targets = [(expected, 0)]
+    if bare is not None and bare != list(expected):  # the model itself has wrappers inside
+        targets.append((dict(zip(bare, expected.values(), strict=True)), 1))
     for propose in (_one_change, _several_changes):
         for target, cost in targets:
             if best[0].is_complete:
@@ -216,6 +223,11 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
         pairing = best[0].pairing(found)
     rivals = tuple(other.changes for other in best[1:] if other.pairing(found) != pairing)
     return _result(expected, found, best[0], rivals)
+
+
+def by_name(expected: Shapes, found: Shapes) -> KeyMatch:
+    """Pair names that are equal as they are."""
+    return _result(expected, found, _Attempt(expected, found, list(found), (), 0), ())
 
 
 class _Attempt:
@@ -241,16 +253,15 @@ class _Attempt:
 
 def _one_change(expected: Shapes, names: list[str]) -> Iterator[Renames]:
     """Yield the changes that most checkpoints need, of one kind each; wrappers first, for they explain most."""
-    unwrapped = list(_unwrapped(names))
-    yield from (wrappers for wrappers, _ in unwrapped)
-    yield ()
-    for wrappers, bare in (*unwrapped, ((), names)):
+    ways = list(unwrapped(names))
+    yield from (wrappers for wrappers, _ in ways)
+    for wrappers, bare in ways:
         yield from ((*wrappers, *prefixes) for prefixes in _prefix_changes(expected, bare))
 
 
 def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
     """Yield prefixes instead of other prefixes, and old spellings under any prefix."""
-    for wrappers, bare in (*_unwrapped(names), ((), names)):
+    for wrappers, bare in unwrapped(names):
         replaced = [
             (Rename("strip_prefix", old), Rename("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
         ]
@@ -261,14 +272,6 @@ def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
                 yield in_order(changes, spelling)
 
 
-def _without_wrappers(expected: Shapes) -> Shapes | None:
-    """Return what is expected under the names that it would have without wrappers inside; None if that changes none."""
-    names = renamed(list(expected), (Rename("strip_wrappers"),))
-    if names is None or names == list(expected):
-        return None
-    return dict(zip(names, expected.values(), strict=True))
-
-
 def renamed(names: Sequence[str], changes: Renames) -> list[str] | None:
     """Return the names after some changes, in order; None where they cannot be made without losing one."""
     try:
@@ -276,16 +279,6 @@ def renamed(names: Sequence[str], changes: Renames) -> list[str] | None:
     except MigrationRefused:
         return None
     return ["" if name is None else name for name in found]  # an entry that goes with its wrapper: no name is empty
-
-
-def _unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
-    yield (), names
-    options: tuple[Option, ...] = ("strip_module", "strip_wrappers")
-    for option in options:
-        changes = (Rename(option),)
-        stripped = renamed(names, changes)
-        if stripped is not None and stripped != names:
-            yield changes, stripped
 
 
 def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 from ckptool.names.matching import (
     SPELLINGS,
-    WRAPPERS_OFF,
     Rename,
     Renames,
     Shape,
@@ -28,6 +27,7 @@ from ckptool.names.matching import (
     in_order,
     may_be_missing,
     renamed,
+    unwrapped,
 )
 from ckptool.names.renaming import without_marked
 
@@ -63,10 +63,7 @@ def guess_renames(expected: Shapes, found: Shapes, *, every: bool = True) -> Ren
     permuted = any(a in one and b in other for a, b in _PERMUTED for one, other in (sides, sides[::-1]))
     if permuted or _are_too_many(expected, found):
         return ()
-    for changes in WRAPPERS_OFF:
-        names = renamed(list(found), changes)
-        if names is None or (changes and names == list(found)):
-            continue
+    for changes, names in unwrapped(list(found)):
         have = {name: shape for name, shape in zip(names, found.values(), strict=True) if name}
         targets = _targets(expected, have)
         if all(map(may_be_missing, expected.keys() - targets.values())):

@@ -138,20 +138,12 @@ def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
 def _other_integers(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
     """Say where one is an integer that the other is not, though float64 has one number for both: beyond 2**53."""
     np = needed("numpy")
-    if "c" in left.dtype.kind + right.dtype.kind or left.dtype.kind == right.dtype.kind == "f":
-        none: NDArray[Any] = np.zeros(len(left), dtype=bool)
-        return none
-    (high, low), (other_high, other_low) = _halves(left), _halves(right)
-    found: NDArray[Any] = (high != other_high) | (low != other_low)
+    found: NDArray[Any] = np.zeros(len(left), dtype=bool)
+    if "c" not in left.dtype.kind + right.dtype.kind and not left.dtype.kind == right.dtype.kind == "f":
+        one, other = left.astype("f8"), right.astype("f8")
+        large = np.flatnonzero((one == other) & (np.abs(one) >= 2.0**53) & np.isfinite(one))
+        found[large] = [int(a) != int(b) for a, b in zip(left[large], right[large], strict=True)]
     return found
-
-
-def _halves(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return integers, and floats as far as they are integers, as multiples of 2**32 and what is left of each."""
-    if values.dtype.kind == "f":
-        high: NDArray[Any] = needed("numpy").floor(values / 2.0**32)
-        return high, values - high * 2.0**32
-    return (values >> 32).astype("f8"), (values & values.dtype.type(0xFFFFFFFF)).astype("f8")
 
 
 def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool) -> BlockDiff:
