@@ -6,7 +6,6 @@ Images to train on that need no download: scikit-learn's digits, and CIFAR-10 wh
 
 from __future__ import annotations
 
-import re
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckptool.errors import CkptoolError, FileUnavailable
-from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
+from ckptool.torch_ops.devices import Device, DeviceReport
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -227,33 +226,22 @@ def choose(request: str, report: DeviceReport, *, local_rank: int | None = None)
     Raises:
         CkptoolError: The machine has no such device; the message says why.
     """
-    kinds: dict[str, list[Device]] = {"cuda": []}
-    for device in report.devices:
-        kinds.setdefault(device.tag.partition(":")[0], []).append(device)
-    if request == "cpu":
-        return Choice(torch.device("cpu"), "asked for")
-    if request == "auto" and not kinds["cuda"]:
-        why = report.cuda_missing.message if report.cuda_missing else "torch lists no CUDA device"
-        others = [kind for kind in kinds if kind not in ("cuda", "cpu")]
-        return Choice(_of_kind(kinds[others[0]], local_rank).device if others else torch.device("cpu"), why)
-    kind = "cuda" if request == "auto" else request.partition(":")[0]
-    if (kind not in kinds and kind != "mps") or not re.fullmatch(r"[a-z]+(:\d+)?", request):
-        raise CkptoolError(
-            f"'{request}' is not a device to train on",
-            kind="unknown-device",
-            hint=f"Use auto, cpu, cuda, cuda:N or another device that 'ckptool devices' lists; "
-            f"this machine has {', '.join(device.tag for device in report.devices)}.",
-        )
-    found = kinds.get(kind, [])
+    missing, kinds = report.cuda_missing, [device.tag.partition(":")[0] for device in report.devices]
+    wanted = request
+    if request == "auto":
+        wanted = next((kind for kind in ("cuda", *kinds) if kind in kinds and kind != "cpu"), "cpu")
+    found = [device for device, kind in zip(report.devices, kinds, strict=True) if wanted in (kind, device.tag)]
     if not found:
-        reason = report.cuda_missing if kind == "cuda" else None
-        reason = reason or CudaMissing("no-device", f"torch finds no device of kind {kind}", "Use --device auto.")
-        raise _unavailable(request, reason.message, reason.hint)
-    if ":" in request:
-        if request not in [device.tag for device in found]:
-            raise _unavailable(request, f"torch sees {found[0].tag} to {found[-1].tag}", "Run 'ckptool devices'.")
-        return Choice(torch.device(request), "asked for")
-    return _of_kind(found, local_rank)
+        if missing is not None and wanted.partition(":")[0] == "cuda":
+            raise _unavailable(request, missing.message, missing.hint)
+        tags = ", ".join(device.tag for device in report.devices)
+        raise _unavailable(request, f"this machine has {tags}", "Use auto, or a device that 'ckptool devices' lists.")
+    taken = Choice(torch.device(found[0].tag), "asked for")
+    if wanted not in (found[0].tag, "cpu"):
+        taken = _of_kind(found, local_rank)
+    if request == "auto" and wanted != "cuda":
+        return Choice(taken.device, missing.message if missing else "torch lists no CUDA device")
+    return taken
 
 
 def _of_kind(found: Sequence[Device], local_rank: int | None) -> Choice:
@@ -267,10 +255,8 @@ def _of_kind(found: Sequence[Device], local_rank: int | None) -> Choice:
             )
         return Choice(torch.device(found[local_rank].tag), f"local rank {local_rank}")
     best = max(found, key=lambda device: device.free_nbytes or 0)
-    if best.free_nbytes is None:
-        return Choice(torch.device(best.tag), best.name)
-    free = f"{best.free_nbytes / 2**30:,.1f} GiB free"
-    return Choice(torch.device(best.tag), f"{best.name}, {free}, the most of {len(found)} device(s) of its kind")
+    free = f"{(best.free_nbytes or 0) / 2**30:,.1f} GiB free, the most of {len(found)} device(s) of its kind"
+    return Choice(torch.device(best.tag), best.name if best.free_nbytes is None else f"{best.name}, {free}")
 
 
 def _unavailable(tag: str, reason: str, hint: str) -> CkptoolError:
