@@ -16,7 +16,7 @@ from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
-from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
+from ckptool.diffing.sides import Aspect, Scope, Side, heads, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
 from ckptool.diffing.values import ValueComparer, ValueDiff
 from ckptool.errors import MissingPackage, UnsupportedFeature, about
@@ -295,7 +295,7 @@ def _metadata(a: Side, b: Side) -> Iterator[Change]:
             path, fact = key
             one, other = a.facts.get(key, ABSENT), b.facts.get(key, ABSENT)
             # That a module is in one alone, the names of its tensors say already.
-            if one != other and not any((head in inside[0]) != (head in inside[1]) for head in _heads(path)):
+            if one != other and not any((head in inside[0]) != (head in inside[1]) for head in (path, *heads(path))):
                 yield Change(f"{path}.{fact}" if path else fact, one, other)
     if a.metadata is not None and b.metadata is not None:
         for name in dict.fromkeys((*a.metadata, *b.metadata)):
@@ -308,18 +308,11 @@ def _prefixes(names: Iterable[str]) -> set[str]:
     """Return the paths of everything that holds a tensor."""
     found = {""}
     for name in names:
-        for head in _heads(name.rpartition(".")[0]):
+        for head in heads(name):
             if head in found:
                 break
             found.add(head)
     return found
-
-
-def _heads(path: str) -> Iterator[str]:
-    """Yield a path and those of its parents, without the root."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _others(

@@ -115,9 +115,9 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
     if chosen.node is not None:
         within = _below(_others(checkpoint), head, apart)
         if chosen.own_keys is not None:
-            within = {path: node for path, node in within.items() if {path, *_heads(path)} & chosen.own_keys}
+            within = {path: node for path, node in within.items() if {path, *heads(path)} & chosen.own_keys}
     if chosen.class_name is not None:  # of a whole model, what its state_dict() would hold
-        within = {path: node for path, node in within.items() if {path, *_heads(path)} & weights.others.keys()}
+        within = {path: node for path, node in within.items() if {path, *heads(path)} & weights.others.keys()}
     names = _align((*tensors, *within)) if aligned else {}
     return Side(
         key=chosen.key,
@@ -140,11 +140,12 @@ def _below(
     return {
         rest: item
         for rest, item in below.items()
-        if not (head + rest).startswith(apart) and (entries is None or any(path in entries for path in _heads(rest)))
+        if not (head + rest).startswith(apart) and (entries is None or any(path in entries for path in heads(rest)))
     }
 
 
-def _heads(path: str) -> Iterator[str]:
+def heads(path: str) -> Iterator[str]:
+    """Yield the paths that a path lies under, without the root, the longest first."""
     while path := path.rpartition(".")[0]:
         yield path
 

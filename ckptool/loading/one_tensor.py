@@ -14,19 +14,12 @@ if TYPE_CHECKING:
 
     from ckptool.tensors.reading import LazyTensor
 
-_NUMPY = frozenset(
-    {
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    }
-)
-"""Types that numpy has, by the same names."""
-
 
 def numpy_array(tensor: LazyTensor, limits: Limits) -> NDArray[Any]:
     """Return a new array of a tensor's elements; see ``LazyTensor.numpy``."""
-    dtype = tensor.info.dtype.name
-    if dtype not in _NUMPY:
+    of_type = tensor.info.dtype
+    dtype = of_type.name
+    if not of_type.numpy or of_type.is_quantised or dtype == "complex32":
         raise UnsupportedFeature(
             f"tensor {tensor.name!r} is {dtype}, and numpy has no such type",
             kind="no-such-dtype",

@@ -25,6 +25,8 @@ class DType(NamedTuple):
     pt2: int | None = None
     part_nbytes: int = 0
     """Size of the unit whose bytes swap on a big-endian machine: half of ``itemsize`` for complex types."""
+    numpy: str = ""
+    """numpy's code of its numbers, where it has one: of complex ones, of a part; of quantised ones, of the integer."""
     packed: int = 1
     """Elements in one byte of storage, for the types where a tensor counts more elements than bytes."""
 
@@ -42,27 +44,27 @@ class DType(NamedTuple):
 
 
 DTYPES: tuple[DType, ...] = (
-    DType("float64", 8, "DoubleStorage", "F64", 8),
-    DType("float32", 4, "FloatStorage", "F32", 7),
-    DType("float16", 2, "HalfStorage", "F16", 6),
+    DType("float64", 8, "DoubleStorage", "F64", 8, numpy="f8"),
+    DType("float32", 4, "FloatStorage", "F32", 7, numpy="f4"),
+    DType("float16", 2, "HalfStorage", "F16", 6, numpy="f2"),
     DType("bfloat16", 2, "BFloat16Storage", "BF16", 13),
-    DType("int64", 8, "LongStorage", "I64", 5),
-    DType("int32", 4, "IntStorage", "I32", 4),
-    DType("int16", 2, "ShortStorage", "I16", 3),
-    DType("int8", 1, "CharStorage", "I8", 2),
-    DType("uint8", 1, "ByteStorage", "U8", 1),
-    DType("bool", 1, "BoolStorage", "BOOL", 12),
-    DType("complex64", 8, "ComplexFloatStorage", "C64", 10, part_nbytes=4),
-    DType("complex128", 16, "ComplexDoubleStorage", None, 11, part_nbytes=8),
-    DType("complex32", 4, None, None, 9, part_nbytes=2),
-    DType("qint8", 1, "QInt8Storage"),
-    DType("quint8", 1, "QUInt8Storage"),
-    DType("qint32", 4, "QInt32Storage"),
+    DType("int64", 8, "LongStorage", "I64", 5, numpy="i8"),
+    DType("int32", 4, "IntStorage", "I32", 4, numpy="i4"),
+    DType("int16", 2, "ShortStorage", "I16", 3, numpy="i2"),
+    DType("int8", 1, "CharStorage", "I8", 2, numpy="i1"),
+    DType("uint8", 1, "ByteStorage", "U8", 1, numpy="u1"),
+    DType("bool", 1, "BoolStorage", "BOOL", 12, numpy="u1"),
+    DType("complex64", 8, "ComplexFloatStorage", "C64", 10, part_nbytes=4, numpy="f4"),
+    DType("complex128", 16, "ComplexDoubleStorage", None, 11, part_nbytes=8, numpy="f8"),
+    DType("complex32", 4, None, None, 9, part_nbytes=2, numpy="f2"),
+    DType("qint8", 1, "QInt8Storage", numpy="i1"),
+    DType("quint8", 1, "QUInt8Storage", numpy="u1"),
+    DType("qint32", 4, "QInt32Storage", numpy="i4"),
     DType("quint4x2", 1, "QUInt4x2Storage", packed=2),
     DType("quint2x4", 1, "QUInt2x4Storage", packed=4),
-    DType("uint16", 2, None, "U16", 28),
-    DType("uint32", 4, None, "U32", 34),
-    DType("uint64", 8, None, "U64", 35),
+    DType("uint16", 2, None, "U16", 28, numpy="u2"),
+    DType("uint32", 4, None, "U32", 34, numpy="u4"),
+    DType("uint64", 8, None, "U64", 35, numpy="u8"),
     DType("float8_e4m3fn", 1, None, "F8_E4M3", 29),
     DType("float8_e5m2", 1, None, "F8_E5M2", 30),
     DType("float8_e4m3fnuz", 1, None, "F8_E4M3FNUZ", 31),

@@ -4,10 +4,6 @@ Tensors in pieces: several boxes, in several files, that together are one tensor
 A box is a pair ``(offsets, sizes)`` inside the shape of the whole, in elements. ``PiecesSource`` makes of them a source
 of the whole tensor's bytes, packed in row-major order: whoever reads, copies or compares a storage reads it as any
 other. A tensor that was flattened before it was cut is one of pieces of a shape of one dimension.
-
-Boxes inside a shape: whether they tile it, where two of them overlap, which boxes make up a run of elements.
-
-A box is a pair ``(offsets, sizes)``, in elements. Nothing here reads bytes.
 """
 
 from __future__ import annotations
@@ -197,7 +193,7 @@ class Extent(NamedTuple):
 
 class PiecesSource:
     """
-    The bytes of a tensor that is stored as pieces, which have to tile it: ``tiling.check_tiling`` says so.
+    The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
 
     A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
     """

@@ -11,9 +11,9 @@ import math
 from operator import ne
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.tensors.dtypes import BY_NAME
+from ckptool.tensors.dtypes import BY_NAME, DTYPES
 from ckptool.torch_ops.needed import needed
-from ckptool.torch_ops.statistics import as_float64
+from ckptool.torch_ops.statistics import FLOAT4, as_float64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK_NUMEL: Final = 1 << 14
 """Elements that are widened at a time: what stays in a core's cache as float64."""
-_SIGNED: Final = frozenset({"int8", "int16", "int32", "int64", "qint8", "qint32"})
-_INTEGERS: Final = _SIGNED | {"bool", "uint8", "uint16", "uint32", "uint64", "quint8"}
-_FLOATS: Final = frozenset({
-    "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
-    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
-})  # fmt: skip
+_INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
+_FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4}
 _CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """Unsigned integers of so many bytes: elements are compared as these, bit for bit."""
 
@@ -64,7 +60,7 @@ class BlockDiff(NamedTuple):
 
 def comparable(a_type: str, b_type: str) -> bool:
     """Say whether values of two types can be compared with each other."""
-    return {a_type, b_type} <= _INTEGERS | _FLOATS
+    return {a_type, b_type} <= _INTEGERS.keys() | _FLOATS
 
 
 def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
@@ -129,7 +125,7 @@ def _compare(a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, toleran
 def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
     """Return elements as integers or floats of 64 bits, or as complex128; only what may be larger is unsigned."""
     if name in _INTEGERS:
-        values = bits.view(f"i{bits.itemsize}") if name in _SIGNED else bits
+        values = bits.view(_INTEGERS[name])
         return values if name == "uint64" else values.astype("i8")
     values = as_float64(bits.tobytes(), name)
     return values.view("c16") if name.startswith("complex") else values

@@ -39,7 +39,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
     needed()
     import torch
 
-    state = {name: _tensor(tensor) for name, tensor in tensors.items()}
+    state = {name: tensor.torch() for name, tensor in tensors.items()}
     with _built(spec, arguments) as model:
         _refuse_mismatch(spec, state, _shapes(model))
         for name, place in model.state_dict(keep_vars=True).items():
@@ -105,19 +105,6 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
             what = f"{spec!r} makes a {type(model).__name__} and no torch.nn.Module"
             raise MigrationRefused(what, kind="model-not-built", hint=_HINT)
         yield model
-
-
-def _tensor(tensor: LazyTensor) -> Any:
-    import torch
-
-    info = tensor.info
-    data = tensor.read()
-    dtype = getattr(torch, info.dtype.name)
-    return (
-        torch.frombuffer(bytearray(data), dtype=dtype).reshape(info.shape)
-        if data
-        else torch.empty(info.shape, dtype=dtype, device="cpu")
-    )
 
 
 def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, Shape]:

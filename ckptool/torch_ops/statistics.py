@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
+from ckptool.tensors.dtypes import BY_NAME, DTYPES
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -26,20 +27,8 @@ _PATTERNS: Final = 1 << 16
 _AT_ONCE: Final = 1 << 16
 """Elements of wider types that are worked on at a time: what stays in a core's cache as float64."""
 
-_WIDE: Final = {
-    "float32": "<f4",
-    "float64": "<f8",
-    "complex64": "<f4",
-    "complex128": "<f8",
-    "int64": "<i8",
-    "int32": "<i4",
-    "uint32": "<u4",
-    "uint64": "<u8",
-    "qint32": "<i4",
-}
+_WIDE: Final = {one.name: f"<{one.numpy}" for one in DTYPES if one.numpy and int(one.numpy[1]) > 2}
 _MINIFLOATS: Final = {
-    "float16": (5, 10, 15, "ieee"),
-    "complex32": (5, 10, 15, "ieee"),
     "bfloat16": (8, 7, 127, "ieee"),
     "float8_e5m2": (5, 2, 15, "ieee"),
     "float8_e4m3fn": (4, 3, 7, "finite"),
@@ -48,9 +37,7 @@ _MINIFLOATS: Final = {
     "float8_e8m0fnu": (8, 0, 127, "scale"),
 }
 """Bits of the exponent and of the fraction, the exponent's bias, and what is special."""
-_INTEGERS: Final = {"int16": 16, "int8": 8, "qint8": 8}
-_UNSIGNED: Final = {"uint16": 16, "uint8": 8, "bool": 8, "quint8": 8}
-_FLOAT4: Final = "float4_e2m1fn_x2"
+FLOAT4: Final = "float4_e2m1fn_x2"
 _OF_FLOAT4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -113,7 +100,7 @@ class Tally:
         counts = np.zeros(len(values), dtype="i8")
         for piece in pieces:
             counts += np.bincount(np.frombuffer(piece, dtype=width), minlength=len(values))
-        if dtype == _FLOAT4:  # two values in each byte
+        if dtype == FLOAT4:  # two values in each byte
             halves = counts.reshape(16, 16)
             counts, values = halves.sum(axis=0) + halves.sum(axis=1), values[:16]
         finite = np.isfinite(values)
@@ -213,7 +200,7 @@ def as_float64(data: bytes | bytearray, dtype: str) -> NDArray[Any]:
         return wide
     values = _values(dtype)
     found: NDArray[Any]
-    if dtype == _FLOAT4:  # two values in each byte
+    if dtype == FLOAT4:  # two values in each byte
         patterns = np.frombuffer(data, dtype="u1")
         found = values[np.stack((patterns & 15, patterns >> 4), axis=-1).ravel()]
     else:
@@ -241,12 +228,10 @@ def _values(dtype: str) -> NDArray[Any]:
         exponent, fraction, bias, special = _MINIFLOATS[dtype]
         width = 16 if exponent + fraction > 8 else 8
         found = [_float(bits, exponent, fraction, bias, special) for bits in range(1 << width)]
-    elif dtype in _INTEGERS:
-        half = 1 << (_INTEGERS[dtype] - 1)
-        found = [*range(half), *range(-half, 0)]
-    elif dtype in _UNSIGNED:
-        found = list(range(1 << _UNSIGNED[dtype]))
-    elif dtype == _FLOAT4:
+    elif dtype in BY_NAME and BY_NAME[dtype].numpy:
+        code = BY_NAME[dtype].numpy
+        found = np.arange(1 << 8 * int(code[1]), dtype=f"u{code[1]}").view(code)
+    elif dtype == FLOAT4:
         found = [*_OF_FLOAT4, *(-value for value in _OF_FLOAT4)] * 16
     else:
         raise UnsupportedFeature(f"no statistics of {dtype}", kind="dtype")
