@@ -35,7 +35,7 @@ from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
 from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.messages import counted, show, some
+from ckptool.messages import counted, some
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
@@ -124,16 +124,9 @@ def load_into(
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
-    _log(report)
+    is_partly = report.still_meta or report.tied_apart
+    logger.log(logging.WARNING if is_partly else logging.INFO, "%s", report.line)
     return report
-
-
-def _log(report: LoadReport) -> None:
-    logger.info("%s", report.line)
-    if left := ", ".join(report.still_meta[:8]):
-        logger.warning("%s: still on the meta device: %s", report.path, show(left))
-    if report.tied_apart:
-        logger.warning("%s: %s", report.path, show(report.line_of_ties))
 
 
 def _load_itself(

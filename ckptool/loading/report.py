@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ _LISTED: Final = 4
 
 
 class LoadReport(NamedTuple):
-    """What was loaded into a model. As text, one to three lines: counts, what was done, and what is not there."""
+    """What was loaded into a model. As text, one or two lines: counts; what was done, and what is not there."""
 
     path: str
     key: str
@@ -66,30 +66,28 @@ class LoadReport(NamedTuple):
     """Names that the model ties, and for which the file has different values: the second's were taken."""
 
     def __str__(self) -> str:
-        return "\n  ".join(self._lines())
+        return "\n  ".join(filter(None, (self._head(), "; ".join(self._facts()))))
 
     def __repr__(self) -> str:
         return f"<LoadReport {self.path!r} {self.loaded} of {self.expected} tensors>"
 
     def _repr_html_(self) -> str:
-        return html_of(self.line, (Fact(*one) for one in self._lacking()))
+        lacking = {"missing": self.missing, "unexpected": self.unexpected, "still on the meta device": self.still_meta}
+        return html_of(self._head(), (Fact(*one) for one in lacking.items()))
 
     @property
     def line(self) -> str:
         """The text on one line, for logs."""
-        return "; ".join(self._lines())
+        return "; ".join((self._head(), *self._facts()))
 
-    @property
-    def line_of_ties(self) -> str:
-        """What there is to say of names that are tied in the model alone; empty where there are none."""
-        pairs = (f"{first} is now {second}" for first, second in self.tied_apart)
-        return _listed("tied in the model, different in the file", pairs)
-
-    def _lines(self) -> Iterator[str]:
+    def _head(self) -> str:
         where = f", from {show(self.key)!r}" if self.key else ""
         counts = f"{self.loaded:,} of {self.expected:,} tensors, {self.share:.1%} of the parameters{where}"
-        yield f"{show(self.path)}: {counts}; {self.nbytes:,} bytes in {self.seconds:.2f} s"
-        done = [
+        return f"{show(self.path)}: {counts}; {self.nbytes:,} bytes in {self.seconds:.2f} s"
+
+    def _facts(self) -> Iterator[str]:
+        """Yield what was done, and then what is not there, or not as in the file."""
+        facts = (
             f"names changed by {' '.join(map(str, self.changes))}" if self.changes else "",
             _listed("cast", [f"{name} {old} -> {new}" for name, old, new in self.cast]),
             _listed("tied", [f"{name} = {kept}" for name, kept in self.tied]),
@@ -99,15 +97,12 @@ class LoadReport(NamedTuple):
             "" if self.is_tried else "not tried on a copy first: a failure would have left a part of the weights",
             _listed("hooks ran", self.hooks),
             f"the same are under {show(some(self.also_under))}" if self.also_under else "",
-        ]
-        for facts in (done, [*(_listed(*one) for one in self._lacking()), self.line_of_ties]):
-            if any(facts):
-                yield "; ".join(fact for fact in facts if fact)
-
-    def _lacking(self) -> Iterator[tuple[str, Sequence[str]]]:
-        yield "missing", self.missing
-        yield "unexpected", self.unexpected
-        yield "still on the meta device", self.still_meta
+            _listed("missing", self.missing),
+            _listed("unexpected", self.unexpected),
+            _listed("still on the meta device", self.still_meta),
+            _listed("tied in the model, different in the file", [f"{a} is now {b}" for a, b in self.tied_apart]),
+        )
+        yield from filter(None, facts)
 
 
 def _listed(what: str, names: Iterable[str]) -> str:
