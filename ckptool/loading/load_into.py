@@ -258,11 +258,10 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
             continue
         memory = _bytes_of(target.tensor)
         offset = storage.offset + info.storage_offset * info.dtype.itemsize
-        under = filler_under(storage.source, offset)
         if device != CPU:
             devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
-        elif under is not None:
-            host.read_into(*under, memory)
+        elif filler_under(storage.source, offset) is not None:
+            host.read_into(storage.source, offset, memory)
         else:
             others.append(target)
     total, done = sum(target.source.info.nbytes for target in targets), 0

@@ -17,6 +17,7 @@ from torch import nn
 
 import ckptool
 from ckptool.loading.memory import device as device_memory
+from ckptool.loading.memory import host
 from tests import where
 from tests.loading.same import saved
 
@@ -28,7 +29,8 @@ KIND = where.device.partition(":")[0]
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(device_memory, "_BUFFER_NBYTES", 4096)  # so that there are many copies
+    for module in (host, device_memory):
+        monkeypatch.setattr(module, "PIECE", 4096)  # so that there are many copies
     found: Any = sys.modules["tests.device.native"]
     yield found
     found.heal()

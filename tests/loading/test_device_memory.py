@@ -38,7 +38,8 @@ DATA = random.Random(1).randbytes(FILE_NBYTES)
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(device_memory, "_BUFFER_NBYTES", 256)
+    for module in (host, device_memory):
+        monkeypatch.setattr(module, "PIECE", 256)
     before = threading.active_count()
     yield
     assert threading.active_count() == before  # whatever happened, no thread is left
@@ -203,7 +204,7 @@ def test_each_device_has_to_have_room_for_what_goes_there(
 
 
 def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_PIECE", 500)
+    monkeypatch.setattr(host, "PIECE", 500)
     monkeypatch.setattr(host, "_RETURNED", 1000)
     slow_reads(monkeypatch)
     memory, told = HostMemory(False), []

@@ -145,7 +145,7 @@ def test_several_threads_put_a_tensor_together(tmp_path: Path, device: str, monk
         real(self, offset, buffer)
 
     monkeypatch.setattr(PiecesSource, "read_into", read_into)
-    monkeypatch.setattr("ckptool.loading.memory.host._PIECE", 1 << 16)
+    monkeypatch.setattr("ckptool.loading.memory.host.PIECE", 1 << 16)
     model = model_like(wanted, device)
     ckptool.load_into(model, folder)
     assert len(threads) == 2

@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,8 +19,7 @@ from ckptool.cancellation import Cancellation, each
 from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
 from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
-from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
-from ckptool.loading.memory.host import Progress as Count
+from ckptool.loading.memory.host import HostMemory, Memory, Mmap, buffer_of
 from ckptool.loading.memory.placement import (
     CPU,
     META,
@@ -49,18 +48,6 @@ _CAST_NBYTES: Final = 256 << 20
 
 
 logger = logging.getLogger("ckptool")
-
-
-class Memory(Protocol):
-    """Memory of one device."""
-
-    def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
-        """Return a tensor of uint8 that will hold these bytes once ``fill`` has run."""
-        ...
-
-    def fill(self, progress: Count) -> None:
-        """Read what was taken, and call ``progress`` with the number of bytes of each piece."""
-        ...
 
 
 class Cost(NamedTuple):

@@ -10,39 +10,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.available import translate_out_of_memory
-from ckptool.loading.memory.host import Progress, buffer_of
+from ckptool.loading.memory.host import PIECE, Memory, Progress, Range, buffer_of
 from ckptool.sources.files import read_into
 from ckptool.sources.source import Source
 from ckptool.torch_ops.accelerators import Accelerator, accelerator
 
-_BUFFER_NBYTES = 16 << 20
 _BUFFERS = 6
 _READERS = 4
 
 
-class _Range(NamedTuple):
-    """Bytes to copy: their source, and the memory that they go to."""
+class DeviceMemory(Memory):
+    """Allocates memory of one device."""
 
-    source: Source
-    offset: int
-    target: torch.Tensor
-
-
-class DeviceMemory:
-    """Allocates memory of one device; ``fill`` reads the bytes of ranges of sources into it."""
-
-    STAGING_NBYTES: Final = _BUFFERS * _BUFFER_NBYTES
+    STAGING_NBYTES: Final = _BUFFERS * PIECE
     """Most that is needed on the host meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._ranges: list[_Range] = []
         self._accelerator = accelerator(device.type)
 
     def check_room(self, nbytes: int) -> None:
@@ -64,35 +55,23 @@ class DeviceMemory:
             self.read_into(source, offset, target)
         return target
 
-    def read_into(self, source: Source, offset: int, target: torch.Tensor) -> None:
-        """Fill a contiguous tensor of uint8 on the device with the bytes from ``offset``, when ``fill`` runs."""
-        for start in range(0, target.numel(), _BUFFER_NBYTES):
-            self._ranges.append(_Range(source, offset + start, target[start : start + _BUFFER_NBYTES]))
-
     def fill(self, progress: Progress) -> None:
-        """
-        Read what was taken, and return once it is on the device.
-
-        Raises:
-            FileUnavailable: The file cannot be read any more.
-            SourceChanged: The file shrank.
-        """
         ranges, self._ranges = self._ranges, []
         if not ranges:
             return
         api = self._accelerator
         sender = _Sender() if api is None or not api.has_streams else _StreamSender(self._device, api)
-        total = sum(one.target.numel() for one in ranges)
-        buffers = min(_BUFFERS, -(-total // _BUFFER_NBYTES))
-        free = [sender.buffer(min(_BUFFER_NBYTES, total)) for _ in range(buffers)]
-        reading: deque[tuple[Future[None], list[_Range], torch.Tensor]] = deque()
+        total = sum(one.memory.numel() for one in ranges)
+        buffers = min(_BUFFERS, -(-total // PIECE))
+        free = [sender.buffer(min(PIECE, total)) for _ in range(buffers)]
+        reading: deque[tuple[Future[None], list[Range], torch.Tensor]] = deque()
         sent: deque[tuple[Any, torch.Tensor]] = deque()
 
         def send_oldest() -> None:
             done, group, buffer = reading.popleft()
             done.result()
             sent.append((sender.send(group, buffer), buffer))
-            progress(sum(one.target.numel() for one in group))
+            progress(sum(one.memory.numel() for one in group))
 
         try:
             with ThreadPoolExecutor(_READERS) as pool:
@@ -112,20 +91,20 @@ class DeviceMemory:
             sender.finish()  # after an error too: what is under way must not meet memory that was given to others
 
 
-def _groups(ranges: list[_Range]) -> Iterator[list[_Range]]:
+def _groups(ranges: list[Range]) -> Iterator[list[Range]]:
     """Yield ranges in groups that fill one buffer."""
-    group: list[_Range] = []
+    group: list[Range] = []
     held = 0
     for one in ranges:
-        if group and held + one.target.numel() > _BUFFER_NBYTES:
+        if group and held + one.memory.numel() > PIECE:
             yield group
             group, held = [], 0
         group.append(one)
-        held += one.target.numel()
+        held += one.memory.numel()
     yield group
 
 
-def _read(group: list[_Range], buffer: torch.Tensor) -> None:
+def _read(group: list[Range], buffer: torch.Tensor) -> None:
     memory = buffer_of(buffer)
     position = 0
     for source, offset, target in group:
@@ -139,7 +118,7 @@ class _Sender:
     def buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-    def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
+    def send(self, group: list[Range], buffer: torch.Tensor) -> Any:
         position = 0
         is_pinned = buffer.is_pinned()  # the driver is asked
         for _, _, target in group:
@@ -169,7 +148,7 @@ class _StreamSender(_Sender):
         except RuntimeError:  # no more may be pinned here: copies from plain memory are slower, and each is waited for
             return super().buffer(nbytes)
 
-    def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
+    def send(self, group: list[Range], buffer: torch.Tensor) -> Any:
         with self._accelerator.on(self._stream):
             super().send(group, buffer)
         return self._stream.record_event()

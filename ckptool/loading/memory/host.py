@@ -11,24 +11,24 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.sources.files import FileSource, file_under, filler_under
-from ckptool.sources.source import FillsBuffers, Source
+from ckptool.sources.files import file_under, filler_under, read_into
+from ckptool.sources.source import Source
 
 Mmap: TypeAlias = bool | Literal["auto"]
 Mapping: TypeAlias = mmap.mmap
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of bytes that were just read."""
 
-_PIECE = 16 << 20
-"""What one thread reads at a time."""
+PIECE: Final = 16 << 20
+"""What is read at a time."""
 _RETURNED = 4 << 20
 """From this size on, memory is mapped for itself."""
 _MOST_THREADS = 4
@@ -39,28 +39,54 @@ _MADV_POPULATE_WRITE = 23
 _madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 
-class _Read(NamedTuple):
-    """Bytes to read: their source, and the buffer that they go to."""
+class Range(NamedTuple):
+    """Bytes to read: their source, and where they go."""
 
-    source: FillsBuffers
+    source: Source
     offset: int
     memory: torch.Tensor
-    """Of uint8, contiguous, on the CPU."""
+    """Of uint8, contiguous, a piece at most."""
 
 
-class HostMemory:
+class Memory:
+    """Memory of one device, and the ranges of sources that ``fill`` reads into it."""
+
+    def __init__(self) -> None:
+        self._ranges: list[Range] = []
+
+    def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
+        """Return a tensor of uint8 that will hold these bytes once ``fill`` has run."""
+        raise NotImplementedError
+
+    def read_into(self, source: Source, offset: int, memory: torch.Tensor) -> None:
+        """Fill a contiguous tensor of uint8 with the bytes from ``offset``, when ``fill`` runs."""
+        for start in range(0, memory.numel(), PIECE):
+            self._ranges.append(Range(source, offset + start, memory[start : start + PIECE]))
+
+    def fill(self, progress: Progress) -> None:
+        """
+        Read what was taken, and call ``progress`` with the number of bytes of each piece. No thread outlives the call.
+
+        Raises:
+            FileUnavailable: The file cannot be read any more.
+            SourceChanged: The file shrank.
+        """
+        raise NotImplementedError
+
+
+class HostMemory(Memory):
     """
-    Allocates host memory; ``fill`` reads the bytes of ranges of sources into it.
+    Allocates host memory.
 
     ``wanted`` says whether local files are mapped; ``auto`` maps all but those that answer over a network. What is
     misaligned for its element, encoded in the file, or no file at all is read in any case.
     """
 
     def __init__(self, wanted: Mmap = "auto") -> None:
+        super().__init__()
         self._wanted = wanted
         self._maps: dict[int, tuple[Mapping, int] | None] = {}
         self._sources: list[Source] = []  # ids are compared: they must not be used again
-        self._reads: list[_Read] = []
 
     def mapped(self, source: Source) -> tuple[Mapping, int] | None:
         """Return the mapping of the file under a source, and the source's place in it; None if it is not mapped."""
@@ -90,62 +116,38 @@ class HostMemory:
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
-        under = filler_under(source, offset)
-        if under is None:
+        if filler_under(source, offset) is None:
             return torch.frombuffer(bytearray(source.read(offset, nbytes)), dtype=torch.uint8)
         memory = allocate(nbytes)
-        self.read_into(*under, memory)
+        self.read_into(source, offset, memory)
         return memory
-
-    def read_into(self, source: FillsBuffers, offset: int, memory: torch.Tensor) -> None:
-        """Fill a contiguous tensor of uint8 with the bytes from ``offset``, when ``fill`` runs."""
-        self._reads.append(_Read(source, offset, memory))
 
     def can_map(self, source: Source, offset: int, itemsize: int) -> bool:
         """Say whether ``take`` would give a view of a mapping, and allocate nothing."""
         mapping = self.mapped(source)
         return mapping is not None and (mapping[1] + offset) % itemsize == 0
 
-    def fill(self, progress: Progress | None = None) -> None:
-        """
-        Read what is still to be read. No thread outlives the call.
-
-        Raises:
-            FileUnavailable: The file cannot be read any more.
-            SourceChanged: The file shrank.
-        """
-        reads, self._reads = self._reads, []
-        pieces = [piece for read in reads for piece in _pieces(read)]
-        for nbytes in _in_threads(pieces):
-            if progress is not None:
+    def fill(self, progress: Progress) -> None:
+        ranges, self._ranges = self._ranges, []
+        threads = min(_MOST_THREADS, sum(one.memory.nbytes for one in ranges) // PIECE)
+        if threads < 2:
+            for one in ranges:
+                progress(_read(one))
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            for nbytes in pool.map(_read, ranges):
                 progress(nbytes)
 
 
-def _pieces(read: _Read) -> list[_Read]:
-    if read.memory.nbytes <= _PIECE:
-        return [read]
-    starts = range(0, read.memory.nbytes, _PIECE)
-    return [_Read(read.source, read.offset + start, read.memory[start : start + _PIECE]) for start in starts]
-
-
-def _in_threads(pieces: list[_Read]) -> Iterator[int]:
-    threads = min(_MOST_THREADS, sum(piece.memory.nbytes for piece in pieces) // _PIECE)
-    if threads < 2:
-        yield from map(_read, pieces)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(_read, pieces)
-
-
-def _read(piece: _Read) -> int:
-    buffer = buffer_of(piece.memory)
-    step = _STEP if isinstance(piece.source, FileSource) else _PIECE  # of many pieces, little each
+def _read(one: Range) -> int:
+    buffer = buffer_of(one.memory)
+    step = PIECE if file_under(one.source, one.offset) is None else _STEP  # of a tensor in pieces, little each
     for start in range(0, len(buffer), step):
         part = buffer[start : start + step]
         if len(part) == step:
-            _populate(piece.memory.data_ptr() + start, step)
-        piece.source.read_into(piece.offset + start, part)
-    return piece.memory.nbytes
+            _populate(one.memory.data_ptr() + start, step)
+        read_into(one.source, one.offset + start, part)
+    return one.memory.nbytes
 
 
 def _populate(address: int, nbytes: int) -> None:
