@@ -97,7 +97,9 @@ def diff(
         found.compare(one.attributes, other.attributes, limits.cancellation)
         others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
         likeness = tuple(found.likeness(one, other)) if stat else ()
-        _check_unchanged(checkpoints)
+        for checkpoint in checkpoints:
+            with about(checkpoint.path):
+                checkpoint.check_unchanged()
         wrapped = bool(found.only_a and found.only_b) and (
             _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
         )
@@ -144,12 +146,6 @@ def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
     path = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
     also = () if side.key is None else checkpoint.also_under(side.key)
     return DiffedFile(path, checkpoint.format, checkpoint.form, side.key, also)
-
-
-def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:
-    for checkpoint in checkpoints:
-        with about(checkpoint.path):
-            checkpoint.check_unchanged()
 
 
 def _sides(

@@ -38,7 +38,7 @@ from ckptool.errors import (
 from ckptool.formats import open_checkpoint
 from ckptool.formats.settings import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.memory.assembly import Assembly, Cost, Progress
+from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.loading.memory.threads import castable
@@ -48,6 +48,7 @@ from ckptool.names import renaming
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
+from ckptool.sources.source import Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.load import cast_of, check_model, check_placing, opened, refuse_broken_quantized, torch_state_dict
-from ckptool.loading.memory.assembly import Assembly, Progress
+from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
@@ -38,6 +38,7 @@ from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import counted, some
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin, filler_under
+from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -83,9 +84,8 @@ def load_into(
     Guarantee: all is checked before the first byte is copied, so a load that fails changes nothing. But some weights
     may be new if, while they are read, the file turns out to be damaged, a device fails, the call is cancelled or
     ``progress`` raises; or if a model that takes part fails without a copy, or after its copy did not (the error says
-    so). What a hook raises after loading is raised unchanged: then all weights are new.
-
-    ``verify``, ``allow_missing`` and ``break_quantized`` are as for ``load``.
+    so). What a hook raises after loading is raised unchanged: then all weights are new. ``verify``, ``allow_missing``
+    and ``break_quantized`` are as for ``load``.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -124,8 +124,7 @@ def load_into(
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
-    is_partly = report.still_meta or report.tied_apart
-    logger.log(logging.WARNING if is_partly else logging.INFO, "%s", report.line)
+    logger.log(logging.WARNING if report.still_meta or report.tied_apart else logging.INFO, "%s", report.line)
     return report
 
 
@@ -264,19 +263,11 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
             host.read_into(storage.source, offset, memory)
         else:
             others.append(target)
-    total, done = sum(target.source.info.nbytes for target in targets), 0
-
-    def count(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, total)
-
-    host.fill(count)
-    for waiting in devices.values():
-        waiting.fill(count)
+    meter = Meter(progress, sum(target.source.info.nbytes for target in targets))
+    for waiting in (host, *devices.values()):
+        waiting.fill(meter.read)
     if others:
-        in_own_thread(partial(_copy_all, others, mmap, count))
+        in_own_thread(partial(_copy_all, others, mmap, meter))
     for target in targets:
         if not target.tensor.is_inference():  # those have no versions
             torch.autograd.graph.increment_version(target.tensor)
@@ -289,12 +280,12 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
 
 
-def _copy_all(targets: list[Target], mmap: Mmap, count: Callable[[int], None]) -> None:
+def _copy_all(targets: list[Target], mmap: Mmap, meter: Meter) -> None:
     for target in targets:
         # What was made in inference mode can be written to in that mode alone; leaving it switches gradients on.
         with torch.inference_mode(target.tensor.is_inference()), torch.no_grad():
             target.tensor.detach().copy_(_values(target, mmap))
-        count(target.source.info.nbytes)
+        meter.read(target.source.info.nbytes)
 
 
 def _values(target: Target, mmap: Mmap) -> torch.Tensor:

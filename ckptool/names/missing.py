@@ -51,13 +51,8 @@ def not_there(name: str, names: Collection[str]) -> str:
         prefix = name[: -len(shorter)]
         none = not any(other.startswith(prefix) for other in names)
         return f"{fact}; {_quoted(shorter)} is{f': no name begins with {_quoted(prefix)}' if none else ''}"
-    near = _nearest(name, names)
+    near = next(iter(_alike(name, names, 1)), None)
     return fact if near is None else f"{fact}; {_quoted(near)} is"
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like another, if any is much like it."""
-    return next(iter(_alike(name, names, 1)), None)
 
 
 def by_likeness(name: str, names: Collection[str]) -> list[str]:

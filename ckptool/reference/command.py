@@ -31,7 +31,6 @@ from ckptool.reference.trainer import (
     Epoch,
     Recipe,
     Trained,
-    Watch,
     choose,
     process_group,
     train,
@@ -99,7 +98,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace, choice: Choice, stack: ExitStack, *, first: bool) -> Trained:
     row = NETS[args.net]
-    split = trainer.load(row.data, side=row.side, seed=args.seed, root=args.data_dir)
+    is_cifar = row.data == "cifar10"
+    split = trainer.cifar10(args.data_dir) if is_cifar else trainer.digits(row.side, args.seed)
     recipe = Recipe(epochs=args.epochs, batch=args.batch, learning_rate=args.lr, seed=args.seed, wrap=args.wrap)
     log = _open_log(args.logdir, stack) if first and args.logdir else None
     started = time.monotonic()
@@ -114,8 +114,9 @@ def _train(args: argparse.Namespace, choice: Choice, stack: ExitStack, *, first:
             log.add_scalar("loss/train", epoch.loss, epoch.number)
             log.add_scalar("accuracy/held-out", epoch.accuracy, epoch.number)
 
-    watch = Watch(epoch=tell, steps=_progress) if first else Watch()
-    return train(row.build, split, recipe, choice.device, watch)
+    if not first:
+        return train(row.build, split, recipe, choice.device)
+    return train(row.build, split, recipe, choice.device, tell, _progress)
 
 
 def _progress(batches: Batches, number: int) -> AbstractContextManager[Iterable[Any]]:

@@ -66,14 +66,6 @@ class Trained:
     epochs: list[Epoch]
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Who is told: ``epoch`` after each epoch, ``steps`` to go round the batches of one."""
-
-    epoch: Callable[[Epoch], None] = lambda _: None
-    steps: Callable[[Batches, int], AbstractContextManager[Iterable[Any]]] = lambda batches, _: nullcontext(batches)
-
-
 def ema_average(averaged: Tensor, current: Tensor, _steps: int | Tensor) -> Tensor:
     """Move an averaged parameter towards the current one. A whole AveragedModel pickles this by name."""
     return averaged.lerp(current, 1 - EMA_DECAY)
@@ -84,32 +76,33 @@ def train(
     split: Split,
     recipe: Recipe,
     device: torch.device,
-    watch: Watch | None = None,
+    tell: Callable[[Epoch], None] = lambda _: None,
+    steps: Callable[[Batches, int], AbstractContextManager[Iterable[Any]]] = lambda batches, _: nullcontext(batches),
 ) -> Trained:
     """
     Build a net and train it with AdamW and a cosine schedule, keeping an exponential average of its weights.
 
+    After each epoch ``tell`` gets it; ``steps`` goes round the batches of one.
+
     With the ``ddp`` wrapper every process of the group calls this with the same arguments and trains on its
     own part of each epoch. Random numbers elsewhere in the process are left as they were.
     """
-    watch = watch or Watch()
     with _repeatable(recipe.seed, device):
         model = build().to(device)
         wrapped = wrap(model, recipe.wrap, device)
         batches = _batches(split.train, recipe)
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=recipe.learning_rate)
-        steps = recipe.epochs * len(batches)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(steps, 1))
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(recipe.epochs * len(batches), 1))
         ema = AveragedModel(model, avg_fn=ema_average)
         trained = Trained(model, wrapped, ema, optimizer, scheduler, recipe, [])
         for number in range(1, recipe.epochs + 1):
             if isinstance(batches.sampler, DistributedSampler):
                 batches.sampler.set_epoch(number)
-            with watch.steps(batches, number) as watched:
+            with steps(batches, number) as watched:
                 loss = _one_epoch(trained, watched, device)
             epoch = Epoch(number, loss, accuracy(model, split.held_out, device))
             trained.epochs.append(epoch)
-            watch.epoch(epoch)
+            tell(epoch)
     return trained
 
 
@@ -269,11 +262,6 @@ class Split:
 
     train: TensorDataset
     held_out: TensorDataset
-
-
-def load(name: str, *, side: int, seed: int, root: Path | None = None) -> Split:
-    """Load a data set by name; ``side`` is in pixels, ``seed`` decides which digits are held out."""
-    return cifar10(root) if name == "cifar10" else digits(side, seed)
 
 
 def digits(side: int, seed: int) -> Split:

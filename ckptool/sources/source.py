@@ -284,18 +284,18 @@ Progress: TypeAlias = Callable[[int, int], None]
 class Meter:
     """Counts what is read, and says so after each piece. Of one thread."""
 
-    __slots__ = ("_done", "_progress", "total")
+    __slots__ = ("_progress", "done", "total")
 
     def __init__(self, progress: Progress | None = None, total: int = 0) -> None:
         self._progress = progress
-        self._done = 0
+        self.done = 0
         self.total = total
 
     def read(self, nbytes: int) -> None:
         """Count a piece that was read."""
+        self.done += nbytes
         if self._progress is not None:
-            self._done += nbytes
-            self._progress(min(self._done, self.total), self.total)
+            self._progress(min(self.done, self.total), self.total)
 
 
 SILENT = Meter()

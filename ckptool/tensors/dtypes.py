@@ -43,6 +43,8 @@ class DType(NamedTuple):
         return self.name
 
 
+FLOAT4 = "float4_e2m1fn_x2"
+
 DTYPES: tuple[DType, ...] = (
     DType("float64", 8, "DoubleStorage", "F64", 8, numpy="f8"),
     DType("float32", 4, "FloatStorage", "F32", 7, numpy="f4"),
@@ -70,7 +72,7 @@ DTYPES: tuple[DType, ...] = (
     DType("float8_e4m3fnuz", 1, None, "F8_E4M3FNUZ", 31),
     DType("float8_e5m2fnuz", 1, None, "F8_E5M2FNUZ", 32),
     DType("float8_e8m0fnu", 1, None, "F8_E8M0", 33),
-    DType("float4_e2m1fn_x2", 1, None, "F4"),
+    DType(FLOAT4, 1, None, "F4"),
     DType("bits1x8", 1),
     DType("bits2x4", 1),
     DType("bits4x2", 1),

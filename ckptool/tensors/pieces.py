@@ -312,12 +312,6 @@ class PiecesSource:
     def _place(self, piece: Piece) -> str:
         return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
 
-    def storage(self, index: int) -> tuple[StorageRef, str]:
-        """Return the storage that a piece is on, and words for the piece."""
-        storage = self.info(index).storage
-        assert storage is not None  # info() saw it
-        return storage, self._place(self.pieces[index])
-
     def extents(self) -> list[Extent] | None:
         """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
         if not all(self._is_run(piece.sizes) for piece in self.pieces):
@@ -459,11 +453,11 @@ class PiecesSource:
         done = set() if done is None else done
         for index in range(0 if self.is_compared else len(self.pieces)):
             check_cancelled(self.cancellation)
-            storage, what = self.storage(index)
-            if storage.crc32 and place_of(storage) not in done:
+            storage = self.info(index).storage
+            if storage is not None and storage.crc32 and place_of(storage) not in done:
                 done.add(place_of(storage))
                 found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
-                _compare(found, storage.crc32, what)
+                _compare(found, storage.crc32, self._place(self.pieces[index]))
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The whole is in no file as it is."""

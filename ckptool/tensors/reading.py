@@ -22,7 +22,8 @@ Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes."""
 Dims: TypeAlias = list[tuple[int, int, int]]
 """Size, step in the source, and step in the target of each dimension, in elements."""
-_CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""Unsigned integers of so many bytes."""
 _LONG: Final = 256
 """A dimension of so many elements is worth a call for each of its runs."""
 _SPAN_NBYTES: Final = 1 << 19
@@ -253,7 +254,7 @@ def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: 
         dims = [*((size, step * scale, to * scale) for size, step, to in dims), (scale, 1, 1)]
         begin, at = begin * scale, at * scale
     dims = _merged(dims) or [(1, 1, 1)]
-    source, target = (side.cast("B").cast(_CODES[unit]) for side in (source, target))
+    source, target = (side.cast("B").cast(CODES[unit]) for side in (source, target))
     # One dimension runs in C: of those that are long the one with the smallest steps, else the longest.
     axis = max(range(len(dims)), key=lambda axis: (min(dims[axis][0], _LONG), -sum(dims[axis][1:]), -dims[axis][2]))
     size, step, to = dims.pop(axis)
@@ -265,7 +266,7 @@ def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: 
             if step:
                 row = source[first : first + (size - 1) * step + 1 : step]
             else:
-                row = memoryview(source[first : first + 1].tobytes() * size).cast(_CODES[unit])
+                row = memoryview(source[first : first + 1].tobytes() * size).cast(CODES[unit])
             target[out : out + (size - 1) * to + 1 : to] = row
             first, out = first + skip, out + skip_to
 
@@ -286,7 +287,7 @@ def swapped(data: bytes, unit: int) -> bytes:
     """Return numbers of so many bytes in the other byte order."""
     from array import array  # hardly any file is big-endian
 
-    values = array(_CODES[unit], data)
+    values = array(CODES[unit], data)
     values.byteswap()
     return values.tobytes()
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from operator import ne
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ckptool.tensors.dtypes import BY_NAME, DTYPES
+from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
+from ckptool.tensors.reading import CODES
 from ckptool.torch_ops.needed import needed
-from ckptool.torch_ops.statistics import FLOAT4, as_float64
+from ckptool.torch_ops.statistics import as_float64, or_none
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +24,6 @@ BLOCK_NUMEL: Final = 1 << 14
 """Elements that are widened at a time: what stays in a core's cache as float64."""
 _INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
 _FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4}
-_CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
-"""Unsigned integers of so many bytes: elements are compared as these, bit for bit."""
 
 Number: TypeAlias = bool | int | float | complex
 
@@ -163,7 +162,7 @@ def _first(mask: NDArray[Any]) -> int | None:
 
 def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> BlockDiff:
     """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
-    code = _CODES.get(itemsize, "B")
+    code = CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)
     differ = list(map(ne, left, right))
     if len(left) * itemsize != len(a):  # complex128: as many numbers as bytes, of 16 each
@@ -225,9 +224,5 @@ class Products:
         both = norm_a * norm_b
         cosine = max(-1.0, min(1.0, self._ab / both)) if both else None
         relative = math.sqrt(self._dd) / norm_b if norm_b else None
-        found = [_or_none(value) for value in (cosine, relative, norm_a, norm_b)]
+        found = [or_none(value) for value in (cosine, relative, norm_a, norm_b)]
         return Likeness(name, found[0], found[1], found[2], found[3], self._left_out)
-
-
-def _or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

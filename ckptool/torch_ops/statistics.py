@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.tensors.dtypes import BY_NAME, DTYPES
+from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _MINIFLOATS: Final = {
     "float8_e8m0fnu": (8, 0, 127, "scale"),
 }
 """Bits of the exponent and of the fraction, the exponent's bias, and what is special."""
-FLOAT4: Final = "float4_e2m1fn_x2"
 _OF_FLOAT4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -166,11 +165,11 @@ class Tally:
             self.nan,
             self.infinite,
             self.zeros,
-            mean=_or_none(self.mean),
-            std=_or_none(std),
-            min=_or_none(self.min),
-            max=_or_none(self.max),
-            norm=_or_none(norm),
+            mean=or_none(self.mean),
+            std=or_none(std),
+            min=or_none(self.min),
+            max=or_none(self.max),
+            norm=or_none(norm),
             histogram=self._histogram(),
         )
 
@@ -208,8 +207,9 @@ def as_float64(data: bytes | bytearray, dtype: str) -> NDArray[Any]:
     return found
 
 
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def or_none(value: float | None) -> float | None:
+    """Return a number that is finite; None for others."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _patterns(np: Any, values: NDArray[Any]) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
+from ckptool.tensors.dtypes import FLOAT4
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ class ValueFacts(NamedTuple):
     """The first byte and the number of bytes of zeros, where all of them follow one another, and others are not."""
 
 
-_FLOAT4 = "float4_e2m1fn_x2"
 _FLOAT4_ZEROS = b"\x00\x08\x80\x88"
 """Two zeros of either sign; its other values are finite."""
 
@@ -136,7 +136,7 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
     needed()
     import torch
 
-    if dtype == _FLOAT4:  # torch has the type, and no operations for it
+    if dtype == FLOAT4:  # torch has the type, and no operations for it
         return ValueFacts(0, 0, all(not piece.strip(_FLOAT4_ZEROS) for piece in pieces), False)
     of_type = getattr(torch, dtype, None)
     if of_type is None:

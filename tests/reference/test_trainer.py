@@ -7,7 +7,7 @@ import torch
 
 from ckptool.reference import trainer
 from ckptool.reference.nets import MLP, LeNet
-from ckptool.reference.trainer import Recipe, Watch, accuracy, train
+from ckptool.reference.trainer import Recipe, accuracy, train
 from tests.fixture_set.expected import entries
 from tests.fixture_set.forging import true_tag
 from tests.scale import exhaustive
@@ -70,7 +70,7 @@ def test_the_watch_is_told_of_each_epoch_in_turn():
         trainer.digits(8, seed=0),
         Recipe(epochs=3),
         CPU,
-        Watch(epoch=lambda epoch: seen.append(epoch.number)),
+        lambda epoch: seen.append(epoch.number),
     )
 
     assert seen == [1, 2, 3]

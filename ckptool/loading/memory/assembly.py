@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import torch
 
@@ -33,13 +33,10 @@ from ckptool.loading.memory.placement import (
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.messages import not_cast, show
 from ckptool.sources.checksums import checksum_in_memory
-from ckptool.sources.source import Source
+from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.pieces import PiecesSource, Place
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes read so far, and those in all."""
 
 _ALIGNMENT: Final = 64
 """What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
@@ -284,14 +281,7 @@ class Assembly:
 
     def _load(self, progress: Progress | None) -> None:
         blocks = self._open_blocks()
-        total, done = sum(block.nbytes for block in blocks), 0
-
-        def count(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            if progress is not None:
-                progress(done, total)
-
+        meter = Meter(progress, sum(block.nbytes for block in blocks))
         reached = 0
         for batch in self._batches(blocks):
             for block in each(batch, self.cancellation):
@@ -300,14 +290,14 @@ class Assembly:
                     block.source, block.root.offset + block.first, block.nbytes, block.itemsize
                 )
             for memory in self._memories.values():
-                memory.fill(count)
+                memory.fill(meter.read)
             for block in batch:
                 if self.cancellation is not None:  # a cast takes long and cannot be stopped
                     self.cancellation.check()
                 self._finish(block)
             reached += sum(block.nbytes for block in batch)
-            if done < reached:  # what was mapped, or came from memory
-                count(reached - done)
+            if meter.done < reached:  # what was mapped, or came from memory
+                meter.read(reached - meter.done)
 
     def _batches(self, blocks: list[_Block]) -> Iterator[list[_Block]]:
         """Yield what is read in one go: all of it, unless it is cast, and the uncast bytes have to go in between."""

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.sources.files import file_under, filler_under, read_into
+from ckptool.sources.files import FileSource, file_under, filler_under
 from ckptool.sources.source import Source
 
 Mmap: TypeAlias = bool | Literal["auto"]
@@ -60,6 +60,9 @@ class Memory:
 
     def read_into(self, source: Source, offset: int, memory: torch.Tensor) -> None:
         """Fill a contiguous tensor of uint8 with the bytes from ``offset``, when ``fill`` runs."""
+        if 0 < memory.numel() <= PIECE:
+            self._ranges.append(Range(source, offset, memory))
+            return
         for start in range(0, memory.numel(), PIECE):
             self._ranges.append(Range(source, offset + start, memory[start : start + PIECE]))
 
@@ -141,12 +144,15 @@ class HostMemory(Memory):
 
 def _read(one: Range) -> int:
     buffer = buffer_of(one.memory)
-    step = PIECE if file_under(one.source, one.offset) is None else _STEP  # of a tensor in pieces, little each
+    under = filler_under(one.source, one.offset)
+    assert under is not None  # take() and load_into() saw it
+    source, offset = under
+    step = _STEP if isinstance(source, FileSource) else PIECE  # of a tensor in pieces, little each
     for start in range(0, len(buffer), step):
         part = buffer[start : start + step]
         if len(part) == step:
             _populate(one.memory.data_ptr() + start, step)
-        read_into(one.source, one.offset + start, part)
+        source.read_into(offset + start, part)
     return one.memory.nbytes
 
 
