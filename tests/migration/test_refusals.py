@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 
 from ckptool import migrate, open_checkpoint
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.names.renaming import substitute
 from tests import build
 from tests.scale import in_turn
@@ -44,6 +45,20 @@ def migrated(folder: Path, tree: Any, **options: Any) -> Any:
     migrate(folder / "old.pth", folder / "new.pth", force=True, **options)
     with open_checkpoint(folder / "new.pth") as found:
         return {name: (tensor.info.dtype.name, tensor.info.location) for name, tensor in found.tensors.items()}
+
+
+@pytest.mark.parametrize("other", [b"", build.safetensors({"v": build.floats()})], ids=["refused", "other names"])
+def test_what_the_reference_library_refuses_or_finds_otherwise_is_not_published(
+    other: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "old.pth").write_bytes(build.torch_zip({"w": PLAIN}, {"0": build.floats()}))
+    (folder / "other").write_bytes(other)
+    opened = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda _, **options: opened(str(folder / "other"), **options))
+    with pytest.raises(OutputFailed, match="the safetensors library") as caught:
+        migrate(folder / "old.pth", folder / "new.safetensors")
+    assert caught.value.kind == "verification-failed"
+    assert not (folder / "new.safetensors").exists()
 
 
 @pytest.mark.parametrize("made", [ON_A_DEVICE, FROM_NUMPY], ids=["from a CPU tensor", "from numpy"])
