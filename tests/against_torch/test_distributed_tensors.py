@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.checking.structure import examine
 
 distributed = pytest.importorskip("torch.distributed.tensor")
 FakeStore = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore
@@ -33,8 +32,7 @@ def test_what_is_here_is_told(ranks: int, tmp_path: Path) -> None:
     }
     file = io.BytesIO()
     torch.save(placed, file)
-    with ckptool.open_checkpoint(file.getvalue()) as checkpoint:
-        found = [one.message for one in examine(checkpoint) if one.code == "CK407"]
+    found = [one.message for one in ckptool.check(file.getvalue()).findings if one.code == "CK407"]
     with pytest.raises(ckptool.UnsupportedFeature, match="DTensor, which the file holds as _local_tensor"):
         ckptool.load_into(model, file.getvalue())
 

@@ -10,7 +10,6 @@ import safetensors
 
 from ckptool import migrate, open_checkpoint
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.names.renaming import substitute
 from tests import build
 from tests.scale import in_turn
 
@@ -138,7 +137,7 @@ EMPTYING: dict[str, tuple[dict[str, Any], str]] = {
     "includes": ({"include": ["zzz*", "conv"]}, "include 'zzz*', include 'conv' match none"),
     "exclude": ({"exclude": ["module.*"]}, "exclude 'module.*'"),
     "both": ({"include": ["*.bias"], "exclude": ["*conv*"]}, "include '*.bias', exclude '*conv*'"),
-    "renamed": ({"exclude": ["*"], "rename": [substitute("conv", "x")]}, "exclude '*'"),
+    "renamed": ({"exclude": ["*"], "rename": [("conv", "x")]}, "exclude '*'"),
 }
 
 
@@ -186,7 +185,7 @@ def test_the_nearest_names_of_a_glob_that_matches_none_are_named(folder: Path) -
 @pytest.mark.parametrize("form", ["state_dict", "same"])
 def test_globs_and_rules_that_change_nothing_are_noted_if_they_may(form: Any, folder: Path) -> None:
     (folder / "old.pth").write_bytes(build.torch_zip(TRAINING | {"n": 1}, {"0": build.floats()}))
-    rules = [substitute("nothing", "x"), substitute("conv", "fold"), substitute("fold", "c")]
+    rules = [("nothing", "x"), ("conv", "fold"), ("fold", "c")]
     options: dict[str, Any] = {"form": form, "exclude": ["zzz*", "*.bias"], "rename": rules, "include": ["*conv*"]}
     with pytest.raises(MigrationRefused) as caught:
         migrate(folder / "old.pth", folder / "b", **options)

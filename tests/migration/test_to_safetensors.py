@@ -22,7 +22,6 @@ from torch import nn
 
 from ckptool import MigrationReport, check, migrate, open_checkpoint
 from ckptool.errors import MalformedFile, MigrationRefused, OutputFailed
-from ckptool.names import renaming
 from tests import build
 from tests.against_torch import oracle
 from tests.scale import examples, exhaustive, in_turn
@@ -282,7 +281,7 @@ def test_a_reference_library_that_does_not_know_a_newer_type_is_not_asked(
 
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     save_file({"a.b": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "title": "tiny", "x": "a"})
-    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=[renaming.strip_prefix("a")])
+    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", strip_prefix="a")
     report = migrate(tmp_path / "a.safetensors", tmp_path / "c.pth")
 
     with safe_open(tmp_path / "b.safetensors", framework="pt") as found:
@@ -297,7 +296,7 @@ def test_the_format_that_a_file_names_is_kept(framework: str, how: str, tmp_path
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_file({"a.b": torch.ones(2), "a.c": torch.ones(200)}, source, metadata={"format": framework})
     if how == "in place":
-        migrate(target := source, in_place=True, rename=[renaming.substitute("^a", "x")])
+        migrate(target := source, in_place=True, rename=[("^a", "x")])
     elif how == "shards":
         migrate(source, target := tmp_path / "cut", max_shard_size=500)
         target = next(target.glob("*-of-*.safetensors"))
@@ -331,7 +330,7 @@ def test_metadata_that_is_no_text_is_an_error_for_check_and_becomes_text(which: 
 
     target = source if how == "in place" else tmp_path / ("cut" if how == "shards" else "b.safetensors")
     if how == "in place":
-        report = migrate(source, in_place=True, rename=[renaming.substitute("^w", "v")])
+        report = migrate(source, in_place=True, rename=[("^w", "v")])
     else:
         report = migrate(source, target, max_shard_size=500 if how == "shards" else None)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import ckptool
 from ckptool import CkptoolError
-from ckptool.checking.row import row
+from ckptool.fleet import row
 from tests.scale import in_turn
 
 
@@ -32,7 +32,7 @@ def both(state: dict[str, Any], folder: Path, metadata: dict[str, str] | None = 
 
 def is_known(path: Path, says: str, folder: Path) -> None:
     """Assert that a file is known, and that a cast of it is refused, or leaves its weights and scales as they are."""
-    assert row(str(path))["quantized"] == says
+    assert row(path)["quantized"] == says
     for dtype in ("bfloat16", "float64"):
         target = folder / f"cast-{dtype}{path.suffix or '.safetensors'}"
         target.unlink(missing_ok=True)
@@ -41,7 +41,7 @@ def is_known(path: Path, says: str, folder: Path) -> None:
         except CkptoolError:
             assert not target.exists()
         else:
-            assert row(str(target))["quantized"] == says
+            assert row(target)["quantized"] == says
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_bitsandbytes(kind: str, says: str, twice: bool, tmp_path: Path) -> None
         is_known(path, says, tmp_path)
     torch.save(model, tmp_path / "whole.pth")
 
-    assert row(str(tmp_path / "whole.pth"))["quantized"] == f"bitsandbytes {type(layer).__name__}"
+    assert row(tmp_path / "whole.pth")["quantized"] == f"bitsandbytes {type(layer).__name__}"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_quanto(kind: str, says: str, tmp_path: Path) -> None:
         is_known(path, says, tmp_path)
     torch.save(model, tmp_path / "whole.pth")
 
-    assert str(row(str(tmp_path / "whole.pth"))["quantized"]).startswith("quanto ")
+    assert str(row(tmp_path / "whole.pth")["quantized"]).startswith("quanto ")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_transformers(name: str, sharded: bool, tmp_path: Path) -> None:
     )
     model.save_pretrained(tmp_path / "model", max_shard_size="60KB" if sharded else "1GB")
 
-    assert row(str(tmp_path / "base"))["quantized"] is None
+    assert row(tmp_path / "base")["quantized"] is None
     is_known(tmp_path / "model", says, tmp_path)
     message = next(one.message for one in ckptool.check(tmp_path / "model").findings if one.code == "CK506")
     assert message.startswith(f"quantised: {says}, 14 of 14 weights have a scale; config.json says ")
@@ -246,5 +246,5 @@ def test_peft_on_a_quantised_base(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "adapter")
     torch.save(model.state_dict(), tmp_path / "all.pth")
 
-    assert row(str(tmp_path / "adapter"))["quantized"] is None
+    assert row(tmp_path / "adapter")["quantized"] is None
     is_known(tmp_path / "all.pth", "bitsandbytes NF4 in blocks of 64", tmp_path)

@@ -13,7 +13,7 @@ from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
-from ckptool.checking.row import row
+from ckptool.fleet import row
 from tests.corpus.files import FOLDER, MARKS, ROWS
 from tests.each import each
 from tests.program import invoke
@@ -335,4 +335,4 @@ def test_no_real_file_that_is_not_is_called_quantised(folder: str) -> None:
 
 def quantized(path: Path) -> object:
     """Return what a row of a checkpoint says; None of what cannot be opened."""
-    return row(str(path))["quantized"]
+    return row(path)["quantized"]

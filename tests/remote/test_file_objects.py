@@ -8,7 +8,6 @@ import pytest
 
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, migrate, open_checkpoint
 from ckptool.errors import MalformedFile
-from ckptool.formats import open_checkpoint as opened_by_formats
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -86,7 +85,7 @@ def test_a_small_file_is_read_as_a_whole() -> None:
 
 def test_a_file_that_changed_is_an_error_in_the_end() -> None:
     files = Far({"x": zipped(tensors(288, NUMEL))})
-    with files.open("x") as stream, opened_by_formats(stream) as found:
+    with files.open("x") as stream, open_checkpoint(stream) as found:
         files.files["x"] = zipped({name: one + 1 for name, one in tensors(288, NUMEL).items()})
         with pytest.raises(SourceChanged):
             found.check_unchanged()
@@ -139,7 +138,7 @@ def test_what_the_file_system_raises_is_said(answer: Exception | bytes, kind: ty
 
 def test_a_file_that_is_gone_in_the_end_is_said() -> None:
     files = Far({"x": zipped(tensors(288, NUMEL))})
-    with files.open("x") as stream, opened_by_formats(stream) as found:
+    with files.open("x") as stream, open_checkpoint(stream) as found:
         files.info = lambda path, **_: {}[path]
         with pytest.raises(FileUnavailable, match=r"cannot be read \(KeyError\)"):
             found.check_unchanged()
@@ -150,7 +149,7 @@ def test_without_facts_of_the_file_system_no_change_is_seen() -> None:
         details = None
 
     files = Far({"x": zipped(tensors(288, NUMEL))})
-    with opened_by_formats(Factless(files, "x", size=len(files.files["x"]))) as found:
+    with open_checkpoint(Factless(files, "x", size=len(files.files["x"]))) as found:
         files.files["x"] = b"another one"
         found.check_unchanged()
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptool.tensors.pieces import Box
+Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def save(
