@@ -10,7 +10,7 @@ import pytest
 
 from ckptool import check
 from ckptool.fleet import row
-from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
+from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
 from tests.each import each
 
 
@@ -156,12 +156,14 @@ def test_a_tensor_is_data_in_these_forms_alone() -> None:
         0: [((4,), (1,)), ((2, 2), (2, 1)), ((2, 2), (1, 2)), ((0,), (9,)), ((4,), (0,))],
         1: [((0,), (9,)), ((4,), (0,))],
     }
+    sound = torch_zip({"w": tensor(storage())}, {"0": floats()})
     no_views: list[Any] = [((2,), (-1,)), ((4,), (1, 1)), ((True,), (1,)), ([4], (1,)), ((1 << 62,), (1 << 62,))]
     for at, view in itertools.product((0, 1, -1, 1 << 40), [*fits[0], *no_views]):
         for grad, hooks in itertools.product((False, True, 0), (None, ORDERED, {}, built(ORDERED, {"_metadata": {}}))):
             is_data = view in fits.get(at, ()) and isinstance(grad, bool) and hooks in (None, ORDERED)
             made = torch_zip({"w": call(REBUILD, storage(), at, *view, grad, hooks)}, {"0": floats()})
-            assert (check(made).grade == "data") == is_data, (at, view, grad, hooks)
+            held = zip_file({"a.pth": sound, "b.pth": made})  # alone, some of these would be refused, and so be no data
+            assert (check(held).grade == "data") == is_data, (at, view, grad, hooks)
 
 
 def test_what_these_are_made_of_is_data() -> None:

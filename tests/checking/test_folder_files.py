@@ -29,6 +29,7 @@ from tests.build import (
     zip_file,
 )
 from tests.program import invoke
+from tests.scale import exhaustive
 
 EVIL = pickled(call(named("os", "system"), "true"))
 IN_ZIP = torch_zip(call(named("os", "system"), "true"))
@@ -80,6 +81,15 @@ def test_folders_that_are_not_looked_into_are_said(tmp_path: Path) -> None:
     written(folder, {"a/" * 80 + "c.txt": b"c"})
     (found,) = check(folder).findings
     assert (found.code, "more than 64 deep" in found.message) == ("CK209", True)
+
+
+@exhaustive
+def test_more_folders_than_are_looked_into_are_said(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()})})
+    for number in range(10_100):
+        (folder / str(number)).mkdir()
+    (found,) = check(folder).findings
+    assert (found.code, "folders below it after 10,000" in found.message) == ("CK209", True)
 
 
 def test_links_that_lead_round_in_a_circle_are_left_in_the_end(tmp_path: Path) -> None:
