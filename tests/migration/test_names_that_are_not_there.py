@@ -38,10 +38,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of it, which is the current folder."""
-    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    """Return a copy of it, which is the current folder: two below one whose name counts, as those of ranks do."""
+    place = tmp_path / "a" / "b"
+    shutil.copytree(files, place)
+    monkeypatch.chdir(place)
+    return place
 
 
 def diffusion() -> dict[str, torch.Tensor]:
