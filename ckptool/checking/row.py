@@ -206,7 +206,7 @@ def _sizes(dicts: Sequence[StateDict], summary: Summary) -> Sizes:
     count = sum(map(len, dicts))
     if len(dicts) == 1 and count == summary.tensors:
         return Sizes(count, summary.numel, summary.nbytes)
-    numel, nbytes = numel_and_nbytes((tensor for one in dicts for tensor in one.values()), apart=summary.is_apart)
+    numel, nbytes = numel_and_nbytes(tensor for one in dicts for tensor in one.values())
     return Sizes(count, sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
 
 

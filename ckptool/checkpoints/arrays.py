@@ -75,8 +75,7 @@ def _weights(contents: Contents) -> Iterator[Group]:
 
 def _has_arrays_alone(group: Group, contents: Contents) -> bool:
     """Say whether a mapping has no tensor of torch at any depth, as one with an optimizer beside curves has."""
-    head = f"{group.key}." if group.key else ""
-    return all(info.is_array for name, info in contents.tensors.items() if name.startswith(head))
+    return all(info.is_array for name, info in contents.tensors.items() if name.startswith(group.head))
 
 
 def _has_arrays(contents: Contents, limits: Limits) -> bool:

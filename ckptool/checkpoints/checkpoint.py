@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property, wraps
 from itertools import islice
-from math import prod
-from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
 
 from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.closing import Closing
@@ -22,7 +21,6 @@ from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity
 
 _T = TypeVar("_T")
-_SHAPE: Final = attrgetter("shape")
 _PUBLIC: Final = (
     *("path", "member", "format", "form", "file_nbytes", "metadata", "globals", "class_sources", "release_tree"),
     *("tensors", "attributes", "weights", "state_dicts", "extras", "shards", "beside", "members", "inside"),
@@ -79,9 +77,14 @@ class StateDict(Mapping[str, LazyTensor]):
         self._tensors = ByName(tensors)
 
     @property
+    def head(self) -> str:
+        """What full names have in front of those in it: its key and a dot, or nothing at the root."""
+        return f"{self.key}." if self.key else ""
+
+    @property
     def numel(self) -> int:
         """Elements of all its tensors; tied ones count once."""
-        return sum(map(prod, map(_SHAPE, distinct([tensor.info for tensor in self._tensors.values()]))))
+        return sum(info.numel for info in distinct([tensor.info for tensor in self._tensors.values()]))
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
@@ -232,10 +235,16 @@ class Checkpoint(Parsed, Closing):
         )
 
 
+def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None:
+    """Return the walk through a whole model; None for what is none."""
+    of_model = state_dict.class_name is not None
+    return next((walk for path, walk in checkpoint.walks if of_model and path == state_dict.key), None)
+
+
 def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:
     for group in contents.groups:
         if group.names:
-            own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
+            own = {name[len(group.head) :]: tensors[name] for name in group.names}
             yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
 
 

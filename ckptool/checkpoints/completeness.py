@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
@@ -241,10 +241,9 @@ def _sizes(said: Inert) -> dict[str, int]:
 
 
 def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
-    walk = next((walk for path, walk in checkpoint.walks if path == state_dict.key), None)
-    if walk is None or state_dict.class_name is None:
+    walk, head = walk_of(checkpoint, state_dict), state_dict.head
+    if walk is None:
         return
-    head = f"{state_dict.key}." if state_dict.key else ""
     outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]
     names = sorted([*state_dict, *outside]) if walk.unlisted else []
     for path, cls in walk.unlisted:

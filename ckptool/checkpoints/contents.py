@@ -12,6 +12,7 @@ No name makes a file unreadable: keys that are no text are named in ``key_names`
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from ckptool.cancellation import check_cancelled, each
@@ -37,55 +38,47 @@ Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "training", "tens
 GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loose"]
 
 
+@dataclass(eq=False, slots=True)
 class Group:
     """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
 
-    __slots__ = ("class_name", "key", "kind", "names", "node", "own_keys")
+    key: str
+    """Full dotted path of the mapping or object; empty for the root."""
+    kind: GroupKind
+    names: list[str] = field(default_factory=list)
+    class_name: str | None = None
+    node: Inert = None
+    """The mapping or model in the tree; None where the format has no tree."""
+    own_keys: frozenset[str] | None = None
+    """The keys of the mapping that are its, where others stand among them; None if all are."""
 
-    def __init__(
-        self,
-        key: str,
-        kind: GroupKind,
-        names: list[str] | None = None,
-        class_name: str | None = None,
-        node: Inert = None,
-    ) -> None:
-        self.key = key
-        """Full dotted path of the mapping or object; empty for the root."""
-        self.kind: GroupKind = kind
-        self.names = names if names is not None else []
-        self.class_name = class_name
-        self.node = node
-        """The mapping or model in the tree; None where the format has no tree."""
-        self.own_keys: frozenset[str] | None = None
-        """The keys of the mapping that are its, where others stand among them; None if all are."""
+    @property
+    def head(self) -> str:
+        """What full names have in front of those in it."""
+        return f"{self.key}." if self.key else ""
 
 
+@dataclass(eq=False, slots=True)
 class Contents:
     """Everything in a tree of objects, by full dotted name, in file order."""
 
-    __slots__ = ("attributes", "bound_method", "clashes", "extras", "groups", "tensors", "unreadable", "walks")
-
-    def __init__(self, tensors: dict[str, TensorInfo] | None = None, *, bound_method: bool = False) -> None:
-        self.tensors = tensors if tensors is not None else {}
-        self.groups: list[Group] = []
-        self.attributes: dict[str, TensorInfo] = {}
-        """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
-        self.extras: list[tuple[str, Inert]] = []
-        """The largest subtrees that hold no tensor, under the path where they stand."""
-        self.walks: list[tuple[str, modules.StateDictWalk]] = []
-        """For each whole model: its path, and what could not be known about its state_dict()."""
-        self.unreadable: list[tuple[str, str]] = []
-        """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
-        self.clashes: dict[str, str] = {}
-        """Names that were given to tensors whose own name another has already, and that own name."""
-        self.bound_method = bound_method
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    attributes: dict[str, TensorInfo] = field(default_factory=dict)
+    """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
+    extras: list[tuple[str, Inert]] = field(default_factory=list)
+    """The largest subtrees that hold no tensor, under the path where they stand."""
+    walks: list[tuple[str, modules.StateDictWalk]] = field(default_factory=list)
+    """For each whole model: its path, and what could not be known about its state_dict()."""
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
+    clashes: dict[str, str] = field(default_factory=dict)
+    """Names that were given to tensors whose own name another has already, and that own name."""
+    bound_method: bool = False
 
     def remarks(self) -> Contents:
         """Return what there is to say of it, without all that a checkpoint has under names of its own."""
-        rest = Contents(bound_method=self.bound_method)
-        rest.walks, rest.unreadable, rest.clashes = self.walks, self.unreadable, self.clashes
-        return rest
+        return replace(self, tensors={}, groups=[], attributes={}, extras=[])
 
 
 _Place: TypeAlias = "tuple[Inert, str, Group | None]"
@@ -172,13 +165,9 @@ class _Collector:
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
         below = self._named(node, below)
-        tensors = [info for info in infos if info is not None]
-        if len(tensors) < len(below):
-            if nodes.lookup(below, "param_groups") is not None:
-                self._key_names().number_parameters(below)
-            return [(child, self._join(path, component), group) for component, child in below]
-        self._add_tensors(path, [component for component, _ in below], tensors, group)
-        return []
+        if nodes.lookup(below, "param_groups") is not None:
+            self._key_names().number_parameters(below)
+        return [(child, self._join(path, component), group) for component, child in below]
 
     def _group(
         self, node: Inert, path: str, below: list[tuple[Inert, Inert]], infos: list[TensorInfo | None]
@@ -213,23 +202,6 @@ class _Collector:
         tensors[name] = info
         if group is not None:
             group.names.append(name)
-
-    def _add_tensors(self, path: str, components: list[str], infos: list[TensorInfo], group: Group | None) -> None:
-        """Add what a container of nothing but tensors holds: most tensors of most files, in few steps for each."""
-        tensors, before = self._contents.tensors, f"{path}." if path else ""
-        names = [before + component for component in components] if before else components
-        longest, characters = max(map(len, names), default=0), sum(map(len, names))
-        cost = characters + len(names) * _OVERHEAD_NBYTES
-        is_within = longest <= self._limits.name_nbytes and cost <= self._paths_nbytes
-        is_within = is_within and len(tensors) + len(names) <= self._limits.tensors
-        if is_within and len(set(names)) == len(names) and tensors.keys().isdisjoint(names):
-            self._paths_nbytes -= cost
-            tensors.update(zip(names, infos, strict=True))
-            if group is not None:
-                group.names.extend(names)
-            return
-        for component, info in zip(components, infos, strict=True):  # one after the other, to the one that is wrong
-            self._add_tensor(self._join(path, component), info, group)
 
     def _apart(self, name: str, taken: Container[str]) -> str:
         """Return a name that nothing has yet, for a tensor whose own name another has."""

@@ -92,8 +92,8 @@ def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTenso
 def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, LazyTensor]]:
     """Yield the tensors inside entries of a state dict that are no tensors themselves: packed weights, extra state."""
     entries = {name for name, _ in entries_of(checkpoint, weights) if name not in weights}
-    others = {f"{one.key}.{name}" if one.key else name for one in checkpoint.state_dicts for name in one}
-    head = f"{weights.key}." if weights.key else ""
+    others = {one.head + name for one in checkpoint.state_dicts for name in one}
+    head = weights.head
     for name, tensor in checkpoint.tensors.items() if entries else ():
         parts = name[len(head) :].split(".") if name.startswith(head) and name not in others else []
         if any(".".join(parts[:end]) in entries for end in range(1, len(parts))):

@@ -7,7 +7,6 @@ skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 from ckptool.archives.zip_directory import LOCAL_MAGIC
@@ -42,34 +41,26 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
     found: dict[str, Embedded] = {}
     seen: set[int] = set()
     # The containers on the way down, each with its path and an iterator over what is left of it.
-    way: list[tuple[str, Iterator[tuple[Inert, Inert]]]] = [("", iter(_outermost(extras)))]
+    outermost = [one for one in extras if one[0].rpartition(".")[2] != "_metadata"]
+    way: list[tuple[str, Iterator[tuple[Inert, Inert]]]] = [("", iter(outermost))]
     while way and len(found) < _MOST:
         path, left = way[-1]
         for key, node in left:
-            kind = type(node)
-            if kind in _PLAIN or not isinstance(key, str | int):
+            if type(node) in _PLAIN or not isinstance(key, str | int):
                 continue
-            data = _content(node) if kind in _CONTENT else None
-            what = None if data is None else _named(data)
-            if data is not None and what is not None:
-                found.setdefault((f"{path}.{key}" if path else str(key)) or "content", Embedded(what, data))
-                break
-            if _is_plain_call(node) or _holds_plain(node):
-                continue
-            if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
-                name = f"{path}.{key}" if path else str(key)
+            name = f"{path}.{key}" if path else str(key)
+            embedded = _file_in(node)
+            if embedded is not None:
+                found.setdefault(name or "content", embedded)
+            elif nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
+                if not nodes.is_small(node):  # to look again costs less than to note it
+                    seen.add(id(node))
                 if len(name) < _LONGEST_PATH:
-                    if not nodes.is_small(node):  # to look again costs less than to note it
-                        seen.add(id(node))
                     way.append((name, nodes.children(node)))
                     break
         else:
             way.pop()
     return found
-
-
-def _outermost(extras: Iterable[tuple[str, Inert]]) -> Iterator[tuple[str, Inert]]:
-    return ((path, node) for path, node in extras if path.rpartition(".")[2] != "_metadata")
 
 
 def _shares(node: Inert, seen: set[int]) -> bool:
@@ -84,44 +75,24 @@ def _shares(node: Inert, seen: set[int]) -> bool:
     return known
 
 
-def _is_plain_call(node: Inert) -> bool:
-    """Say whether a node is a call that is given a few plain values and no more, as most are where there are many."""
-    if type(node) is not Call or not (node.items is node.pairs is node.kwargs is None):
-        return False
-    for part in (node.args, node.state):
-        kind = type(part)
-        if kind not in _PLAIN and not (kind is tuple and len(part) <= _FEW and _PLAIN.issuperset(map(type, part))):
-            return False
-    return True
-
-
-def _holds_plain(node: Inert) -> bool:
-    """Say whether a list or a dict holds no more than plain values: long ones mostly do."""
-    kind = type(node)
-    if kind is Dict:
-        return _PLAIN.issuperset(map(type, map(_VALUE, node.pairs)))
-    return (kind is list or kind is tuple) and _PLAIN.issuperset(map(type, node))
-
-
-_FEW: Final = 8
-_VALUE: Final = itemgetter(1)
 _PLAIN: Final = frozenset((int, float, bool, str, type(None), nodes.Global))
-_CONTENT: Final = frozenset((bytes, bytearray, Call))
-"""Types of values that may be files."""
 
 
-def _content(node: Inert) -> bytes | bytearray | None:
-    """Return the bytes that a value is, or that a file object in memory holds, if they are long enough for a file."""
-    cls = nodes.class_of(node)
-    if cls is not None and (cls.module, cls.name) == ("_io", "BytesIO"):
-        node = node.state[0] if isinstance(node.state, tuple) and node.state else node.args
-        node = node[0] if isinstance(node, tuple) and node else node
-    text = encoded_bytes(node)
-    if text is None or len(text) < _SHORTEST or (text is node and isinstance(text, str)):
+def _file_in(value: Inert) -> Embedded | None:
+    """Return the file that a value is, or that a file object in memory holds."""
+    if not isinstance(value, bytes | bytearray | Call):
         return None
-    if isinstance(text, str):
-        return raw_bytes(text) if _named(text[:_HEAD_NBYTES].encode("latin-1", "replace")) else None
-    return text
+    cls = nodes.class_of(value)
+    if isinstance(value, Call) and cls is not None and (cls.module, cls.name) == ("_io", "BytesIO"):
+        held = value.state[0] if isinstance(value.state, tuple) and value.state else value.args
+        value = held[0] if isinstance(held, tuple) and held else held
+    data = encoded_bytes(value)
+    if data is None or len(data) < _SHORTEST or (data is value and isinstance(data, str)):
+        return None
+    if isinstance(data, str):
+        data = raw_bytes(data) if _named(data[:_HEAD_NBYTES].encode("latin-1", "replace")) else None
+    what = None if data is None else _named(data)
+    return Embedded(what, data) if data is not None and what is not None else None
 
 
 def _named(data: bytes | bytearray) -> str | None:

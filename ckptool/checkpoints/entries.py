@@ -34,12 +34,7 @@ _INSIDE: Final = "module."
 
 
 def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
-    """
-    Return the full paths of what a path or a role names.
-
-    Raises:
-        MigrationRefused: There is nothing of that name, or its two readings are different things.
-    """
+    """Return the full paths of what a path or a role names."""
     if what in _DROPPED:
         of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
         paths = [path for one in of_role for path in (sorted(one.own_keys) if one.own_keys else [one.key])]
@@ -144,9 +139,6 @@ def averaged(state_dict: StateDict) -> StateDict | None:
     places; None if there are none.
 
     The name of an average is that of the weights, as it is or without its dots, as Stable Diffusion has it.
-
-    Raises:
-        WeightsNotFound: It is not certain of which weights they are averages.
     """
     heads = _heads_of_averages(state_dict)
     if not heads:

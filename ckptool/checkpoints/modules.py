@@ -12,7 +12,9 @@ those with state-dict hooks, and the classes that may override anything.
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
@@ -46,6 +48,8 @@ _PLAIN_SAVERS = ("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_ut
 
 _HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
 """Hooks that touch the metadata only."""
+_OF_VERSION_2: Final = re.compile(r"(Lazy)?(Batch|Instance)Norm[123]d|SyncBatchNorm")
+"""Classes of torch that write ``num_batches_tracked``, or know that they do not."""
 ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
 """What one module wrote: its version, mostly."""
 _MOST_FACTS: Final = 16
@@ -61,25 +65,23 @@ class ModuleEntry(NamedTuple):
     """None for what the module adds in code, which need not be a tensor."""
 
 
+@dataclass(eq=False, slots=True)
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "transient", "unlisted", "versions")
-
-    def __init__(self) -> None:
-        self.entries: list[ModuleEntry] = []
-        self.transient: list[ModuleEntry] = []
-        """Buffers that are not persistent: part of the model, but not of its state_dict()."""
-        self.modules: list[tuple[str, str]] = []
-        """Each module's path, and its class."""
-        self.versions: dict[str, int] = {}
-        """The version of each module that keeps one itself, by its path: it goes before that of the class."""
-        self.hooks: list[tuple[str, str, str]] = []
-        """State-dict hooks: the path and class of the module that has one, and the hook's name."""
-        self.unlisted: list[tuple[str, str]] = []
-        """Modules that save something which is not among the entries: the path and class of each."""
-        self.foreign_classes: list[str] = []
-        """Classes outside torch.nn, which may override anything."""
+    entries: list[ModuleEntry] = field(default_factory=list)
+    transient: list[ModuleEntry] = field(default_factory=list)
+    """Buffers that are not persistent: part of the model, but not of its state_dict()."""
+    modules: list[tuple[str, str]] = field(default_factory=list)
+    """Each module's path, and its class."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """The version of each module that keeps one itself, by its path: it goes before that of the class."""
+    hooks: list[tuple[str, str, str]] = field(default_factory=list)
+    """State-dict hooks: the path and class of the module that has one, and the hook's name."""
+    unlisted: list[tuple[str, str]] = field(default_factory=list)
+    """Modules that save something which is not among the entries: the path and class of each."""
+    foreign_classes: list[str] = field(default_factory=list)
+    """Classes outside torch.nn, which may override anything."""
 
 
 class _Body(NamedTuple):
@@ -122,13 +124,7 @@ def is_bound_method(node: Inert) -> bool:
 
 
 def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
-    """
-    Return the names, in order, that the ``state_dict()`` of a pickled module would have.
-
-    Raises:
-        MalformedFile: A module holds itself.
-        LimitExceeded: Shared children give more names than ``limits`` allow.
-    """
+    """Return the names, in order, that the ``state_dict()`` of a pickled module would have."""
     walk = StateDictWalk()
     seen_classes: set[str] = set()
     inside: set[int] = set()
@@ -164,29 +160,23 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
         if type(body.version) is int:
             walk.versions[prefix[:-1]] = body.version
         _note_doubts(walk, body, prefix, seen_classes)
-        walk.entries.extend(_own_entries(body, prefix))
+        buffers = _named(body.buffers, prefix, "buffer")
+        transient = {prefix + name for name in body.non_persistent}
+        walk.entries += _named(body.parameters, prefix, "parameter")
+        walk.entries += [one for one in buffers if one.name not in transient]
         if _is_quantized(body.class_name):
             _add_in_code(walk, body.class_name, current, prefix)
-        walk.transient.extend(_own_transient(body, prefix))
+        walk.transient += [one for one in buffers if one.name in transient]
         for name, child in reversed(body.children):
             if child is not None and isinstance(name, str):
                 todo.append((child, f"{prefix}{name}.", False))
     return walk
 
 
-def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleEntry]:
-    for name, node in body.parameters:
-        if node is not None and isinstance(name, str):
-            yield ModuleEntry(prefix + name, node, "parameter")
-    for name, node in body.buffers:
-        if node is not None and isinstance(name, str) and name not in body.non_persistent:
-            yield ModuleEntry(prefix + name, node, "buffer")
-
-
-def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleEntry]:
-    for name, node in body.buffers:
-        if node is not None and isinstance(name, str) and name in body.non_persistent:
-            yield ModuleEntry(prefix + name, node, "buffer")
+def _named(pairs: Pairs, prefix: str, kind: Kind) -> list[ModuleEntry]:
+    return [
+        ModuleEntry(prefix + name, node, kind) for name, node in pairs if node is not None and isinstance(name, str)
+    ]
 
 
 def _is_quantized(class_name: str) -> bool:
@@ -325,21 +315,9 @@ def version_of(class_name: str) -> int:
     if _is_quantized(class_name):
         from ckptool.checkpoints.quantized_modules import version_of as quantized_version
 
-        return quantized_version(class_name) or _VERSIONS.get(class_name.rpartition(".")[2], 1)
-    return _VERSIONS.get(class_name.rpartition(".")[2], 1)
-
-
-_VERSIONS = dict.fromkeys(
-    (
-        *(
-            f"{norm}{dims}d"
-            for norm in ("BatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
-            for dims in "123"
-        ),
-        "SyncBatchNorm",
-    ),
-    2,
-)
+        if version := quantized_version(class_name):
+            return version
+    return 2 if _OF_VERSION_2.fullmatch(class_name.rpartition(".")[2]) else 1
 
 
 def facts_by_module(entries: nodes.Pairs) -> dict[str, ModuleFacts]:

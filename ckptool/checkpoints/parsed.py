@@ -90,26 +90,17 @@ class Stream(NamedTuple):
         return self._replace(record=f"{file}::{self.record}" if self.record else file)
 
 
+@dataclass(eq=False, slots=True)
 class Part:
     """A file inside a file of a directory: a piece of a tensor, or a value, with checksums of its own."""
 
-    __slots__ = ("contradiction", "file", "open", "twin", "what")
-
-    def __init__(
-        self,
-        what: str,
-        file: str,
-        open: Callable[[], Parsed],  # noqa: A002 - what it does
-        contradiction: Callable[[Parsed], str | None] | None = None,
-        twin: Callable[[], Parsed] | None = None,
-    ) -> None:
-        self.what = what
-        self.file = file
-        self.open = open
-        self.contradiction = contradiction
-        """Returns in what it is not what the index says."""
-        self.twin = twin
-        """Opens what it has to be equal to, where ranks saved copies."""
+    what: str
+    file: str
+    open: Callable[[], Parsed]
+    contradiction: Callable[[Parsed], str | None] | None = None
+    """Returns in what it is not what the index says."""
+    twin: Callable[[], Parsed] | None = None
+    """Opens what it has to be equal to, where ranks saved copies."""
 
 
 class Recorded(NamedTuple):

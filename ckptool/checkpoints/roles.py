@@ -136,7 +136,7 @@ def _is_data_set(group: Group, contents: Contents) -> bool:
     is_named = group.key.rpartition(".")[2] in WEIGHT_KEYS
     if is_named or not all(contents.tensors[name].is_array for name in group.names):
         return False
-    start = len(group.key) + 1 if group.key else 0
+    start = len(group.head)
     names = [name[start:].lower() for name in group.names]
     if any("." in name or re.fullmatch(_PLAIN_WEIGHTS, name) for name in names):
         return False
@@ -145,7 +145,7 @@ def _is_data_set(group: Group, contents: Contents) -> bool:
 
 def _is_averaged(group: Group) -> bool:
     """Say whether a group holds averaged weights by its names, with or without those that are not averaged."""
-    start = len(group.key) + 1 if group.key else 0
+    start = len(group.head)
     few = [name[start:] for name in (*group.names[:1], *group.names[-1:])]  # what they count is not among the layers
     if not (all(map(may_be_averaged_pair, few)) or COMPANIONS.intersection(few)):
         return False

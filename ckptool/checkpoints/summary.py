@@ -4,28 +4,15 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import prod
-from operator import attrgetter, eq
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, once
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, once, walk_of
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import ADDED_BY, HEADS, heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
 
-_LOCATION: Final = attrgetter("location")
-_SHAPE: Final = attrgetter("shape")
-_DTYPE: Final = attrgetter("dtype.name")
-_PARTS: Final = attrgetter("parts")
-_SUBCLASS: Final = attrgetter("subclass")
-_LAYOUT: Final = attrgetter("layout")
-_STORAGE: Final = attrgetter("storage")
-_SOURCE: Final = attrgetter("source")
-_OFFSET: Final = attrgetter("offset")
-_NBYTES: Final = attrgetter("nbytes")
-_WHOLE: Final = attrgetter("whole")
 _FULL: Final = re.compile(r"float(16|32|64)|bfloat16|complex\d+|bool")
 """Types in which nothing is quantised."""
 
@@ -48,8 +35,6 @@ class Summary(NamedTuple):
     dtypes: dict[str, int]
     prefixes: tuple[str, ...]
     """Leading components, with their dots, that every name of the weights has; outermost first."""
-    is_apart: bool
-    """Whether no two tensors share any bytes of storage, and each has some storage of its own."""
     is_plain: bool
     """Whether all tensors have elements, in strided memory, and are of no class of their own."""
 
@@ -67,26 +52,17 @@ class Counts(NamedTuple):
 @once
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
-    cancellation, keeps_ties = checkpoint.source.cancellation, checkpoint.traits.keeps_ties
-    infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    numels = list(map(prod, map(_SHAPE, each(infos, cancellation))))
-    storages = _all_storages(infos, cancellation)
-    nbytes, is_apart = _extent(storages, apart=not keeps_ties)
-    is_apart = is_apart and len(storages) == len(infos)
-    own = distinct(infos, cancellation) if keeps_ties and not is_apart else infos
-    numel = sum(numels) if own is infos else sum(map(prod, map(_SHAPE, own)))
+    infos = [tensor.info for tensor in each(checkpoint.tensors.values(), checkpoint.source.cancellation)]
+    counts = count(infos, ties=checkpoint.traits.keeps_ties, cancellation=checkpoint.source.cancellation)
     weights = checkpoint.weights
     return Summary(
-        tensors=len(infos),
-        tied=len(infos) - len(own),
-        numel=numel,
-        parameters=None if weights is None else numel if len(weights) == len(infos) else weights.numel,
-        nbytes=nbytes,
-        devices=_counted(list(map(_LOCATION, infos))),
-        dtypes=_counted(list(map(_DTYPE, infos))),
+        *counts[:3],
+        parameters=None if weights is None else counts.numel if len(weights) == len(infos) else weights.numel,
+        nbytes=_covered(infos),
+        devices=counts.devices,
+        dtypes=counts.dtypes,
         prefixes=prefixes_of(weights or ()),
-        is_apart=is_apart,
-        is_plain=not any(map(_SUBCLASS, infos)) and {"strided"}.issuperset(map(_LAYOUT, infos)) and all(numels),
+        is_plain=all(info.subclass is None and info.layout == "strided" and info.numel for info in infos),
     )
 
 
@@ -108,8 +84,8 @@ def candidates(checkpoint: Checkpoint) -> list[StateDict]:
 
 def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
     """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
-    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
-    return heads_of(dict(walks[0].modules)) if walks else None
+    walk = walk_of(checkpoint, state_dict)
+    return heads_of(dict(walk.modules)) if walk is not None else None
 
 
 def wrappers_in_front(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[str]:
@@ -129,57 +105,35 @@ def wrappers_in_front(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[s
 
 
 def count(
-    infos: Sequence[TensorInfo], tags: Sequence[str] | None = None, cancellation: Cancellation | None = None
+    infos: Sequence[TensorInfo],
+    tags: Sequence[str] | None = None,
+    *,
+    ties: bool = True,
+    cancellation: Cancellation | None = None,
 ) -> Counts:
-    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices."""
-    tags = list(map(_LOCATION, infos)) if tags is None else tags
-    own = distinct(infos, cancellation)
+    """Return the counts of tensors; with ``tags``, as if saved on these devices; without ``ties``, none is tied."""
+    own = distinct(infos, cancellation) if ties else infos
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(own),
-        numel=sum(map(prod, map(_SHAPE, each(own, cancellation)))),
-        devices=_counted(tags),
-        dtypes=_counted(list(map(_DTYPE, infos))),
+        numel=sum(info.numel for info in each(own, cancellation)),
+        devices=dict(Counter([info.location for info in infos] if tags is None else tags)),
+        dtypes=dict(Counter(info.dtype.name for info in infos)),
     )
 
 
-def _counted(values: Sequence[str]) -> dict[str, int]:
-    """Return how often each value is there, in order of first use: mostly, all are the same."""
-    if values and values.count(values[0]) == len(values):
-        return {values[0]: len(values)}
-    return dict(Counter(values))
-
-
-def numel_and_nbytes(tensors: Iterable[LazyTensor], *, apart: bool = False) -> tuple[int, int]:
+def numel_and_nbytes(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
     """
     Return the elements of tensors, each as often as it is there, and the bytes of all storages that they and their
     parts refer to, each byte once.
-
-    ``apart`` says that it is known that no two of them share any.
     """
     infos = [tensor.info for tensor in tensors]
-    return sum(map(prod, map(_SHAPE, infos))), _extent(_all_storages(infos), apart=apart)[0]
+    return sum(info.numel for info in infos), _covered(infos)
 
 
-def _extent(storages: Sequence[StorageRef], *, apart: bool = False) -> tuple[int, bool]:
-    """Return how many bytes storages cover, and whether each has some, of which no other has any."""
-    sizes = list(map(_NBYTES, storages))
-    nbytes = sum(sizes) if apart else _covered(storages, sizes)
-    return nbytes, nbytes == sum(sizes) and all(sizes)
-
-
-def _covered(storages: Sequence[StorageRef], sizes: Sequence[int]) -> int:
-    """Return how many bytes storages of these sizes cover: those that begin elsewhere are apart, but for slices."""
-    if not any(map(_WHOLE, storages)):
-        sources, begins = list(map(_SOURCE, storages)), list(map(_OFFSET, storages))
-        is_one = sources[:1] * len(sources) == sources
-        places: Sequence[object] = begins if is_one else list(zip(map(id, sources), begins, strict=True))
-        if len(set(places)) == len(places):
-            return sum(sizes)
-        by_place = dict(zip(places, sizes, strict=True))
-        if all(map(eq, map(by_place.__getitem__, places), sizes)):
-            return sum(by_place.values())
-    return sum(end - begin for _, begin, end in _merged(storages))
+def _covered(infos: Iterable[TensorInfo]) -> int:
+    """Return how many bytes the storages of tensors and their parts cover."""
+    return sum(end - begin for _, begin, end in _merged(_storages(infos)))
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
@@ -196,12 +150,6 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
         span = bisect_right(begins[source], storage.offset)
         groups.setdefault((source, span), []).append(tensor.name)
     return [names for names in groups.values() if len(names) > 1]
-
-
-def _all_storages(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> list[StorageRef]:
-    """Return the storages of tensors and their parts, each as often as it is referred to."""
-    known = each(infos, cancellation)
-    return list(_storages(known) if any(map(_PARTS, infos)) else filter(None, map(_STORAGE, known)))
 
 
 def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:

@@ -54,35 +54,24 @@ class TrainingState(NamedTuple):
     node: Inert = None
 
 
-class _Signs(NamedTuple):
-    """How the state dict of a class is known: settings of its groups, and the values that it may keep."""
-
-    kind: str
-    settings: frozenset[str]
-    values: frozenset[str]
-
-
-def _signs(kind: str, settings: str, values: str) -> _Signs:
-    return _Signs(kind, frozenset(settings.split()), frozenset(values.split()))
-
-
 _OPTIMIZERS: Final = (
-    _signs("AdamW", "betas eps amsgrad decoupled_weight_decay", "step exp_avg exp_avg_sq max_exp_avg_sq"),
-    _signs("Adam or AdamW", "betas eps amsgrad", "step exp_avg exp_avg_sq max_exp_avg_sq"),
-    _signs("NAdam", "betas eps momentum_decay", "step exp_avg exp_avg_sq mu_product"),
-    _signs("RAdam", "betas eps decoupled_weight_decay", "step exp_avg exp_avg_sq"),
-    _signs("Adamax", "betas eps foreach", "step exp_avg exp_inf"),
-    _signs("Adadelta", "rho eps", "step square_avg acc_delta"),
-    _signs("Adagrad", "lr_decay eps initial_accumulator_value", "step sum"),
-    _signs("Adafactor", "beta2_decay d eps", "step row_var col_var variance"),
-    _signs("ASGD", "lambd alpha t0", "step eta mu ax"),
-    _signs("LBFGS", "max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn",
-           "d t al ro n_iter func_evals H_diag old_dirs old_stps prev_flat_grad prev_loss"),
-    _signs("Muon", "momentum nesterov ns_coefficients eps ns_steps adjust_lr_fn", "momentum_buffer"),
-    _signs("RMSprop", "alpha centered momentum eps", "step square_avg momentum_buffer grad_avg"),
-    _signs("Rprop", "etas step_sizes", "step prev step_size"),
-    _signs("SGD", "momentum dampening nesterov", "momentum_buffer"),
+    ("AdamW", "betas eps amsgrad decoupled_weight_decay", "step exp_avg exp_avg_sq max_exp_avg_sq"),
+    ("Adam or AdamW", "betas eps amsgrad", "step exp_avg exp_avg_sq max_exp_avg_sq"),
+    ("NAdam", "betas eps momentum_decay", "step exp_avg exp_avg_sq mu_product"),
+    ("RAdam", "betas eps decoupled_weight_decay", "step exp_avg exp_avg_sq"),
+    ("Adamax", "betas eps foreach", "step exp_avg exp_inf"),
+    ("Adadelta", "rho eps", "step square_avg acc_delta"),
+    ("Adagrad", "lr_decay eps initial_accumulator_value", "step sum"),
+    ("Adafactor", "beta2_decay d eps", "step row_var col_var variance"),
+    ("ASGD", "lambd alpha t0", "step eta mu ax"),
+    ("LBFGS", "max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn",
+     "d t al ro n_iter func_evals H_diag old_dirs old_stps prev_flat_grad prev_loss"),
+    ("Muon", "momentum nesterov ns_coefficients eps ns_steps adjust_lr_fn", "momentum_buffer"),
+    ("RMSprop", "alpha centered momentum eps", "step square_avg momentum_buffer grad_avg"),
+    ("Rprop", "etas step_sizes", "step prev step_size"),
+    ("SGD", "momentum dampening nesterov", "momentum_buffer"),
 )  # fmt: skip
+"""How the state dict of a class is known: settings of its groups, and the values that it may keep."""
 _COMMON: Final = frozenset({"params", "param_names", "lr", "initial_lr", "weight_decay", "maximize"})
 """Settings that tell nothing."""
 _SCHEDULERS: Final = {
@@ -124,7 +113,7 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
     tensors: dict[object, str] = {}
     for tensor in (tensor for one in models for tensor in one.values()):
         tensors.setdefault(identity(tensor.info), tensor.name)
-    head = f"{checkpoint.weights.key}." if checkpoint.weights is not None and checkpoint.weights.key else ""
+    head = checkpoint.weights.head if checkpoint.weights is not None else ""
     of_optimizer = {one.key: one for one in checkpoint.state_dicts if one.role == "optimizer"}
     found: dict[str, str] = {}
     left = _MOST_ENTRIES
@@ -273,15 +262,16 @@ def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -
     )
 
 
-def _kind(settings: Pairs, kept: list[Pairs]) -> str | None:
-    names = {key for key, _ in settings if isinstance(key, str)}
+def _kind(group: Pairs, kept: list[Pairs]) -> str | None:
+    names = {key for key, _ in group if isinstance(key, str)}
     values = {key for one in kept for key, _ in one if isinstance(key, str)}
     if "foreach" not in names:  # an old release, or a class that is not torch's: then nothing else may be there
         names -= _COMMON
-    fitting = (one for one in _OPTIMIZERS if names >= one.settings and values <= one.values)
-    found = next((one.kind for one in fitting if "foreach" in names or names == one.settings), None)
+    known = ((kind, set(settings.split()), set(keeps.split())) for kind, settings, keeps in _OPTIMIZERS)
+    fitting = ((kind, own) for kind, own, keeps in known if names >= own and values <= keeps)
+    found = next((kind for kind, own in fitting if "foreach" in names or names == own), None)
     # Since torch 2.7 an AdamW is an Adam with this setting.
-    return "Adam" if found == "AdamW" and not nodes.lookup(settings, "decoupled_weight_decay") else found
+    return "Adam" if found == "AdamW" and not nodes.lookup(group, "decoupled_weight_decay") else found
 
 
 def _number(checkpoint: Checkpoint, node: Inert) -> float | None:

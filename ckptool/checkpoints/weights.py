@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
-from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
+from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
@@ -92,8 +92,6 @@ class Weights(NamedTuple):
     The classes of modules whose version is only assumed, by path: no pickle of a whole model has that of a class
     outside torch.
     """
-    unsupported: Mapping[str, Inert] = MappingProxyType({})
-    """What was left out of ``others``, as the target cannot hold it: by the names that it had."""
 
     def without(self, unsupported: Iterable[str]) -> Weights:
         """Return these weights without some of the entries that are no tensors."""
@@ -102,7 +100,6 @@ class Weights(NamedTuple):
             others={name: node for name, node in self.others.items() if name not in gone},
             old_names={name: old for name, old in self.old_names.items() if name not in gone},
             dropped=(*self.dropped, *gone.values()),
-            unsupported={old: self.others[name] for name, old in gone.items()},
         )
 
     @property
@@ -170,10 +167,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
         if named.role in NO_WEIGHTS and not any_role:
             raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named.role]}, no weights"), found)
         return named
-    if checkpoint.form == "archive" and checkpoint.unmerged is not None:
-        raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
-    if checkpoint.form == "archive":
-        raise several_members(checkpoint)
+    refuse_archive(checkpoint)
     meant = [one for one in found if one.role in _ROLES.get(which, ())]
     best = next((one for one in meant if one is checkpoint.weights), None)
     if best is None and any_role and len(found) == 1:
@@ -197,7 +191,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
     if inside and not found:
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
-    raise with_candidates(error, found, "weights" if _are_at_root(found) else option)
+    raise with_candidates(error, found, "weights" if which != "auto" else option)
 
 
 def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> StateDict:
@@ -207,13 +201,7 @@ def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option:
         return named[0]
     if option == "weights":
         raise with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
-    error = with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
-    for one in found:
-        part = key.removeprefix(f"{one.key}.")
-        if one.key and any(name.startswith(f"{part}.") for name in one):
-            error.hint = f"{error.hint}; or migrate a part of {for_shell(one.key)} with `include='{part}.*'`"
-            break
-    raise error
+    raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
 
 
 def _instead(checkpoint: Checkpoint) -> str:
@@ -237,17 +225,18 @@ def without_tensors(checkpoint: Checkpoint) -> str:
     return f"there is no tensor in it, {f'only {some(held)}' if held else EMPTY}"
 
 
-def several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
-    """Return the error for an archive in which several members could be meant."""
+def refuse_archive(checkpoint: Checkpoint) -> None:
+    """Raise AmbiguousWeights for an archive or a folder in which several checkpoints could be meant."""
+    if checkpoint.form != "archive":
+        return
+    if checkpoint.unmerged is not None:
+        raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
-    error = AmbiguousWeights(
-        f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
-        kind="archive",
-    )
-    head = f"{checkpoint.path}::" if checkpoint.path else ""
-    error.candidates = tuple(f"{head}{one.name}" for one in members)
-    error.hint = f"Pick one: {some(error.candidates, _LISTED)}"
-    return error
+    what = f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints"
+    error = AmbiguousWeights(what, kind="archive")
+    error.candidates = tuple(f"{checkpoint.path}::{one.name}" if checkpoint.path else one.name for one in members)
+    error.hint = f"Pick one: {some(list(map(for_shell, error.candidates)), _LISTED)}"
+    raise error
 
 
 def by_name(checkpoint: Checkpoint) -> list[StateDict]:
@@ -263,18 +252,10 @@ def with_candidates(
     if asked:
         near = by_likeness(asked, error.candidates)
         found = sorted(found, key=lambda one: near.index(one.key))
-    if _are_at_root(found):
-        error.hint = f"The only weights in it are at its root: leave `{option}=` out."
-        return error
     keys = [f"{for_shell(one.key or ROOT)}{' (averaged)' * (one.role == 'ema')}" for one in found]
-    pick = f"Pick one with `{'key' if option == 'weights' else option}=`: {some(keys, _LISTED)}"
+    pick = f"Pick one with {'`key=` instead' if option == 'weights' else f'`{option}=`'}: {some(keys, _LISTED)}"
     error.hint = pick if keys else None
     return error
-
-
-def _are_at_root(found: Sequence[StateDict]) -> bool:
-    """Say whether there is one state dict, which no key names, and which is taken where none is asked for."""
-    return len(found) == 1 and not found[0].key and found[0].role in _ROLES["auto"]
 
 
 def prepare(
@@ -325,9 +306,8 @@ def prepare(
 
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
     """Raise AmbiguousFile where two tensors would need one name."""
-    head = f"{state_dict.key}." if state_dict.key else ""
     for given, wanted in checkpoint.contents.clashes.items():
-        if given.startswith(head) and given[len(head) :] in state_dict:
+        if given.startswith(state_dict.head) and given[len(state_dict.head) :] in state_dict:
             raise AmbiguousFile(
                 f"two tensors are called {wanted!r}; the second is listed as {given!r}", kind="ambiguous-name"
             )
@@ -335,7 +315,7 @@ def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
     """Yield the paths, relative to a state dict, of what is to be dropped from it; what is outside goes anyway."""
-    head = f"{state_dict.key}." if state_dict.key else ""
+    head = state_dict.head
     for what in drop:
         for path in to_drop(checkpoint, what):
             if head.startswith(f"{path}."):
@@ -347,7 +327,7 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
 def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
     """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
     if state_dict.class_name is not None:
-        walk = _walk(checkpoint, state_dict)
+        walk = walk_of(checkpoint, state_dict)
         listed = [entry for entry in (walk.entries if walk else ()) if entry.kind is None or entry.name in state_dict]
         return [(entry.name, entry.node) for entry in listed] if len(listed) > len(state_dict) else []
     if state_dict.node is None:
@@ -357,13 +337,13 @@ def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str,
     own = state_dict.own_keys
     if own is None:
         return found
-    head = f"{state_dict.key}." if state_dict.key else ""
+    head = state_dict.head
     return [(key[len(head) :], node) for key, node in found if key in own and key.startswith(head)]
 
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
     if state_dict.class_name is not None:
-        walk = _walk(checkpoint, state_dict)
+        walk = walk_of(checkpoint, state_dict)
         if walk is None:
             return {}
         return {path: {"version": walk.versions.get(path, version_of(cls))} for path, cls in walk.modules}
@@ -374,17 +354,10 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleF
 
 def _assumed(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, str]:
     """Return the modules of a whole model whose version nothing says, by path, and their classes."""
-    walk = _walk(checkpoint, state_dict)
+    walk = walk_of(checkpoint, state_dict)
     if walk is None:
         return {}
     return {path: cls for path, cls in walk.modules if not is_version_known(cls) and path not in walk.versions}
-
-
-def _walk(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None:
-    """Return the walk through a whole model; None for what is none."""
-    if state_dict.class_name is None:
-        return None
-    return next((walk for path, walk in checkpoint.walks if path == state_dict.key), None)
 
 
 def _with_type(name: str, entry: LazyTensor | Inert) -> str:

@@ -60,10 +60,10 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     def look(target: Target, line: ProgressLine) -> Iterator[Result]:
         with open_checkpoint(target.path) as checkpoint:
             if checkpoint.form == "archive" and not checkpoint.tensors:
-                from ckptool.checkpoints.weights import several_members  # few files need it
+                from ckptool.checkpoints.weights import refuse_archive  # few files need it
 
                 with about(checkpoint.path):
-                    raise several_members(checkpoint)
+                    refuse_archive(checkpoint)
             chosen = selection.of(checkpoint)
             found = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
             nothing = selection.nothing(checkpoint.tensors, chosen)

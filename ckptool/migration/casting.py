@@ -67,12 +67,7 @@ class CastSource:
         self._position = 0
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """
-        Return the cast bytes that follow those of the read before; one at 0 begins again.
-
-        Raises:
-            MigrationRefused: A finite value does not fit, and values were not to be saturated.
-        """
+        """Return the cast bytes that follow those of the read before; one at 0 begins again."""
         if offset == 0:
             # A strided or deflated tensor is read once, however many pieces are asked for.
             self._pieces, self._ahead, self._position = self._tensor.chunks(_PIECE_NBYTES), b"", 0
@@ -162,8 +157,8 @@ class Casting:
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
-        key = weights.state_dict.key
-        self.take((name, name, f"{key}.{name}" if key else name, one) for name, one in weights.tensors.items())
+        head = weights.state_dict.head
+        self.take((name, name, head + name, one) for name, one in weights.tensors.items())
         tensors = {name: LazyTensor(name, self.info(tensor.info)) for name, tensor in weights.tensors.items()}
         return weights._replace(tensors=tensors)
 

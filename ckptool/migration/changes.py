@@ -128,9 +128,6 @@ class Changes(NamedTuple):
     def in_full(self) -> Changes:
         """
         Return the same changes with lists of texts, rules for all that changes names, and torch's name of the type.
-
-        Raises:
-            MigrationRefused: A rule for names is not valid.
         """
         given: dict[str, Any] = self._asdict()
         given |= {name: (given[name],) if isinstance(given[name], str) else tuple(given[name]) for name in _LISTS}

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import chain, groupby, islice
 from math import prod
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -34,7 +34,9 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import Casting
+from ckptool.migration.changes import Changes
 from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
+from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
@@ -55,7 +57,7 @@ _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
 _BATCH: Final = 1000
 """How many entries are nodes at a time, as ``pickle`` itself writes them."""
-_K = TypeVar("_K")
+_T = TypeVar("_T")
 Path = tuple[str | int, ...]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 _LAYOUT: Final = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -90,12 +92,7 @@ def _file(name: str, items: Sequence[Item], cut: Sequence[Cut]) -> OutFile:
 
 
 def _content(items: Sequence[Item], cut: Sequence[Cut]) -> Content:
-    """
-    Yield items one behind the other, each as it would be alone.
-
-    Raises:
-        DamagedFile: The source has another checksum for a storage.
-    """
+    """Yield items one behind the other, each as it would be alone."""
     own = array("Q")
     for one in items:
         checksums = yield from torch_zip(_ROOT, one.pickled, one.storages)
@@ -159,33 +156,26 @@ class _Nodes:
     """What is met again and again, as nodes: one for all that are equal, so that readers have few objects as well."""
 
     def __init__(self) -> None:
-        self._sizes: dict[tuple[int, ...], Inert] = {}
-        self._chunks: dict[Box, Inert] = {}
-        self._properties: dict[tuple[DType, bool], Inert] = {}
+        self._made: dict[object, Inert] = {}
         self.shared = {id(_LAYOUT), id(_MEMORY_FORMAT)}
 
+    def _once(self, key: object, make: Callable[[], Inert]) -> Inert:
+        if key not in self._made:
+            made = self._made[key] = make()
+            self.shared.add(id(made))
+        return self._made[key]
+
     def sizes(self, sizes: tuple[int, ...]) -> Inert:
-        return self._sizes.get(sizes) or self._new(self._sizes, sizes, Call(Global("torch", "Size"), (sizes,)))
+        return self._once(sizes, lambda: Call(Global("torch", "Size"), (sizes,)))
 
     def chunk(self, box: Box) -> Inert:
-        known = self._chunks.get(box)
-        if known is not None:
-            return known
         fields: PairList = [("offsets", self.sizes(box[0])), ("sizes", self.sizes(box[1]))]
-        return self._new(self._chunks, box, _object(Global(_MODULE, "ChunkStorageMetadata"), fields))
+        return self._once(box, lambda: _object(Global(_MODULE, "ChunkStorageMetadata"), fields))
 
     def properties(self, dtype: DType, requires_grad: bool) -> Inert:
-        known = self._properties.get((dtype, requires_grad))
-        if known is not None:
-            return known
         made = Call(Global(_MODULE, "TensorProperties"), (), "newobj")
         made.state = (Global("torch", dtype.name), _LAYOUT, requires_grad, _MEMORY_FORMAT, False)
-        return self._new(self._properties, (dtype, requires_grad), made)
-
-    def _new(self, kept: dict[_K, Inert], key: _K, made: Inert) -> Inert:
-        kept[key] = made
-        self.shared.add(id(made))
-        return made
+        return self._once((dtype, requires_grad), lambda: made)
 
 
 def _metadata(entry: Entry, nodes: _Nodes) -> Inert:
@@ -206,7 +196,6 @@ def _object(cls: Global, fields: Pairs) -> Inert:
     return made
 
 
-_Kind: TypeAlias = tuple[DType, tuple[int, ...], bool]
 _ITEM_NBYTES: Final = 64 << 20
 """Of a tensor: whoever loads a part of it reads whole items."""
 _DEEPEST: Final = 500
@@ -214,45 +203,31 @@ _DEEPEST: Final = 500
 _MOST_REPEATED: Final = 10_000
 
 
-def plan_weights(
-    checkpoint: Checkpoint, weights: Weights, most_nbytes: int | None = None, *, drop_unsupported: bool = False
-) -> Planned:
-    """
-    Return how weights become a folder, their names as they are, in files of at most ``most_nbytes`` of items.
-
-    Raises:
-        MigrationRefused: A tensor is one that only its own class can write, and was not to be dropped.
-    """
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Planned:
+    """Return how weights become a folder, their names as they are, in files of at most ``max_shard_size`` of items."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)
     work = _Work(checkpoint.source.cancellation)
     unsupported = []
     for name in each(weights.names, checkpoint.source.cancellation):
         tensor = weights.tensors.get(name)
         if tensor is None:
-            work.value(name, (name,), weights.others[name], rewriter)
+            work.value(name, (name,), weights.others[name], rewriter.for_another_file())
         elif _is_plain(tensor.info):
             work.tensor(name, (name,), tensor.info)
         else:
+            own = rewriter.for_another_file()
             try:
-                work.odd_tensor(name, (name,), tensor.info, rewriter)
+                work.value(name, (name,), own.tensor(tensor.info, detached=True), own)
             except MigrationRefused:
                 unsupported.append(name)
-    refuse_others({name: weights.tensors[name] for name in unsupported}, drop=drop_unsupported)
+    refuse_others({name: weights.tensors[name] for name in unsupported}, drop=changes.drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
-    texts = (f"__metadata__.{key}" for key, _ in weights.texts)
-    return work.plan(tensors.items(), weights.renamed, (*weights.dropped, *unsupported, *texts), {}, most_nbytes)
+    dropped = (*weights.dropped, *unsupported, *(f"__metadata__.{key}" for key, _ in weights.texts))
+    return work.plan(tensors.items(), weights.renamed, dropped, {}, most_nbytes_of(changes))
 
 
-def plan_everything(
-    checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, most_nbytes: int | None = None
-) -> Planned:
-    """
-    Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above.
-
-    Raises:
-        MigrationRefused: Two names would become one, or a key has no text.
-        LimitExceeded: The same things are held again and again.
-    """
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, changes: Changes) -> Planned:
+    """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
 
@@ -274,13 +249,15 @@ def plan_everything(
         elif info is not None:
             work.tensor(name, leaf.path, edited.cast(info))
         else:
-            work.value(name, leaf.path, leaf.node, rewriter)
+            work.value(name, leaf.path, leaf.node, rewriter.for_another_file())
     if casting is not None:
         casting.refuse_what_was_missed(work.storages)
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
-    return work.plan(edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged, most_nbytes)
+    return work.plan(
+        edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged, most_nbytes_of(changes)
+    )
 
 
 class _Work:
@@ -297,25 +274,11 @@ class _Work:
         self._cut: list[Cut] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
-        self._kinds: dict[_Kind, _Kind] = {}
-        """The same ones for all that are alike, as there are many."""
-        self._cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
+        self._alike: dict[Any, Any] = {}
+        """One of those that are equal, as there are many."""
 
-    def value(self, name: str, path: Path, node: Inert, rewriter: TreeRewriter) -> None:
-        """Take what is no tensor, or is one that its own call makes."""
-        self._value(name, path, node, rewriter.for_another_file())
-
-    def odd_tensor(self, name: str, path: Path, info: TensorInfo, rewriter: TreeRewriter) -> None:
-        """
-        Take a tensor that is not plain memory: it becomes a value.
-
-        Raises:
-            MigrationRefused: Only its own class can write it.
-        """
-        own = rewriter.for_another_file()
-        self._value(name, path, own.tensor(info, detached=True), own)
-
-    def _value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
+    def value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
+        """Take what is no tensor, or is one that its own call makes, with a rewriter that no other item has."""
         pickled = write_pickle(node, own, self.cancellation)
         self._enter(Entry(name, path))
         self._values.append(_item(name, None, pickled, own.storages))
@@ -323,7 +286,7 @@ class _Work:
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
         """Take a plain tensor."""
-        boxes = self._boxes(info)
+        boxes = self._one(tuple(_boxes(info)))
         start = len(self._tensors)
         whole = payload_of(LazyTensor(name, info))
         for offsets, sizes in boxes:
@@ -342,13 +305,11 @@ class _Work:
                 self._cut.append((start, len(self._tensors), whole))
             else:
                 self._partly.append(LazyTensor(name, info))
-        kind = (info.dtype, info.shape, info.requires_grad is True)
-        self._enter(Entry(name, path, self._kinds.setdefault(kind, kind), boxes))
+        self._enter(Entry(name, path, self._one((info.dtype, info.shape, info.requires_grad is True)), boxes))
 
-    def _boxes(self, info: TensorInfo) -> tuple[Box, ...]:
-        """Return offsets and sizes of what becomes an item each: the same ones for all that are cut alike."""
-        boxes = tuple(_boxes(info))
-        return self._cuts.setdefault(boxes, boxes)
+    def _one(self, value: _T) -> _T:
+        found: _T = self._alike.setdefault(value, value)
+        return found
 
     def _enter(self, entry: Entry) -> None:
         other = self._entries.setdefault(entry.name, entry)
@@ -455,13 +416,7 @@ def leaves(
     is_tensor: Callable[[Inert], bool],
     cancellation: Cancellation | None = None,
 ) -> Iterator[Leaf]:
-    """
-    Yield the leaves in the order of the tree.
-
-    Raises:
-        MigrationRefused: A key has no plain text, or things are nested too deep for torch.
-        LimitExceeded: The same things are held again and again.
-    """
+    """Yield the leaves in the order of the tree."""
     seen: set[int] = set()
     repeated = 0
     todo: list[Leaf] = [Leaf((), root)]

@@ -172,14 +172,7 @@ def hand_out(
     writing: Writing,
     folder: SinkFolder,
 ) -> list[int]:
-    """
-    Have the files of a folder written as jobs, note what became of them, and return where their payloads begin.
-
-    Raises:
-        SourceChanged: Not all of them are of one source.
-        OutputFailed: One is not there, or not as it was planned.
-        CkptoolError: One could not be written.
-    """
+    """Have the files of a folder written as jobs, note what became of them, and return where their payloads begin."""
     jobs = _jobs(source, target, writing, folder)
     left = {job.number: job for job in jobs}
     starts: dict[int, array[int]] = {}

@@ -24,13 +24,12 @@ a name that says so: what belongs to no member, or has a name twice, would make 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from string import ascii_lowercase, digits
 from struct import pack
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 from zlib import crc32
 
 from ckptool.archives.archive import Archive, Record
@@ -48,12 +47,12 @@ from ckptool.archives.zip_directory import (
 )
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Failure, MigrationRefused, OutputFailed, about
+from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
-from ckptool.migration.changes import Changes, new_tag
+from ckptool.migration.changes import Changes, TargetForm, new_tag
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
@@ -61,18 +60,16 @@ from ckptool.migration.output.editing import (
     FileEdit,
     Operations,
     edit_in_place,
-    no_room,
     not_in_place,
     open_for_editing,
     reader_of,
-    too_long,
 )
 from ckptool.migration.plan import make_plan
 from ckptool.migration.planned import Plan, Planned
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
 from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
-from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file
+from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.pickles import nodes
 from ckptool.pickles.gc_pause import gc_paused
@@ -85,21 +82,12 @@ from ckptool.tensors.payloads import StoragePayload, check_storages
 from ckptool.tensors.tensor import StorageRef
 
 _UNUSED: Final = ".unused"
-_PIECE: Final = 1 << 16
-_BITS: Final = bytes(1 << END_MAGIC.index(byte) if byte in END_MAGIC else 0 for byte in range(256))
-_END_IN: Final = re.compile(b"".join(b"[%s]" % bytes(n for n in range(16) if n >> place & 1) for place in range(4)))
-"""Finds where each byte of the magic is in its place, of either text."""
 _MARKS: Final = digits + ascii_lowercase
 """What the names of old pickles end in: with one of these, a name is as long as that of data.pkl."""
 
 
 def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
-    """
-    Return the edit that gives a zip another pickle under a name.
-
-    Raises:
-        MigrationRefused: It has been edited too often, or something in it looks like the end of a zip.
-    """
+    """Return the edit that gives a zip another pickle under a name."""
     source = archive.source
     directory, _ = find_directory(source)
     record = archive[name]
@@ -209,32 +197,12 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
     """
     Raise MigrationRefused where a reader could find another end record while the guard is poisoned.
 
-    One of a zip inside the zip, in the last bytes of the old or the new file; or one that is made of old bytes and new
-    ones, where a write is torn.
+    One of a zip inside the zip, in the last bytes of the old file, or in what is written.
     """
     start = max(0, edit.guard.offset - END_SEARCH)
-    found = END_MAGIC in poisoned_at(edit.guard, Run(start, source.read(start, source.nbytes - start)))
-    if found or any(_END_IN.search(either) for either in _pieces(source, edit)):
+    old = poisoned_at(edit.guard, Run(start, source.read(start, source.nbytes - start)))
+    if END_MAGIC in old or any(END_MAGIC in poisoned_at(edit.new_guard, run) for run in edit.runs):
         raise not_in_place("something in it looks like the end of a zip, which readers would find meanwhile")
-
-
-def _pieces(source: Source, edit: FileEdit) -> Iterator[bytes]:
-    """
-    Yield, where something is written, which bytes of the magic the old bytes or the new ones are: a bit for each.
-
-    With as much around it as a magic reaches.
-    """
-    for run in edit.runs:
-        data = poisoned_at(edit.new_guard, run)
-        for start in range(run.offset - 3, run.end, _PIECE):  # a local header stands in front of all that is edited
-            stop = min(start + _PIECE, run.end) + 3
-            around = source.read(start, max(0, min(stop, source.nbytes) - start))
-            begin = start - run.offset
-            new = around[: max(0, -begin)] + data[max(0, begin) : stop - run.offset]
-            new += around[len(new) :]
-            old = poisoned_at(edit.guard, Run(start, around)).translate(_BITS)
-            either = int.from_bytes(old, "little") | int.from_bytes(new.translate(_BITS), "little")
-            yield either.to_bytes(max(len(old), len(new)), "little")
 
 
 WORTH_A_CLONE: Final = 1 << 20
@@ -262,66 +230,49 @@ def migrate_in_place(
         UnfinishedEdit: The file has a journal.
     """
     with open_for_editing(path) as fd, about(path):
-        planned, edit, expected = _planned(path, changes, limits, dry_run=dry_run, deep=deep)
-        if expected is None:
-            return planned
-        written = edit_in_place(path, fd, edit, partial(verify_edit, fd, expected, limits), operations)
+        with open_checkpoint(path, limits=limits) as checkpoint:
+            checkpoint.check_index()
+            with gc_paused():
+                plan, edit = plan_edit(checkpoint, changes)
+                plan = plan._replace(target=path)
+                selection.refuse_nothing(checkpoint, plan, changes)
+            planned = report.planned(checkpoint, plan, changes, edit.nbytes)
+            planned = _with_unused(planned, checkpoint, plan)._replace(calls=kept_calls(plan, changes), how="in place")
+            is_done = not (plan.file.retagged or plan.file.renamed or plan.file.dropped)
+            planned = planned._replace(written_nbytes=0 if is_done else edit.written_nbytes)
+            check_cancelled(limits.cancellation)
+            if dry_run or is_done:
+                return planned
+            checkpoint.release_tree()
+            if deep:
+                check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
+            checkpoint.check_unchanged()
+            expected = list(expected_tensors(plan, in_its_file))
+        written = edit_in_place(path, fd, edit, partial(_verify, fd, expected, limits), operations)
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
 
-def _planned(
-    path: str, changes: Changes, limits: Limits, *, dry_run: bool, deep: bool
-) -> tuple[MigrationReport, FileEdit, list[Expected] | None]:
-    """
-    Return what is to be done, and the tensors that are to be in the file; None where nothing is done.
-
-    What was read for it is let go.
-    """
-    opened = partial(open_checkpoint, path, limits=limits)
-    with opened() as checkpoint:
-        checkpoint.check_index()
-        with gc_paused():
-            edit = plan_edit(checkpoint, changes)
-            edit = edit._replace(plan=edit.plan._replace(target=path))
-            selection.refuse_nothing(checkpoint, edit.plan, changes)
-        planned = report_of(checkpoint, edit, changes)
-        planned = planned._replace(calls=kept_calls(edit.plan, changes, opened), how="in place")
-        check_cancelled(limits.cancellation)
-        if dry_run or edit.changes_nothing:
-            return planned, edit.edit, None
-        checkpoint.release_tree()
-        if deep:
-            check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
-        checkpoint.check_unchanged()
-        return planned, edit.edit, list(expected_tensors(edit.plan, in_its_file))
+def _verify(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
+    """Read an edited file back, and compare all that its index says with the plan."""
+    with (
+        reading_back(None, "The file is what it was before."),
+        reader_of(fd) as reader,
+        gc_paused(),
+        open_checkpoint(reader, limits=limits) as found,
+    ):
+        compare_tensors(found, expected, in_its_file)
 
 
-def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> MigrationReport:
-    """Return the report of an edit that is planned, and not carried out yet."""
-    planned = report.planned(checkpoint, edit.plan, changes, edit.edit.nbytes)
-    unused = show_nbytes(edit.unused_nbytes)
-    note = f"{unused} of what is left out stay in the file, unused; with `compact=True` they go"
-    return planned._replace(
-        written_nbytes=0 if edit.changes_nothing else edit.edit.written_nbytes,
-        notes=(*planned.notes, note) if edit.unused_nbytes else planned.notes,
-        unused_nbytes=edit.unused_nbytes,
-    )
-
-
-def verify_edit(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
-    """
-    Read an edited file back, and compare all that its index says with the plan.
-
-    Raises:
-        OutputFailed: It is not what was planned.
-    """
-    with reader_of(fd) as reader:
-        try:
-            with gc_paused(), open_checkpoint(reader, limits=limits) as found:
-                compare_tensors(found, expected, in_its_file)
-        except Failure as error:
-            what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
-            raise OutputFailed(what, kind="verification-failed", hint="The file is what it was before.") from error
+def _with_unused(planned: MigrationReport, checkpoint: Checkpoint, plan: Plan) -> MigrationReport:
+    """Return a report that says how many bytes of tensors nothing in the edited file refers to any more."""
+    rebuilder, used = checkpoint.rebuilder, {storage.offset for storage in _storages(plan.file)}
+    if rebuilder is None or not plan.file.dropped:
+        return planned
+    stored = [rebuilder.storage(node) for one in checkpoint.pickles for node in one.persistent_ids]
+    known = {one.ref.offset: one.ref.nbytes for one in stored if one is not None}
+    nbytes = sum(size for offset, size in known.items() if offset not in used)
+    note = f"{show_nbytes(nbytes)} of what is left out stay in the file, unused; with `compact=True` they go"
+    return planned._replace(unused_nbytes=nbytes, notes=(*planned.notes, note) if nbytes else planned.notes)
 
 
 def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | None:
@@ -333,182 +284,106 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
     if is_far(plan.target) or source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
         return None
     try:
-        planned, edit, _ = plan_edit(checkpoint, changes)
+        planned, edit = plan_edit(checkpoint, changes)
     except MigrationRefused:  # a copy does more
         return None
     clone = plan.file.files[0]._replace(nbytes=edit.nbytes, payloads=(), base=source, edits=edit.runs, reader=None)
     return planned._replace(target=plan.target, file=replace(planned.file, files=[clone]))
 
 
-class EditPlan(NamedTuple):
-    """An edit of a file, and the migration that it carries out."""
-
-    plan: Plan
-    edit: FileEdit
-    unused_nbytes: int
-    """Bytes of tensors that stay in the file though nothing refers to them any more."""
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether the file has all that was asked for already."""
-        file = self.plan.file
-        return not (file.retagged or file.renamed or file.dropped)
-
-
-def plan_edit(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
-    """
-    Return the edit of a file that makes the changes.
-
-    Raises:
-        MigrationRefused: They cannot be made in place, or in no way.
-        WeightsNotFound: No state dict is the one that was asked for.
-    """
-    _refuse_changes(changes)
-    _refuse_file(checkpoint)
-    index = checkpoint.traits.edited_by
-    if index == "header":
-        return _of_header(checkpoint, changes)
-    return _of_member(checkpoint, changes) if index == "member" else _of_stream(checkpoint, changes)
-
-
-def _of_header(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
-    source = checkpoint.source
-    start = _LENGTH_NBYTES + int.from_bytes(source.read(0, _LENGTH_NBYTES), "little")
-    plan = make_plan(checkpoint, None, changes, kept=Kept(tensors_at=start))
-    if plan.form != "safetensors":
-        raise _refused(f"form {plan.form!r} of a safetensors file")
-    return EditPlan(plan, _plan_header(source, plan.file), 0)
-
-
-def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
-    archive, name = checkpoint.archives[0], checkpoint.streams[0].record
-    deflated = [record.name for record in archive.values() if record.compression != "stored"]
-    if deflated:
-        raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
-    plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsMembers, archive[name].nbytes))
-    _refuse_other_form(plan)
-    unused = _unused_nbytes(checkpoint, plan.file) if plan.file.dropped else 0
-    return EditPlan(plan, plan_zip(archive, name, plan.file.pickles[0]), unused)
-
-
-def _of_stream(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
-    for whole in (False, True):
-        room = tree_room(checkpoint, whole=whole)
-        plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsStream, room))
-        _refuse_other_form(plan)
-        if len(plan.file.pickles[0]) == room:
-            break
-    return EditPlan(plan, _plan_stream(checkpoint, plan.file), 0)
-
-
-def _refuse_other_form(plan: Plan) -> None:
-    if plan.form != "same":
-        raise _refused(f"form {plan.form!r}")
-
-
-def _unused_nbytes(checkpoint: Checkpoint, file: Planned) -> int:
-    """Return how many bytes of tensors nothing in the edited file refers to."""
-    used = {storage.offset for storage in _storages(file)}
-    known = {storage.offset: storage.nbytes for storage in _stored(checkpoint)}
-    return sum(nbytes for offset, nbytes in known.items() if offset not in used)
-
-
-def _storages(file: Planned) -> list[StorageRef]:
-    return [one.storage for one in file.payloads if isinstance(one, StoragePayload)]
-
-
-def _stored(checkpoint: Checkpoint) -> list[StorageRef]:
-    """Return every storage that the tree refers to."""
-    rebuilder = checkpoint.rebuilder
-    found = [rebuilder.storage(node) for one in checkpoint.pickles for node in one.persistent_ids] if rebuilder else []
-    return [one.ref for one in found if one is not None]
-
-
-def _refuse_changes(changes: Changes) -> None:
+def plan_edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
+    """Return the migration that an edit of a file carries out, and the edit."""
     given = {name: value for name, value in changes._asdict().items() if name in _WRITES_ALL and value}
+    given |= {"form": changes.form} if changes.form not in (None, "same", "safetensors") else {}
+    given |= {"weights": changes.weights} if changes.weights != "auto" else {}
     for name, value in given.items():
         raise _refused(f"`{name}={value!r}` changes more than names, devices and metadata")
-    if changes.form not in (None, "same", "safetensors"):
-        raise _refused(f"`form={changes.form!r}` changes more than names, devices and metadata")
-    if changes.weights != "auto":
-        raise _refused(f"`weights={changes.weights!r}` takes a part")
-
-
-def _refuse_file(checkpoint: Checkpoint) -> None:
-    if checkpoint.traits.edited_by is None or checkpoint.member or not isinstance(checkpoint.source, FileSource):
+    index = checkpoint.traits.edited_by
+    if index is None or checkpoint.member or not isinstance(checkpoint.source, FileSource):
         what = f"a member of a file of {checkpoint.format}" if checkpoint.member else f"a file of {checkpoint.format}"
         raise _refused(f"{what}, and torch zips, legacy streams and safetensors files are edited in place")
     for note in checkpoint.notes:
         raise _refused(f"it is not as usual, so that readers may differ: {note}")
+    return {"header": _of_header, "member": _of_member, "pickles": _of_stream}[index](checkpoint, changes)
+
+
+def _plan_of(checkpoint: Checkpoint, changes: Changes, form: TargetForm, kept: Kept) -> Plan:
+    plan = make_plan(checkpoint, None, changes, kept=kept)
+    if plan.form != form:
+        raise _refused(f"form {plan.form!r} of a file of {checkpoint.format}")
+    return plan
 
 
 def _refused(fact: str) -> MigrationRefused:
     return not_in_place(f"cannot be done in place: {fact}")
 
 
-def _plan_header(source: Source, plan: Planned) -> FileEdit:
-    """
-    Return the edit that gives a file another header.
+def _too_long(what: str, needed: int, room: int) -> MigrationRefused:
+    """Return the error for an index that would be longer than the old one."""
+    fact = f"{what} would have {needed:,} bytes, and there is room for {room:,}"
+    hint = "Shorter names fit. Else write a copy instead."
+    return MigrationRefused(fact, kind="no-room", hint=hint, needed=needed, actual=room)
 
-    Raises:
-        MigrationRefused: The header is too long, or some bytes would be no tensor's, which the format does not allow.
-    """
+
+def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
+    """Return what gives a safetensors file another header, of which all other bytes have to be some tensor's."""
+    source = checkpoint.source
     length = source.read(0, _LENGTH_NBYTES)
     room = int.from_bytes(length, "little")
-    _refuse_gaps(plan, _LENGTH_NBYTES + room, source.nbytes)
-    header = plan.header.rstrip(b" ")
-    if len(header) > room:
-        raise too_long("the header", len(header), room)
-    runs = (Run(_LENGTH_NBYTES, header.ljust(room)),)
-    return FileEdit(source.nbytes, runs, Run(0, length), Run(0, length))
-
-
-def _refuse_gaps(plan: Planned, start: int, end: int) -> None:
-    stored = [info.storage for _, info in plan.expected if info.storage is not None]
-    position = start
-    for begin, stop in sorted((storage.offset, storage.offset + storage.nbytes) for storage in stored):
-        if begin == position:
-            position = stop
-    if position != end:
+    plan = _plan_of(checkpoint, changes, "safetensors", Kept(tensors_at=_LENGTH_NBYTES + room))
+    stored = [info.storage for _, info in plan.file.expected if info.storage is not None]
+    position = _LENGTH_NBYTES + room
+    for begin, nbytes in sorted((storage.offset, storage.nbytes) for storage in stored):
+        position += nbytes * (begin == position)
+    if position != source.nbytes:
         raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")
+    header = plan.file.header.rstrip(b" ")
+    if len(header) > room:
+        raise _too_long("the header", len(header), room)
+    runs = (Run(_LENGTH_NBYTES, header.ljust(room)),)
+    return plan, FileEdit(source.nbytes, runs, Run(0, length), Run(0, length))
 
 
-def tree_room(checkpoint: Checkpoint, *, whole: bool) -> int:
-    """Return how long the pickle of the tree may be; with ``whole``, where the keys behind it are written shorter."""
+def _of_member(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
+    """Return what gives a zip another pickle."""
+    archive, name = checkpoint.archives[0], checkpoint.streams[0].record
+    deflated = [record.name for record in archive.values() if record.compression != "stored"]
+    if deflated:
+        raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
+    plan = _plan_of(checkpoint, changes, "same", Kept(KeepsMembers, archive[name].nbytes))
+    return plan, plan_zip(archive, name, plan.file.pickles[0])
+
+
+def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
+    """Return what gives a legacy stream another tree: of the old length, or of that with the keys written shorter."""
     *_, tree, keys = checkpoint.pickles
-    return keys.end - tree.start - len(_keys(checkpoint)) if whole else tree.end - tree.start
-
-
-def _plan_stream(checkpoint: Checkpoint, plan: Planned) -> FileEdit:
-    """
-    Return the edit that gives a stream another tree.
-
-    Raises:
-        MigrationRefused: The tree is too long, or does not refer to all storages any more.
-    """
-    *_, tree, keys = checkpoint.pickles
-    stored = {storage.key for storage in _storages(plan)}
-    listed = [str(key) for key in keys.root] if isinstance(keys.root, list) else []
-    if stored != set(listed):
-        left = len(set(listed) - stored)
-        raise not_in_place(
-            f"{left:,} of its {len(listed):,} storages would be in the file and be nobody's, which torch refuses"
-        )
-    new = tree_pickle = plan.pickles[0]
-    if len(new) != tree.end - tree.start:
-        new += _keys(checkpoint)
-    room = (keys.end if len(new) > len(tree_pickle) else tree.end) - tree.start
-    if len(new) < room:
-        few = f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short"
-        raise no_room(few, room, len(new), "A name that is longer or shorter by one character fits.")
+    behind, room = b"", tree.end - tree.start
+    plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room))
+    if len(plan.file.pickles[0]) != room:
+        behind, room = _keys(checkpoint), keys.end - tree.start
+        plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room - len(behind)))
+    stored = {storage.key for storage in _storages(plan.file)}
+    listed = {str(key) for key in keys.root} if isinstance(keys.root, list) else set()
+    if stored != listed:
+        left = f"{len(listed - stored):,} of its {len(listed):,} storages"
+        raise not_in_place(f"{left} would be in the file and be nobody's, which torch refuses")
+    new = plan.file.pickles[0] + behind
     if len(new) > room:
-        raise too_long("its pickles", len(new), room)
+        raise _too_long("its pickles", len(new), room)
+    if len(new) < room:
+        what = f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short"
+        hint = "A name that is longer or shorter by one character fits. Else write a copy instead."
+        raise MigrationRefused(what, kind="no-room", hint=hint, needed=len(new), actual=room)
     guard = Run(0, checkpoint.source.read(0, _GUARD_NBYTES))
-    return FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), guard, guard)
+    return plan, FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), guard, guard)
+
+
+def _storages(file: Planned) -> list[StorageRef]:
+    return [one.storage for one in file.payloads if isinstance(one, StoragePayload)]
 
 
 def _keys(checkpoint: Checkpoint) -> bytes:
-    """Return the pickle of the list of keys, as short as it can be."""
+    """Return the pickle of the list of keys of a legacy stream, as short as it can be."""
     keys = checkpoint.pickles[-1]
     texts = keys.root if isinstance(keys.root, list) else []
     encoded = [one.encode() for one in texts if isinstance(one, str)]

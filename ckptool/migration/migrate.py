@@ -158,8 +158,7 @@ def migrate_by(
         CkptoolError: What ``migrate`` raises.
     """
     asked = _checked(changes, dst)
-    opened = partial(open_checkpoint, src, limits=limits)
-    with opened() as checkpoint, about(checkpoint.path):
+    with open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, dst, asked)
@@ -170,7 +169,7 @@ def migrate_by(
         plan = clone or plan
         planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        planned = planned._replace(calls=kept_calls(plan, asked, opened), how="clone" if clone else "copy")
+        planned = planned._replace(calls=kept_calls(plan, asked), how="clone" if clone else "copy")
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import SAVE_WHOLE, refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
-from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
+from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
-from ckptool.migration.planned import Plan, Planned
+from ckptool.migration.planned import Plan
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept
@@ -38,7 +37,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
         MigrationRefused: It would lose or confuse something.
     """
-    _refuse_archive(checkpoint)
+    refuse_archive(checkpoint)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
     form = _form(dst, checkpoint, changes)
@@ -52,31 +51,41 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
-    root = archive_root(target)
-    if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
-        from ckptool.migration import dcp_plan
-
-        names = _read_of_all(checkpoint, names)
-        edited = torch_plan.edit_everything(
-            checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
-        )
-        folder = dcp_plan.plan_everything(checkpoint, edited, casting, _most_nbytes(changes))
-        return Plan(form, target, folder, changes.to, names, casting=casting)
-    if form == "same" or (form == "model" and changes.model is None):
+    root, layout = archive_root(target), kept or Kept()
+    is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes)
+    if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
         names = _read_of_all(checkpoint, names)
-        whole = torch_plan.plan_same(
-            checkpoint,
-            names,
-            changes.to,
-            root,
-            wrappers=wrappers,
-            drop=tuple(changes.drop),
-            model=model,
-            casting=casting,
-            kept=kept or Kept(),
+        edited = torch_plan.edit_everything(
+            checkpoint, names, changes, wrappers=wrappers, model=model, casting=casting, rewriter_type=layout.rewriter
         )
-        return Plan(form, target, whole, changes.to, names, casting=casting, keeps_layout=kept is not None)
+        if is_whole_dcp:
+            from ckptool.migration import dcp_plan
+
+            file = dcp_plan.plan_everything(checkpoint, edited, casting, changes)
+        else:
+            file = torch_plan.plan_everything(checkpoint, edited, casting, root, layout.pickled_nbytes)
+        return Plan(form, target, file, changes.to, names, casting=casting, keeps_layout=kept is not None)
+    weights, names = _prepared(checkpoint, form, changes, names, casting)
+    if form == "model":
+        changes = changes._replace(to="cpu")  # it is built there
+    if form == "safetensors":
+        from ckptool.migration import safetensors_plan
+
+        file = safetensors_plan.plan_weights(checkpoint, weights, changes, layout.tensors_at)
+    elif form == "dcp":
+        from ckptool.migration import dcp_plan  # most plans are of files
+
+        file = dcp_plan.plan_weights(checkpoint, weights, changes)
+    else:
+        file = torch_plan.plan_weights(checkpoint, weights, changes, root)
+    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None)
+
+
+def _prepared(
+    checkpoint: Checkpoint, form: TargetForm, changes: Changes, names: NameChanges, casting: Casting | None
+) -> tuple[Weights, NameChanges]:
+    """Return the weights that were asked for as they are to be written, and the changes of their names as read."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -90,41 +99,11 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
     refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
-    if form == "model":  # it is built from tensors alone, on the CPU
-        weights, changes = weights.without(weights.others), changes._replace(to="cpu")
+    if form == "model":  # it is built from tensors alone
+        weights = weights.without(weights.others)
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    file = _of_weights(checkpoint, weights, form, changes, root, kept)
-    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None)
-
-
-def _of_weights(
-    checkpoint: Checkpoint,
-    weights: Weights,
-    form: TargetForm,
-    changes: Changes,
-    root: str,
-    kept: Kept | None,
-) -> Planned:
-    """Return how weights are written in a form."""
-    if form == "safetensors":
-        from ckptool.migration import safetensors_plan
-
-        return safetensors_plan.plan(
-            weights,
-            _most_nbytes(changes),
-            expand_tied=changes.expand_tied,
-            drop_unsupported=changes.drop_unsupported,
-            cancellation=checkpoint.source.cancellation,
-            start=kept.tensors_at if kept is not None else None,
-            has_order=bool(checkpoint.recorded.order),
-        )
-    if form == "dcp":
-        from ckptool.migration import dcp_plan  # most plans are of files
-
-        most = _most_nbytes(changes)
-        return dcp_plan.plan_weights(checkpoint, weights, most, drop_unsupported=changes.drop_unsupported)
-    return torch_plan.plan_weights(checkpoint, weights, changes.to, root)
+    return weights, names
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
@@ -150,27 +129,6 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
     """Return changes with their globs read: as names of state dicts, or as full paths."""
     there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
     return names._replace(filter=names.filter.read(there))
-
-
-def _most_nbytes(changes: Changes) -> int | None:
-    """Return how large a file of a folder may be; None where there is no such limit."""
-    if changes.max_shard_size is None:
-        return None
-    from ckptool.migration.safetensors_plan import size_in_bytes  # most plans are of files
-
-    return size_in_bytes(changes.max_shard_size)
-
-
-def _refuse_archive(checkpoint: Checkpoint) -> None:
-    if checkpoint.form == "archive" and checkpoint.unmerged is not None:
-        raise MigrationRefused(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
-    if checkpoint.form == "archive":
-        members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
-        raise MigrationRefused(
-            f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
-            kind="archive",
-            hint=f"Pick one: {', '.join(members)}",
-        )
 
 
 def _has_state_dict(checkpoint: Checkpoint) -> bool:

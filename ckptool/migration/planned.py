@@ -125,9 +125,6 @@ def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]
     Return the names in each file: they are filled in order.
 
     What is larger than a file may be has one of its own, before the one that is being filled.
-
-    Raises:
-        MigrationRefused: There would be too many to be read.
     """
     files: list[list[str]] = []
     current: list[str] = []

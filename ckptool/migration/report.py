@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.summary import count, wrappers_in_front
@@ -107,7 +107,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
     """Return the report of a migration that is planned, and not carried out yet, to a file or folder of ``nbytes``."""
     nbytes = plan.file.nbytes if nbytes is None else nbytes
     key = None if plan.weights is None else plan.weights.state_dict.key
-    dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
+    dropped = [(plan.weights.state_dict.head if plan.weights else "") + name for name in plan.file.dropped]
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
     dropped += outside
     at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
@@ -188,7 +188,7 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
 def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:
     """Return the names that the weights have in a result that holds everything."""
     chosen, new = checkpoint.weights, dict(renamed)
-    head = f"{chosen.key}." if chosen is not None and chosen.key else ""
+    head = chosen.head if chosen is not None else ""
     return [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
 
 
@@ -210,12 +210,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from plan.file.notes
-    yield from _too_large(plan, changes)
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)
     if plan.weights is not None:
         yield from _outside(checkpoint, plan.weights)
-        yield from _of_copies(checkpoint, plan.weights.state_dict)
+        yield from _of_averages(checkpoint, plan.weights.state_dict)
     yield from selection.notes(checkpoint, plan, changes)
     yield from _unlike_asked(checkpoint, plan, changes)
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
@@ -258,7 +257,7 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     if plan.weights is not None or checkpoint.weights is None or not plan.file.dropped:
         return
     gone = tuple(f"{path}." for path in plan.file.dropped)
-    head = f"{checkpoint.weights.key}." if checkpoint.weights.key else ""
+    head = checkpoint.weights.head
     lost = [name for name in checkpoint.weights if f"{head}{name}.".startswith(gone) and not name.endswith(_BUFFERS)]
     for path, _, pairs, role in states(checkpoint):
         if lost and role == "optimizer" and not f"{path}.".startswith(gone):
@@ -290,18 +289,6 @@ def _prefixes(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"
 
 
-def _too_large(plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield which tensors of a folder of shards are larger than a shard was to be."""
-    if plan.form == "safetensors" and changes.max_shard_size is not None:
-        from ckptool.migration.safetensors_plan import size_in_bytes  # most plans are of files
-
-        most = size_in_bytes(changes.max_shard_size)
-        larger = [name for name, info in plan.file.expected if name is not None and info.nbytes > most]
-        many = f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"
-        if larger:
-            yield f"{many}, and alone in a file: {some(larger)}"
-
-
 def _assumed_versions(weights: Weights) -> Iterator[str]:
     """Yield for which classes a version is written that the file does not say."""
     classes = list(dict.fromkeys(weights.assumed.values()))
@@ -314,20 +301,18 @@ def _assumed_versions(weights: Weights) -> Iterator[str]:
 
 def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
     """Yield which tensors of a whole model are left out, as its state_dict() does not give them."""
-    key = weights.state_dict.key
     if weights.state_dict.class_name is not None:
-        names = [name for name in checkpoint.attributes if not key or name.startswith(f"{key}.")]
+        names = [name for name in checkpoint.attributes if name.startswith(weights.state_dict.head)]
         if names:
             many = counted(len(names), "tensor")
-            foreign = [cls for path, walk in checkpoint.walks if path == key for cls in walk.foreign_classes]
+            walk = walk_of(checkpoint, weights.state_dict)
+            foreign = walk.foreign_classes if walk is not None else []
             more = f"; {some(foreign)} may save more in code" if foreign else ""
             yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}{more}"
 
 
-def _of_copies(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
-    """Yield where else the chosen weights are, and which of them are averages."""
-    if also := checkpoint.also_under(chosen.key):
-        yield f"the same weights are under {some(also)}, too"
+def _of_averages(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
+    """Yield what became of averages that stand among other weights."""
     if all(one is not chosen for one in checkpoint.state_dicts):
         averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
         yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"

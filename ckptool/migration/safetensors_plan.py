@@ -25,10 +25,12 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Recorded
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
+from ckptool.migration.changes import Changes
 from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
@@ -71,27 +73,15 @@ class Selected(NamedTuple):
         return Recorded(self.tied, () if tuple(self.tensors) == names else tuple(self.tensors), weights.modules, texts)
 
 
-def plan(
-    weights: Weights,
-    most_nbytes: int | None = None,
-    *,
-    expand_tied: bool = False,
-    drop_unsupported: bool = False,
-    cancellation: Cancellation | None = None,
-    start: int | None = None,
-    has_order: bool = False,
-) -> Planned:
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None) -> Planned:
     """
-    Return how the weights become a safetensors file, or with ``most_nbytes`` a folder of shards.
+    Return how the weights become a safetensors file, or with ``max_shard_size`` a folder of shards.
 
-    Tensors of a file stay where they are if they begin at ``start``; where it ``has_order``, its record of that stays,
-    too, if there is room.
-
-    Raises:
-        MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped; or there would be too
-            many shards to be read.
+    Tensors of a file stay where they are if they begin at ``start``; where it has a record of the order of names, that
+    stays, too, if there is room.
     """
-    chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
+    cancellation, most_nbytes = checkpoint.source.cancellation, most_nbytes_of(changes)
+    chosen = _select(weights, changes, cancellation)
     kept = chosen.kept
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
     parts = [] if most_nbytes is None else split(sizes, most_nbytes)
@@ -103,7 +93,7 @@ def plan(
     recorded = chosen.recorded(weights, order)
     name = "model.safetensors" if is_folder else ""
     file, header = _pack(name, kept, encode(recorded), cancellation, start)
-    if has_order and start is not None and not recorded.order:
+    if checkpoint.recorded.order and start is not None and not recorded.order:
         text = encode(recorded._replace(order=tuple(chosen.tensors)))
         longer, longer_header = _pack(name, kept, text, cancellation, start)
         if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES:
@@ -140,19 +130,12 @@ def _shards(
     )
 
 
-def select(
-    weights: Weights, *, expand_tied: bool, drop_unsupported: bool, cancellation: Cancellation | None
-) -> Selected:
-    """
-    Return the tensors of the weights that the format can hold, and which of their names are tied.
-
-    Raises:
-        MigrationRefused: An entry is one that it cannot hold, and was not to be dropped.
-    """
+def _select(weights: Weights, changes: Changes, cancellation: Cancellation | None) -> Selected:
+    """Return the tensors of the weights that the format can hold, and which of their names are tied."""
     unsupported = {
         name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
     }
-    refuse_others({**unsupported, **weights.others}, drop=drop_unsupported)
+    refuse_others({**unsupported, **weights.others}, drop=changes.drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
             "safetensors keeps the name '__metadata__' for itself",
@@ -160,7 +143,7 @@ def select(
             hint="Rename it with `rename=`.",
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
-    tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))
+    tied = {} if changes.expand_tied else _tied(each(tensors.items(), cancellation))
     return Selected(tensors, tied, (*weights.dropped, *unsupported, *weights.others))
 
 
@@ -255,6 +238,11 @@ def size_in_bytes(size: int | str) -> int:
             f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
         )
     return nbytes
+
+
+def most_nbytes_of(changes: Changes) -> int | None:
+    """Return how large a file of a folder may be; None where there is no such limit."""
+    return None if changes.max_shard_size is None else size_in_bytes(changes.max_shard_size)
 
 
 def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -> str | None:

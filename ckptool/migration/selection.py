@@ -8,10 +8,10 @@ One of them would keep it from every tensor in the file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import takewhile
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -27,9 +27,7 @@ from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.renaming import Trials, matched
 from ckptool.pickles.nodes import Inert
-from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
-from ckptool.sources.source import BytesSource
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -59,14 +57,7 @@ def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule
 
 
 def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None:
-    """
-    Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name.
-
-    Raises:
-        IncompleteWeights: Most weights are stubs.
-        MigrationRefused: No tensor is left, or none that has elements, or something matches no name; or what is
-            quantised would mean nothing any more.
-    """
+    """Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name."""
     wrong = None if changes.break_quantized else broken(checkpoint, plan)
     if wrong is not None:
         raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(checkpoint.part_of))
@@ -144,7 +135,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     """Return which quantised weights a plan casts, or leaves without their scales; None if it does not."""
     weights, file = plan.weights, plan.file
     old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
-    head = f"{weights.state_dict.key}." if weights is not None and weights.state_dict.key else ""
+    head = weights.state_dict.head if weights is not None else ""
     types = {name: info.dtype.name for name, info in file.expected if name is not None}
     types |= {name: types[kept] for name, kept in file.tied.items()}
     names = {head + old.get(name, name): name for name in types}
@@ -204,11 +195,7 @@ def _sides(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[tup
         return
     yield [tensor.info for tensor in checkpoint.tensors.values()], left
     if changes.include or changes.exclude:
-        paths = {
-            f"{one.key}.{name}" if one.key else name: tensor.info
-            for one in by_name(checkpoint)
-            for name, tensor in one.items()
-        }
+        paths = {one.head + name: tensor.info for one in by_name(checkpoint) for name, tensor in one.items()}
         yield list(paths.values()), [paths[path] for path in paths.keys() - set(plan.file.dropped)]
 
 
@@ -226,9 +213,8 @@ def _nearest(glob: str, names: Mapping[str, Sequence[str]]) -> str:
     text = glob.partition("=")[0].strip("*?.^$")
 
     def likeness(place: tuple[str, str]) -> tuple[bool, int]:
-        pairs = (zip(path, text, strict=False) for path in (place[1], ".".join(place)))
-        common = (takewhile(lambda pair: pair[0] == pair[1], path) for path in pairs)
-        return text in place[1], max(sum(1 for _ in one) for one in common)
+        paths = place[1], ".".join(place)
+        return text in place[1], max(len(os.path.commonprefix((text, path))) for path in paths)  # noqa: RUF071 - letters
 
     near = nlargest(_NEAREST, ((key, name) for key, own in names.items() for name in own), key=likeness)
     return f"The nearest names are {', '.join(name for _, name in near)}." if near else ""
@@ -246,49 +232,21 @@ def _words(option: str, values: Sequence[str]) -> str:
     return ", ".join(f"{option} {value!r}" for value in values)
 
 
-_ARRAYS: Final = frozenset(
-    (f"numpy.{module}", name)
-    for module, name in (
-        ("core.multiarray", "_reconstruct"),
-        ("_core.multiarray", "_reconstruct"),
-        ("core.numeric", "_frombuffer"),
-        ("_core.numeric", "_frombuffer"),
-    )
-)
-"""What pickles call for numpy's arrays."""
-
-
 def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> Weights:
-    """
-    Return weights that ``torch.load`` opens, whatever lies in their entries that are no tensors.
-
-    Raises:
-        MigrationRefused: There are entries that it refuses, and they were not to be dropped.
-    """
+    """Return weights that ``torch.load`` opens, whatever lies in their entries that are no tensors."""
     refused = dict(_refused(checkpoint, weights.others)) if weights.others else {}
     if refused and not drop:
         from ckptool.pickles.describe import kind_of
 
         entries = {name: weights.others[name] for name in refused}
         named = [f"{name!r} ({kind_of(entry)}: {refused[name]})" for name, entry in entries.items()]
-        ways = [
-            "Leave them out with `drop_unsupported=True`.",
-            "Keep them with `keep_calls=True`, for torch.load(weights_only=False).",
-        ]
-        if any(holds_data(checkpoint, entry) for entry in entries.values()):
-            ways.reverse()
         raise MigrationRefused(
             f"{counted(len(refused), 'entry')} that torch.load() refuses by default: {some(named)}",
             kind="unsupported-entries",
-            hint=" ".join(ways),
+            hint="Keep them with `keep_calls=True`, for torch.load(weights_only=False), or leave them out with "
+            "`drop_unsupported=True`.",
         )
     return weights.without(refused) if refused else weights
-
-
-def holds_data(checkpoint: Checkpoint, entry: Inert) -> bool:
-    """Say whether there are tensors or numpy's arrays in an entry."""
-    found = read_pickle(BytesSource(_pickle_of(checkpoint, entry)))
-    return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
 
 
 def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[tuple[str, str]]:

@@ -25,24 +25,12 @@ from ckptool.torch_ops.device_names import device_meant
 if TYPE_CHECKING:
     from ckptool.sources.folder import FolderSource
 
-_OTHERS: Final = {
-    "ONNX": (".onnx",),
-    "GGUF": (".gguf", ".ggml"),
-    "numpy": (".npz", ".npy"),
-    "HDF5": (".h5", ".hdf5"),
-    "Keras": (".keras",),
-    "TensorFlow": (".tflite", ".pb"),
-    "Core ML": (".mlmodel", ".mlpackage"),
-    "Flax": (".msgpack",),
-    "TensorRT": (".engine", ".trt"),
-    "OpenVINO": (".xml",),
-    "joblib": (".joblib",),
-    "torch.export": (".pt2",),
-    "gzip": (".gz", ".tgz"),
-    "text": (".json", ".txt", ".csv", ".yaml", ".yml", ".toml", ".md", ".html", ".py"),
-}
-_OTHER_BY_SUFFIX: Final = {suffix: who for who, suffixes in _OTHERS.items() for suffix in suffixes}
-"""Who writes files with a suffix that no checkpoint of torch and no safetensors file has."""
+_OTHERS: Final = frozenset({
+    ".onnx", ".gguf", ".ggml", ".npz", ".npy", ".h5", ".hdf5", ".keras", ".tflite", ".pb", ".mlmodel", ".mlpackage",
+    ".msgpack", ".engine", ".trt", ".xml", ".joblib", ".pt2", ".gz", ".tgz", ".json", ".txt", ".csv", ".yaml", ".yml",
+    ".toml", ".md", ".html", ".py",
+})  # fmt: skip
+"""Suffixes that no checkpoint of torch and no safetensors file has."""
 
 
 def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
@@ -51,9 +39,6 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
     In a folder it has the source's own name. Beside the source, the name says what was done, by the form and the
     ``marks``: ``model.cpu.pth``.
-
-    Raises:
-        MigrationRefused: ``dst`` is named as something that is not written, or is a part of the source.
     """
     refuse_address(dst)
     if dst is not None and not is_folder(dst):
@@ -72,12 +57,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 
 def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
-    """
-    Return the path of a folder to write: ``dst``, or one beside the source.
-
-    Raises:
-        MigrationRefused: ``dst`` is named as a file is, or the source is in it.
-    """
+    """Return the path of a folder to write: ``dst``, or one beside the source."""
     refuse_address(dst)
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
@@ -87,7 +67,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     bare = dst.rstrip(os.sep + (os.altsep or "")) or dst
     path = dst if is_far(dst) else bare
     suffix = os.path.splitext(bare)[1].lower()
-    if suffix in _OTHER_BY_SUFFIX or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
+    if suffix in _OTHERS or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
         raise MigrationRefused(
             f"{os.path.basename(bare)!r} is the name of a file, and a folder is to be written",
             kind="another-suffix",
@@ -172,15 +152,15 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
     """Raise MigrationRefused if readers would take the file for something else, by its suffix."""
     stem, suffix = os.path.splitext(os.path.basename(dst))
     is_plain = form == "safetensors"
-    other = _OTHER_BY_SUFFIX.get(suffix.lower())
+    other = f"a {suffix.lower()} file" if suffix.lower() in _OTHERS else None
     instead = "" if is_plain else ", or .safetensors for the weights alone"
     ending = os.path.splitext(stem + suffix.rstrip(". "))[1].lower()  # as somebody may have misspelt it
     if not is_plain and (ending == ".sft" or get_close_matches(ending, [".safetensors"], cutoff=0.85)):
-        other, instead = "safetensors", ", or write `form='safetensors'`"
+        other, instead = "a file of safetensors", ", or write `form='safetensors'`"
     if other is not None:
         written, right = ("safetensors", ".safetensors") if is_plain else ("torch.save's", ".pth")
         raise MigrationRefused(
-            f"{stem + suffix!r} would be read as a file of {other}, and its format is {written}",
+            f"{stem + suffix!r} would be read as {other}, and its format is {written}",
             kind="another-suffix",
             hint=f"Name it {stem + right!r}{instead}.",
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
-from ckptool.migration.changes import DeviceTags
+from ckptool.migration.changes import Changes
 from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -44,23 +44,15 @@ class Kept(NamedTuple):
     """Where the tensors of a safetensors file begin, if they stay where they are."""
 
 
-_NOTHING: Final = Kept()
-
-
 def _file(root: str, pickled: bytes, storages: Sequence[StoragePayload]) -> OutFile:
     """Return the file of a pickle and the storages that it refers to."""
     nbytes = torch_zip_nbytes(root, len(pickled), [payload.nbytes for payload in storages])
     return OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, location: DeviceTags | None, root: str) -> Planned:
-    """
-    Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
-
-    Raises:
-        MigrationRefused: A tensor is one that only its own class can write.
-    """
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), location)
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> Planned:
+    """Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata."""
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), changes.to)
     detached = weights.state_dict.class_name is not None
     cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
@@ -115,11 +107,10 @@ class EditedTree(NamedTuple):
 
 def edit_everything(
     checkpoint: Checkpoint,
-    changes: NameChanges,
-    location: DeviceTags | None,
+    names: NameChanges,
+    changes: Changes,
     *,
-    wrappers: frozenset[str] = frozenset(),
-    drop: tuple[str, ...] = (),
+    wrappers: frozenset[str],
     model: StateDict | None = None,
     casting: Casting | None = None,
     rewriter_type: type[TreeRewriter] = TreeRewriter,
@@ -127,24 +118,20 @@ def edit_everything(
     """
     Return all that a checkpoint holds, with device tags set and names changed.
 
-    ``wrappers`` are the classes of training wrappers that models are taken out of, ``drop`` the paths and roles of
-    what is left out; with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of
-    an optimizer.
-
-    Raises:
-        MigrationRefused: The format has no pickled tree, or two names would become one.
+    ``names`` is what happens to names, ``wrappers`` are the classes of training wrappers that models are taken out of;
+    with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of an optimizer.
     """
     _refuse_what_has_no_tree(checkpoint)
-    _refuse_names_of_a_model(checkpoint, changes, model)
+    _refuse_names_of_a_model(checkpoint, names, model)
     recast = casting.info if casting is not None else None
-    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), location, recast)
+    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
         tree, tensors = model.node, dict(model)
         walks = tuple(("", walk) for path, walk in checkpoint.walks if path == model.key)
     unwrapped = unwrap(tree, walks, wrappers, rewriter)
-    edited = edit(checkpoint, changes, drop, rewriter) if model is None else Edited()
+    edited = edit(checkpoint, names, tuple(changes.drop), rewriter) if model is None else Edited()
     new_names = {**unwrapped, **edited.new_names} if unwrapped else edited.new_names
     kept = tensors
     if edited.left_out or edited.dropped:
@@ -161,36 +148,14 @@ def edit_everything(
     return EditedTree(tree, rewriter, kept, new_names, dropped, recast)
 
 
-def plan_same(
-    checkpoint: Checkpoint,
-    changes: NameChanges,
-    location: DeviceTags | None,
-    root: str,
-    *,
-    wrappers: frozenset[str] = frozenset(),
-    drop: tuple[str, ...] = (),
-    model: StateDict | None = None,
-    casting: Casting | None = None,
-    kept: Kept = _NOTHING,
+def plan_everything(
+    checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, root: str, pickled_nbytes: int = 0
 ) -> Planned:
-    """
-    Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
-
-    Raises:
-        MigrationRefused: The format has no pickled tree, or two names would become one.
-    """
-    edited = edit_everything(
-        checkpoint,
-        changes,
-        location,
-        wrappers=wrappers,
-        drop=drop,
-        model=model,
-        casting=casting,
-        rewriter_type=kept.rewriter,
-    )
+    """Return how all that a checkpoint holds becomes a zip; a pickle of fewer than ``pickled_nbytes`` is padded."""
     rewriter = edited.rewriter
-    pickled = _written(checkpoint, edited, kept.pickled_nbytes)
+    whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
+    shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
+    pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     return Planned(
@@ -203,12 +168,6 @@ def plan_same(
     )
 
 
-def _written(checkpoint: Checkpoint, edited: EditedTree, nbytes: int) -> bytes:
-    whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
-    shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
-    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared, nbytes)
-
-
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
     if not checkpoint.traits.has_tree:
         program = checkpoint.traits.program
@@ -219,9 +178,9 @@ def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
         )
 
 
-def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model: StateDict | None) -> None:
+def _refuse_names_of_a_model(checkpoint: Checkpoint, names: NameChanges, model: StateDict | None) -> None:
     is_model = any(one.role in ("model", "ema") for one in checkpoint.state_dicts) and not by_name(checkpoint)
-    if changes.is_by_name and (is_model or model is not None):
+    if names.is_by_name and (is_model or model is not None):
         raise MigrationRefused(
             "the names inside a whole model are its class's",
             kind="names-of-a-model",
@@ -238,10 +197,10 @@ def _to_cast(
     """
     chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     for state_dict in chosen:
-        head = f"{state_dict.key}." if state_dict.key and model is None else ""
+        head = state_dict.head if model is None else ""
         yield from ((head, name, tensor) for name, tensor in state_dict.items() if head + name in kept)
-        walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
-        for entry in walks[0].transient if walks and checkpoint.rebuilder else ():
+        walk = walk_of(checkpoint, state_dict)
+        for entry in walk.transient if walk is not None and checkpoint.rebuilder else ():
             info = checkpoint.rebuilder.tensor(entry.node) if checkpoint.rebuilder else None
             if info is not None and any(head + name in kept for name in state_dict):
                 yield head, entry.name, LazyTensor(head + entry.name, info)
@@ -249,11 +208,10 @@ def _to_cast(
 
 def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:
     """Yield the tensors in order, those that lie deeper in an entry where the entry is."""
-    key = weights.state_dict.key
     for name, old in weights.old_names.items():
         if name in weights.tensors:
             info = weights.tensors[name].info
             yield name, info._replace(subclass=None) if info.is_array else info  # it is written as a tensor
         else:
-            head = f"{key}.{old}." if key else f"{old}."
+            head = f"{weights.state_dict.head}{old}."
             yield from ((None, tensor.info) for one, tensor in checkpoint.tensors.items() if one.startswith(head))

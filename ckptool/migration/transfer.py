@@ -45,14 +45,7 @@ class Transfer(Closing):
         self._ahead: tuple[FileSource, ReadAhead] | None = None
 
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
-        """
-        Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one.
-
-        Raises:
-            DamagedFile: The source has another checksum for these bytes.
-            OutputFailed: The disk is full, or cannot be written to.
-            SourceChanged: The source ends before its bytes do.
-        """
+        """Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one."""
         extents, pieces = payload.extents(), payload.pieces()
         found = 0
         if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:

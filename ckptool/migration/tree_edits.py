@@ -36,12 +36,7 @@ class Edited(NamedTuple):
 
 
 def edit(checkpoint: Checkpoint, changes: NameChanges, drop: tuple[str, ...], rewriter: TreeRewriter) -> Edited:
-    """
-    Rename the weights wherever they are in a checkpoint, and leave out entries by path or role.
-
-    Raises:
-        MigrationRefused: Two names would become one, or there is nothing to drop.
-    """
+    """Rename the weights wherever they are in a checkpoint, and leave out entries by path or role."""
     edits = _Edits()  # both kinds of edits may meet in one mapping, which is replaced once
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
     dropped = _drop(checkpoint, drop, edits)
@@ -155,7 +150,7 @@ def _rename_state_dicts(
         if not renamed and not gone:
             continue
         edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
-        head = f"{state_dict.key}." if state_dict.key else ""
+        head = state_dict.head
         new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}

@@ -106,12 +106,7 @@ class TreeRewriter:
         return answer
 
     def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:
-        """
-        Return the calls that make a tensor, as ``torch.save`` would write them; not a parameter if ``detached``.
-
-        Raises:
-            MigrationRefused: It is of a layout that only its own class can write.
-        """
+        """Return the calls that make a tensor, as ``torch.save`` would write them; not a parameter if ``detached``."""
         if self._recast is not None:
             info = self._recast(info)
         requires_grad = info.requires_grad is True and not detached

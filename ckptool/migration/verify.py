@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
-from ckptool.errors import OutputFailed
+from ckptool.errors import Failure, OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.changes import retagged
 from ckptool.migration.planned import Plan
@@ -39,13 +39,18 @@ class Written(NamedTuple):
     """The checksum of everything that is no payload."""
 
 
-def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> None:
-    """
-    Read a file back, every byte of it.
+@contextmanager
+def reading_back(path: str | None, hint: str) -> Iterator[None]:
+    """Raise OutputFailed for whatever is wrong with a file that was written; ``path`` is what to call it."""
+    try:
+        yield
+    except Failure as error:
+        what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
+        raise OutputFailed(what, kind="verification-failed", path=path, hint=hint) from error
 
-    Raises:
-        OutputFailed: It does not hold what was written.
-    """
+
+def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> None:
+    """Read a file back, every byte of it."""
     source, _ = open_source(path, limits.cancellation)
     with closing(source):
         prefetch(source, [(0, source.nbytes)])
@@ -120,9 +125,6 @@ def compare_tensors(
     Compare the tensors of a result, which was opened, with those that are to be in it.
 
     With ``packed``, these alone are compared, in whichever order files are read: others are inside values.
-
-    Raises:
-        OutputFailed: They are others.
     """
     odd = found.damage or next(iter(found.notes), None)
     if odd:
@@ -155,12 +157,7 @@ def _open_pieces(info: TensorInfo, source: PiecesSource, opened: set[object]) ->
 
 
 def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
-    """
-    Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
-
-    Raises:
-        OutputFailed: They differ.
-    """
+    """Read back a whole model that torch saved, and compare every tensor's bytes with the weights."""
     from ckptool.formats import open_checkpoint
 
     with open_checkpoint(path, limits=limits) as found:

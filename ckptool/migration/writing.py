@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from zlib import crc32
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, Failure, OutputFailed
+from ckptool.errors import Cancelled, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import Changes
@@ -32,6 +32,7 @@ from ckptool.migration.verify import (
     compare_values,
     expected_tensors,
     in_its_file,
+    reading_back,
 )
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.naming import is_far
@@ -60,10 +61,6 @@ class Writing:
         """
         Write all files, give the result its name, and return its size. What has payloads may be written ``elsewhere``,
         before the index.
-
-        Raises:
-            OutputFailed: It could not be written, or is not what was to be written.
-            SourceChanged, DamagedFile: The source changed meanwhile, or has other checksums.
         """
         plan = self.plan.file
         sink.reserve(plan.nbytes)
@@ -107,10 +104,6 @@ class Writing:
         Write a file, and read it back if it is to be verified; return where its payloads begin. It has no name yet.
 
         ``about`` is what an error of reading back is about.
-
-        Raises:
-            OutputFailed: It could not be written, is not of the size that was planned, or not what was to be written.
-            SourceChanged: The source changed meanwhile.
         """
         output.reserve(file.nbytes)
         written = self._fill(file, output)
@@ -171,20 +164,16 @@ class Writing:
     @contextmanager
     def _reading_back(self, path: str) -> Iterator[None]:
         """Raise OutputFailed for whatever is wrong with a file that was written, unless the source has changed."""
+        hint = "Try again, or write to another disk: this one, or the memory, does not keep what it is given."
         try:
-            yield
+            with reading_back(path, hint):
+                yield
         except Cancelled as error:
             error.path = self.checkpoint.path  # the new file has no name yet
             raise
-        except Failure as error:
+        except OutputFailed:
             self.checkpoint.check_unchanged()  # a model is compared with the source itself
-            what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
-            raise OutputFailed(
-                what,
-                kind="verification-failed",
-                path=path,
-                hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
-            ) from error
+            raise
         self.checkpoint.check_unchanged()
 
 

@@ -10,10 +10,9 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from itertools import chain
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from struct import pack
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from ckptool.archives.zip_directory import (
@@ -37,6 +36,7 @@ from ckptool.archives.zip_directory import (
 )
 from ckptool.tensors.payloads import Payload
 
+_T = TypeVar("_T")
 _ALIGNMENT: Final = 64
 _SMALL: Final = 5
 """Members beside the storages."""
@@ -68,7 +68,7 @@ def torch_zip(root: str, pickled: bytes, storages: Sequence[Payload]) -> Generat
     return checksums
 
 
-def _members(pickled: bytes, storages: Sequence[Payload]) -> Iterator[tuple[str, bytes | Payload]]:
+def _members(pickled: bytes | _T, storages: Iterable[_T]) -> Iterator[tuple[str, bytes | _T]]:
     yield "data.pkl", pickled
     yield ".format_version", b"1"
     yield ".storage_alignment", str(_ALIGNMENT).encode()
@@ -79,20 +79,12 @@ def _members(pickled: bytes, storages: Sequence[Payload]) -> Iterator[tuple[str,
 
 def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
     """Return the size in bytes of what ``torch_zip`` yields."""
-    begin = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
-    storages = ((f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes))
-    members = chain(begin, storages, [("version", 2)])
     position = directory = 0
-    folder = len(f"{root}/".encode())
-    for name, nbytes in members:
-        length, wide, descriptor = folder + len(name), 0, 16 if nbytes else 0
-        if nbytes >= FULL32 or position >= FULL32:
-            wide = 4 + 8 * (2 * (nbytes >= FULL32) + (position >= FULL32))
-            descriptor = 24 if nbytes else 0
-        directory += ENTRY.size + length + wide
-        start = position + LOCAL.size + length + wide + 4
-        position = start + -start % _ALIGNMENT + nbytes + descriptor
-    return position + directory + END64.size + LOCATOR.size + END.size
+    for name, part in _members(pickled_nbytes, storages_nbytes):
+        frame = Frame(f"{root}/{name}".encode(), part if isinstance(part, int) else len(part), position)
+        position += len(frame.local()) + frame.nbytes + len(frame.descriptor(0))
+        directory += len(frame.entry(0))
+    return position + directory + len(end_records(0, 0, 0))
 
 
 class Frame(NamedTuple):

@@ -145,7 +145,7 @@ class Journal(NamedTuple):
                 is_old, is_new = is_old and now == was, is_new and now == will.data
                 if now not in (was, will.data):
                     poisoned = poisoned_at(self.new_guard, Run(will.offset, poisoned_at(self.guard, will)))
-                    if not _is_made_of(now, was, will.data, poisoned):
+                    if any(byte not in known for byte, *known in zip(now, was, will.data, poisoned, strict=True)):
                         return "stale"
         if is_old or is_new:
             return "whole"
@@ -252,14 +252,3 @@ def poisoned_at(guard: Run, run: Run) -> bytes:
     begin = max(at, 0)
     stop = max(begin, min(at + len(guard.data), len(data)))
     return data[:begin] + poison_like(guard)[: stop - begin] + data[stop:]
-
-
-def _is_made_of(data: bytes, *others: bytes) -> bool:
-    """Say whether each byte is the one that some of the others have in its place; all are of one length."""
-    value, left = int.from_bytes(data, "little"), int.from_bytes(b"\1" * len(data), "little")
-    for other in others:
-        unlike = value ^ int.from_bytes(other, "little")
-        for shift in (4, 2, 1):  # then the lowest bit of each byte says whether it has any
-            unlike |= unlike >> shift
-        left &= unlike
-    return not left

@@ -527,3 +527,13 @@ def test_the_hooks_of_each_tensor_are_its_own(tmp_path: Path) -> None:
     found["a"].register_hook(lambda gradient: gradient)
     assert found["a"]._backward_hooks
     assert not found["b"]._backward_hooks
+
+
+def test_an_archive_of_several_checkpoints_is_refused_with_their_names(tmp_path: Path) -> None:
+    one = build.torch_zip({"w": build.tensor(build.storage())}, {"0": build.floats()})
+    (tmp_path / "both.zip").write_bytes(build.zip_file({"a.pt": one, "b.pt": one}))
+
+    with pytest.raises(AmbiguousWeights) as caught:
+        migrate(tmp_path / "both.zip", tmp_path / "new.pth")
+    assert caught.value.kind == "archive"
+    assert f"{tmp_path / 'both.zip'}::a.pt" in str(caught.value.hint)

@@ -101,16 +101,6 @@ def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], kind: s
     assert caught.value.kind == kind
 
 
-def test_an_archive_of_several_checkpoints_is_refused_with_their_names(folder: Path) -> None:
-    one = build.torch_zip({"w": PLAIN}, {"0": build.floats()})
-    (folder / "both.zip").write_bytes(build.zip_file({"a.pt": one, "b.pt": one}))
-
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(folder / "both.zip", folder / "new.pth")
-    assert caught.value.kind == "archive"
-    assert f"{folder / 'both.zip'}::a.pt" in str(caught.value.hint)
-
-
 # Nothing left
 
 STUB = build.tensor(build.storage("1", 0), (0,))

@@ -273,12 +273,6 @@ def test_what_a_shard_says_beside_tensors_comes_back(tmp_path: Path) -> None:
         assert opened.metadata()["made by"] == "a test"
 
 
-def test_tensors_that_are_larger_than_a_shard_are_noted(tmp_path: Path) -> None:
-    torch.save(state_dict(6, 12, 10), tmp_path / "model.pth")
-    report = migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size=10)
-    assert report.notes == ("1 tensor is larger than a shard was to be, and alone in a file: layers.1.weight",)
-
-
 @pytest.mark.parametrize("framework", ["pt", "mlx", "tf"])
 def test_each_shard_names_the_framework_that_the_source_names(framework: str, tmp_path: Path) -> None:
     save_file({name: torch.ones(8) for name in "abc"}, tmp_path / "a.safetensors", metadata={"format": framework})

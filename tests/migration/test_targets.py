@@ -134,6 +134,6 @@ def test_a_suffix_of_two_parts_is_one(name: str, expected: str, source: Path) ->
 def test_averaged_weights_that_are_not_there_get_a_hint_that_works(source: Path) -> None:
     torch.save({"w": torch.ones(2)}, source / "plain.pth")
     printed = refused(source, "plain.pth", "out.pth", "--weights", "ema")
-    assert "at its root: leave --weights out" in printed
+    assert "--key instead: '(root)'" in printed
     printed = refused(source, "plain.pth", "out.pth", "--key", "model")
-    assert "at its root: leave --key out" in printed
+    assert "--key: '(root)'" in printed

@@ -87,9 +87,8 @@ def test_entries_that_torch_load_refuses_are_refused_by_name_or_left_out(what: s
     source = saved(tmp_path, FOREIGN[what])
     with pytest.raises(MigrationRefused) as caught:
         migrate(source, tmp_path / "new.pth", form="state_dict")
-    has_data = what in ("an array", "an object with tensors")  # weights, it may be: to keep it comes first
     assert caught.value.kind == "unsupported-entries"
-    assert caught.value.option == ("keep_calls" if has_data else "drop_unsupported")
+    assert caught.value.option == "keep_calls"  # weights, it may be: to keep it comes first
     assert "'odd'" in caught.value.message
     assert not (tmp_path / "new.pth").exists()
 

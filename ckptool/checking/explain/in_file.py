@@ -258,7 +258,7 @@ def _memory(checkpoint: Checkpoint, _: str) -> Cause | None:
     if checkpoint.weights is None:
         return None
     summary = summarise(checkpoint)
-    own = numel_and_nbytes(checkpoint.weights.values(), apart=summary.is_apart)[1]
+    own = numel_and_nbytes(checkpoint.weights.values())[1]
     devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
     placed = f", all of it put on {some(devices)} by torch.load()" if devices else ", all of it put into host memory"
     fact = f"its tensors take {show_nbytes(summary.nbytes)}, of which the weights are {show_nbytes(own)}{placed}"

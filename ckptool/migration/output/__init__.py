@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPACE = "Free some space, or write to another disk."
 _WAITING_NBYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 # linux/fs.h; a system that does not know these numbers refuses them
@@ -42,7 +43,11 @@ _PROBE_NBYTES: Final = 1 << 16
 
 
 class Output(Closing):
-    """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+    """
+    One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing.
+
+    Whatever the system refuses is OutputFailed; something that has the name, and is not to be replaced, OutputExists.
+    """
 
     takes_any_order = True
     replaced = ()
@@ -108,12 +113,7 @@ class Output(Closing):
             self._waiting += data
 
     def flush(self) -> None:
-        """
-        Hand the bytes that wait to the system: the file is complete only then.
-
-        Raises:
-            OutputFailed: The disk is full, or cannot be written to.
-        """
+        """Hand the bytes that wait to the system: the file is complete only then."""
         waiting, self._waiting = self._waiting, bytearray()
         self._write_out(memoryview(waiting))
 
@@ -142,12 +142,7 @@ class Output(Closing):
         return start
 
     def fill(self, position: int, view: memoryview) -> None:
-        """
-        Write bytes into a gap that was left for them. Threads may call this at once.
-
-        Raises:
-            OutputFailed: The disk is full, or cannot be written to.
-        """
+        """Write bytes into a gap that was left for them. Threads may call this at once."""
         try:
             while view:
                 count = os.pwrite(self._fd, view, position)
@@ -162,12 +157,7 @@ class Output(Closing):
         self._tell()
 
     def reserve(self, nbytes: int) -> None:
-        """
-        Make sure that ``nbytes`` more will fit.
-
-        Raises:
-            OutputFailed: The file system has less free space.
-        """
+        """Make sure that ``nbytes`` more will fit."""
         self._expected = nbytes
         refuse_full(self._fd, nbytes, self._shown)
 
@@ -183,9 +173,6 @@ class Output(Closing):
     def clone(self, fd: int) -> None:
         """
         Take the content of a file that is open, on a file system where ``cloning.clones_to`` says that files share it.
-
-        Raises:
-            OutputFailed: It cannot be cloned after all.
         """
         try:
             clone(fd, self._fd)
@@ -214,13 +201,7 @@ class Output(Closing):
         pool.shutdown(wait=False)
 
     def publish(self) -> None:
-        """
-        Give the file its name, in one step. Over an old file it is on the disk by then, ``sync`` or not.
-
-        Raises:
-            OutputExists: Something took the name in the meantime.
-            OutputFailed: The system refused.
-        """
+        """Give the file its name, in one step. Over an old file it is on the disk by then, ``sync`` or not."""
         self.flush()
         try:
             if self._syncing is not None:
@@ -328,17 +309,7 @@ class Output(Closing):
         )
 
     def _failed(self, error: OSError) -> OutputFailed:
-        if error.errno not in _FULL:
-            return failed(error, self._shown)
-        wanted = f" of {self._expected:,}" if self._expected else ""
-        return OutputFailed(
-            f"cannot be written: {reason_of(error)} after {self._written:,}{wanted} bytes",
-            kind="disk-full",
-            path=self._shown,
-            hint="Free some space, or write to another disk.",
-            needed=self._expected,
-            actual=self._written,
-        )
+        return failed(error, self._shown, self._written, self._expected)
 
 
 def real_path(path: str) -> str:
@@ -350,12 +321,7 @@ def real_path(path: str) -> str:
 
 
 def mode_there(path: str, shown: str) -> int | None:
-    """
-    Return the mode of what has a path, which errors call ``shown``; None if nothing has.
-
-    Raises:
-        OutputFailed: There is no folder for it, or the system does not say.
-    """
+    """Return the mode of what has a path, which errors call ``shown``; None if nothing has."""
     folder = os.path.dirname(path)
     try:
         return os.lstat(path).st_mode
@@ -385,7 +351,7 @@ def refuse_full(fd: int, nbytes: int, path: str) -> None:
             f"not enough space: {nbytes:,} bytes are needed, {free:,} are free",
             kind="disk-full",
             path=path,
-            hint="Free some space, or write to another disk.",
+            hint=_SPACE,
             needed=nbytes,
             actual=free,
         )
@@ -415,9 +381,19 @@ def take_after(fd: int, path: str) -> int:
     return old.st_nlink - 1
 
 
-def failed(error: OSError, path: str) -> OutputFailed:
-    """Return what to raise for an error of the system."""
-    return OutputFailed(f"cannot be written: {reason_of(error)}", kind="output-failed", path=path)
+def failed(error: OSError, path: str, written: int = 0, expected: int | None = None) -> OutputFailed:
+    """Return what to raise for an error of the system, once so many bytes were written, of those that there will be."""
+    what = f"cannot be written: {reason_of(error)}"
+    if error.errno not in _FULL:
+        return OutputFailed(what, kind="output-failed", path=path)
+    return OutputFailed(
+        f"{what} after {written:,}{f' of {expected:,}' if expected else ''} bytes",
+        kind="disk-full",
+        path=path,
+        hint=_SPACE,
+        needed=expected,
+        actual=written,
+    )
 
 
 def sync_folder(folder: str) -> None:
@@ -449,12 +425,7 @@ def clones_to(fd: int, path: str) -> bool:
 
 
 def clone(fd: int, new: int) -> None:
-    """
-    Make a file that is open have the content of another, which it shares.
-
-    Raises:
-        OSError: The file system cannot do it.
-    """
+    """Make a file that is open have the content of another, which it shares."""
     import fcntl
 
     fcntl.ioctl(new, _FICLONE, fd)

@@ -23,7 +23,7 @@ from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
 from ckptool.arguments import check_arguments
-from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed, reason_of
+from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
 from ckptool.migration.output import failed
 from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
@@ -54,7 +54,6 @@ _COPY: Final = "Write a copy instead."
 _NEW: Final = ".new"
 """What the name of a journal ends in before it is complete: nothing was changed yet."""
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -127,17 +126,6 @@ def not_in_place(fact: str) -> MigrationRefused:
     return MigrationRefused(fact, kind="not-in-place", hint=_COPY)
 
 
-def no_room(what: str, needed: int, room: int, fits: str = "Shorter names fit.") -> MigrationRefused:
-    """Return the error for an index that would not have the size of the old one; ``fits`` says what would."""
-    hint = f"{fits} Else write a copy instead."
-    return MigrationRefused(what, kind="no-room", hint=hint, needed=needed, actual=room)
-
-
-def too_long(what: str, needed: int, room: int) -> MigrationRefused:
-    """Return the error for an index that would be longer than the old one."""
-    return no_room(f"{what} would have {needed:,} bytes, and there is room for {room:,}", needed, room)
-
-
 def edit_in_place(
     path: str, fd: int, edit: FileEdit, verify: Callable[[], None], operations: Operations = OPERATIONS
 ) -> int:
@@ -159,7 +147,7 @@ def edit_in_place(
     except BaseException as error:
         _roll_back_after(error, path, fd, operations)
         if isinstance(error, OSError):
-            raise _failed(error, path) from error
+            raise failed(error, path) from error
         raise
     try:
         remove_journal(path, operations)
@@ -187,7 +175,7 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
             remove_journal(path, operations)
             raise not_in_place(f"its journal would not count here: {found.why or 'it reads otherwise'}")
     except OSError as error:
-        raise _failed(error, path) from error
+        raise failed(error, path) from error
     return nbytes
 
 
@@ -211,7 +199,7 @@ def recover(path: str | os.PathLike[str]) -> int:
         try:
             return undo(path, fd)
         except OSError as error:
-            raise _failed(error, path) from error
+            raise failed(error, path) from error
 
 
 def undo(path: str, fd: int, operations: Operations = OPERATIONS) -> int:
@@ -430,10 +418,3 @@ def remove_incomplete(path: str, operations: Operations) -> bool:
         return False
     operations.unlink(new)
     return True
-
-
-def _failed(error: OSError, path: str) -> OutputFailed:
-    if error.errno not in _FULL:
-        return failed(error, path)
-    fact = f"cannot be edited: {reason_of(error)}; it is what it was before"
-    return OutputFailed(fact, kind="disk-full", path=path, hint="Free some space.")

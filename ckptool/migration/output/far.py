@@ -39,12 +39,7 @@ class FarObject(Closing):
         self._upload: Upload | None = None
 
     def reserve(self, nbytes: int) -> None:
-        """
-        Say how large it will be.
-
-        Raises:
-            OutputFailed: The store cannot give so large an object another name.
-        """
+        """Say how large it will be."""
         self._expected = nbytes
         if not self._stored.copies(nbytes):
             what = f"a file of {nbytes:,} bytes, and the store copies no more than 5 GiB at once"
@@ -110,7 +105,7 @@ class FarObject(Closing):
 
 
 class FarOutput(FarObject):
-    """One object being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+    """One object being written. Used in a ``with`` block as ``Output`` is, with its errors."""
 
     def __init__(self, address: Remote, *, force: bool = False, progress: Progress | None = None) -> None:
         stored = Stored(address)
@@ -130,25 +125,13 @@ class FarOutput(FarObject):
             self._key = self._own
 
     def sync(self) -> None:
-        """
-        Let the object appear where it can be read back.
-
-        Raises:
-            OutputExists: It has its own name already, and something took that in the meantime.
-            OutputFailed: The store does not have all of it.
-        """
+        """Let the object appear where it can be read back."""
         if self._key == self._own and not self._begun().is_there:
             self._refuse_what_is_there()
         super().sync()
 
     def publish(self) -> None:
-        """
-        Give the object its name, in one step.
-
-        Raises:
-            OutputExists: Something took the name in the meantime.
-            OutputFailed: The store refused.
-        """
+        """Give the object its name, in one step."""
         self.sync()
         if self._key != self._own:
             self._refuse_what_is_there()
@@ -169,7 +152,7 @@ def written_at(place: Place, progress: Progress | None) -> FarObject:
 
 
 class FarFolder(Closing):
-    """One prefix being written to. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+    """One prefix being written to. Used in a ``with`` block as ``Output`` is, with its errors."""
 
     notes = ()
     replaced = ()
@@ -211,13 +194,7 @@ class FarFolder(Closing):
         return self._stored.address_of(self._temporary + name)
 
     def publish(self) -> None:
-        """
-        Give the files their names, the last of them last.
-
-        Raises:
-            OutputExists: Something took a name in the meantime. What has its name already is deleted again.
-            OutputFailed: The store refused.
-        """
+        """Give the files their names, the last one last; where one is taken meanwhile, none keeps its name."""
         self._refuse_what_is_there()
         *others, last = self._files
         done: list[str] = []

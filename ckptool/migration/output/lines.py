@@ -84,12 +84,7 @@ class Lines(Closing):
         return OutputFailed(fact, kind="foreign-lines", path=self._path, hint="Choose another file.")
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """
-        Hand lines to the system, in one piece.
-
-        Raises:
-            OutputFailed: The disk is full, or cannot be written to.
-        """
+        """Hand lines to the system, in one piece."""
         view = memoryview(b"".join(b"%b\n" % line for line in lines))
         try:
             while view:
@@ -110,12 +105,7 @@ _LARGEST: Final = (1 << 63) - 1
 
 
 def need_parquet() -> Any:
-    """
-    Return what writes Parquet.
-
-    Raises:
-        MissingPackage: pyarrow is not installed.
-    """
+    """Return what writes Parquet."""
     try:
         import pyarrow as pa
         import pyarrow.parquet

@@ -62,12 +62,7 @@ def open_sink(
 
 
 def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
-    """
-    Return what a file is written to that belongs to a folder of another process. Others may write the same file.
-
-    Raises:
-        OutputFailed: It cannot be written to; the folder may be gone, as the other process is.
-    """
+    """Return what a file is written to that belongs to a folder of another process. Others may write the same file."""
     if place.reached is None:
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
     from ckptool.migration.output.far import written_at
@@ -85,7 +80,7 @@ def mode_of(source: Source) -> int:
 
 
 class OutputFolder(Closing):
-    """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+    """One folder being written. Used in a ``with`` block as ``Output`` is, with its errors."""
 
     def __init__(
         self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None, mode: int = 0o666
@@ -106,12 +101,7 @@ class OutputFolder(Closing):
         self._make()
 
     def reserve(self, nbytes: int) -> None:
-        """
-        Make sure that ``nbytes`` will fit.
-
-        Raises:
-            OutputFailed: The file system has less free space.
-        """
+        """Make sure that ``nbytes`` will fit."""
         self._expected = nbytes
         if self._fd >= 0:
             refuse_full(self._fd, nbytes, self.path)
@@ -150,13 +140,7 @@ class OutputFolder(Closing):
         return os.path.join(self._temporary or self.path, name)
 
     def publish(self) -> None:
-        """
-        Give the folder its name.
-
-        Raises:
-            OutputExists: Something took the name in the meantime.
-            OutputFailed: The system refused.
-        """
+        """Give the folder its name."""
         assert self._temporary is not None  # it has no other name yet
         if os.path.isdir(self.path) and self._fd >= 0:
             take_after(self._fd, self.path)
