@@ -114,14 +114,17 @@ def read(probe: Probe) -> Parsed:
     start = 8 + length
     if len(header) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(header), actual=limits.tensors)
-    placed = [(_begin(name, entry), name, entry) for name, entry in header.items()]
-    placed.sort(key=itemgetter(0))
     known: dict[str, _Layout] = {}
-    for (begin, end), name, entry in each(placed, limits.cancellation):
+    placed = []
+    for name, entry in each(header.items(), limits.cancellation):
         if len(name) > limits.name_nbytes:
             fact = f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed"
             raise LimitExceeded(fact, kind="name-too-long", needed=len(name), actual=limits.name_nbytes)
-        dtype, shape, stride, nbytes = _layout(name, entry, known)
+        begin, end = _begin(name, entry)
+        header[name] = layout = _layout(name, entry, known)  # the entry goes: it takes more than all that is made of it
+        placed.append((begin, end, name, layout))
+    placed.sort(key=itemgetter(0, 1))
+    for begin, end, name, (dtype, shape, stride, nbytes) in each(placed, limits.cancellation):
         if nbytes != end - begin:
             fact = f"tensor {name!r} needs {nbytes:,} bytes, its range has {end - begin:,}"
             raise MalformedFile(fact, kind="malformed-safetensors", needed=nbytes, actual=end - begin)
@@ -181,14 +184,16 @@ def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellatio
     }
     order = _decoded(metadata.get(ORDER_KEY), cancellation)
     modules = _decoded(metadata.get(MODULES_KEY), cancellation)
-    listed = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
-    is_whole = isinstance(order, list) and len(listed) == len(order) == len(names) + len(ties)
+    listed: list[str] = order if isinstance(order, list) and all(isinstance(name, str) for name in order) else []
+    is_whole = len(set(listed)) == len(listed) == len(names) + len(ties) and all(
+        name in names or name in ties for name in listed
+    )
     # A number alone is a version: nearly every module has that and no more.
     written = modules.items() if isinstance(modules, dict) else ()
     facts = [(path, {"version": entry} if isinstance(entry, int) else entry) for path, entry in written]
     return Recorded(
         ties,
-        tuple(listed) if is_whole and set(listed) == {*names, *ties} else (),
+        tuple(listed) if is_whole else (),
         facts_by_module(facts),
         {
             key: text

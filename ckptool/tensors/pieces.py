@@ -167,7 +167,7 @@ class Piece(NamedTuple):
     file: str
     """Name of the file that holds it, for people."""
     open: Callable[[], TensorInfo]
-    """Returns the facts of the piece as a tensor of its own, of shape ``sizes``. May read headers; is called once."""
+    """Returns the facts of the piece as a tensor of its own, of shape ``sizes``. May read headers."""
 
     @property
     def numel(self) -> int:
@@ -195,7 +195,8 @@ class PiecesSource:
     """
     The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
 
-    A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
+    A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it:
+    at worst, two open the same piece.
     """
 
     __slots__ = (
@@ -203,7 +204,6 @@ class PiecesSource:
         "_given",
         "_infos",
         "_limits",
-        "_lock",
         "_pieces",
         "cancellation",
         "dtype",
@@ -243,10 +243,9 @@ class PiecesSource:
         self._limits = limits
         self.steps = row_major(self.shape)
         """Of the whole, in elements."""
-        self._infos: dict[int, TensorInfo] = {}
+        self._infos: dict[int, TensorInfo] | None = None
         self.is_compared = False
         """Whether all bytes were copied, and compared on the way."""
-        self._lock = threading.Lock()
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -281,13 +280,15 @@ class PiecesSource:
             LimitExceeded: It is far larger than what the file holds of it.
             CkptoolError: It cannot be read.
         """
-        known = self._infos.get(index)
-        if known is None:
-            with self._lock:
-                known = self._infos.get(index)
-                if known is None:
-                    known = self._infos[index] = self._opened(self.pieces[index])
-        return known
+        infos = self._known()
+        known = infos.get(index)
+        return infos.setdefault(index, self._opened(self.pieces[index])) if known is None else known
+
+    def _known(self) -> dict[int, TensorInfo]:
+        """Return the pieces that were opened. Most tensors have no such dict: there may be very many."""
+        if self._infos is None:
+            self._infos = {}
+        return self._infos
 
     def _opened(self, piece: Piece) -> TensorInfo:
         found = piece.open()
@@ -401,6 +402,7 @@ class PiecesSource:
 
     def checked(self) -> Self:
         """Return the same source for reading each byte once: ``compare`` then knows the checksums of the pieces."""
+        self._known()  # both have the same
         found = copy.copy(self)
         found.sums = PartChecksums()
         return found
@@ -430,15 +432,14 @@ class PiecesSource:
 
         It stays where a piece is on a part of a storage, whose checksum is still to be compared.
         """
-        known = self._infos.values()
+        known = self._known().values()
         if all(info.storage is None or not info.storage.crc32 or info.known_crc32 for info in known):
             self.is_compared = True
-            self._infos.clear()
-            self._pieces = self._boxes = None
+            self._infos = self._pieces = self._boxes = None
 
     def copied_whole(self) -> set[Place]:
         """Return the storages whose checksums are compared when all bytes are copied in order."""
-        infos = self._infos.values()
+        infos = self._known().values()
         return {place_of(info.storage) for info in infos if info.storage is not None and info.known_crc32}
 
     def check(self, done: set[Place] | None = None) -> None:

@@ -37,10 +37,7 @@ class TreeBuilder:
 
     def tensor(self, info: TensorInfo) -> Inert:
         """Return the leaf that is a tensor. One leaf under two names is one tensor under two names."""
-        leaf = PersistentId(("tensor", len(self._leaves.tensors)))
-        self._leaves.kept.append(leaf)
-        self._leaves.tensors[id(leaf.pid)] = info
-        return leaf
+        return PersistentId(info)
 
     def graft(self, pickled: Pickle, rebuilder: Rebuilder) -> Inert:
         """Return what a pickle gave, to be a part of the tree: its tensors are those of its own rebuilder."""
@@ -67,7 +64,6 @@ class _Leaves:
     """What the leaves of a tree are. It refers to no builder: with the rebuilder, which has it, it goes at once."""
 
     def __init__(self) -> None:
-        self.tensors: dict[int, TensorInfo] = {}
         self.others: dict[int, Rebuilder] = {}
         self.kept: list[Inert] = []
         """Ids are compared: they must not be used again."""
@@ -79,9 +75,8 @@ class _Leaves:
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return what a persistent id of the tree refers to."""
-        info = self.tensors.get(id(pid))
-        if info is not None:
-            return info
+        if type(pid) is TensorInfo:
+            return pid
         other = self.others.get(id(pid))
         return None if other is None else other.resolve(pid)
 
