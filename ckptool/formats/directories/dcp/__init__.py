@@ -8,8 +8,7 @@
     meta.pt, common.pt     values that Lightning, or Megatron, keeps beside them: a file of ``torch.save``
 
 Strategy: the index alone tells names, shapes and types. Items of values are read as data when the folder is opened;
-those of tensors when their bytes are asked for. What is missing is said, and does not hide the rest.
-See torch/distributed/checkpoint/{metadata,filesystem}.py.
+those of tensors when their bytes are asked for. See torch/distributed/checkpoint/{metadata,filesystem}.py.
 
 A folder may lack what its index names: files that are missing or too short. That does not hide the rest: names and
 shapes are those of the index, and each tensor that is not whole says so when it is read.
@@ -18,7 +17,7 @@ shapes are those of the index, and each tensor that is not whole says so when it
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -107,7 +106,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         try:
             beside = items.beside(name)
         except Failure as error:
-            remarks.append(unread_beside(name, error))
+            remarks.append(Remark("CK143", f"{name!r}: {error.message}", error.hint))
             unread.append(name)
         else:
             streams.append(beside.stream)
@@ -117,7 +116,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
     as_safetensors = items.safetensors.files(index.entries.values())
     if as_safetensors:
-        remarks.append(written_as_safetensors(as_safetensors))
+        what = f"tensors are safetensors in {counted(len(as_safetensors), 'file')}, which "
+        what += f"torch.distributed.checkpoint.load() does not read: {some(as_safetensors)}"
+        remarks.append(Remark("CK158", what, "Migrate it to the form 'dcp', which its loader reads."))
     return Parsed(
         index.streams[0].source,
         NAME,
@@ -378,19 +379,6 @@ def is_torch_dist(folder: FolderSource) -> bool:
     """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
     said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
     return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
-
-
-def written_as_safetensors(files: Sequence[str]) -> Remark:
-    """Return what is said of files whose tensors are not items of ``torch.save``."""
-    what = f"tensors are safetensors in {counted(len(files), 'file')}, which torch.distributed.checkpoint.load() does "
-    return Remark(
-        "CK158", f"{what}not read: {some(list(files))}", "Migrate it to the form 'dcp', which its loader reads."
-    )
-
-
-def unread_beside(name: str, error: CkptoolError) -> Remark:
-    """Return what is said of a file with values beside the items that cannot be read."""
-    return Remark("CK143", f"{name!r}: {error.message}", error.hint)
 
 
 def unread_values(index: Index, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:

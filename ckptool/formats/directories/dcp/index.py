@@ -1,13 +1,13 @@
 """
-The indexes of ranks that saved without talking to each other, ``__<rank>.metadata``, put together.
+An index of DCP, ``.metadata``: names, shapes, boxes, and where the bytes are.
 
-Each names that rank's own items alone. What is replicated stands in all of them: the first is taken, and the others
-are copies, which a check of every byte compares with it.
+It is data, and may have hundreds of thousands of entries: nodes are let go as soon as they were read, and no number
+that a file chose is ever hashed: items and boxes find each other because both are sorted. See
+torch/distributed/checkpoint/metadata.py, and filesystem.py for ``_StorageInfo``.
 
-An index, ``.metadata``, is data: names, shapes, boxes, and where the bytes are. It may have hundreds of thousands of
-entries, so nodes are let go as soon as they were read, and no number that a file chose is ever hashed: items and boxes
-find each other because both are sorted. See torch/distributed/checkpoint/metadata.py, and filesystem.py for
-``_StorageInfo``.
+Ranks that saved without talking to each other have an index each, ``__<rank>.metadata``, of that rank's own items
+alone. What is replicated stands in all of them: the first is taken, and the others are copies, which a check of every
+byte compares with it.
 
 Tensors of Megatron-core may be flattened before they are cut: states that its distributed optimizer shares out. A
 tensor ``[X, Y]`` of which each model-parallel rank has ``[x, y]`` stands in the index as one of ``[X/x, Y/y, x·y]``,
@@ -25,7 +25,7 @@ from io import BytesIO
 from math import prod
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
@@ -275,14 +275,21 @@ class _Lines:
         for line in self._lines:
             name, items, *rest = json.loads(str(line, "utf-8", "surrogatepass"))
             if not rest:
-                yield name, None if items is None else Item(*items)
+                yield name, _item(items)
                 continue
             dtype, *cut = rest
             if cut != before:
                 before = cut
                 shape, boxes = tuple(cut[0]), [(tuple(offsets), tuple(sizes)) for offsets, sizes in cut[1]]
-            own = tuple(None if one is None else Item(*one) for one in items)
+            own = tuple(map(_item, items))
             yield name, Entry(self._dtypes[dtype], shape, boxes, own, self._faults.get(name))
+
+
+def _item(row: list[Any] | None) -> Item | None:
+    if row is None:
+        return None
+    file, offset, nbytes, transforms = row
+    return Item(file, offset, nbytes, tuple(transforms))
 
 
 def _line(*row: object) -> bytes:

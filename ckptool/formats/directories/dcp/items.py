@@ -17,12 +17,12 @@ torch/distributed/checkpoint/filesystem.py.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from ckptool.archives.compressed import unpack
+from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile, TruncatedFile, UnsupportedFeature
@@ -61,7 +61,7 @@ class Items:
     def __init__(self, folder: FolderSource, probe: Probe) -> None:
         self._folder = folder
         self._probe = probe
-        self._undone = Undone(probe.limits)
+        self._undone = lru_cache(_MOST_KEPT)(partial(_undone, probe.limits))
         self.safetensors = SafetensorsItems(folder, probe)
 
     def source(self, item: Item) -> Source:
@@ -87,7 +87,9 @@ class Items:
                 actual=file.nbytes,
             )
         whole = SliceSource(file, item.offset, item.nbytes)
-        return self._undone.source(whole, item.transforms) if item.transforms else whole
+        if not item.transforms:
+            return whole
+        return _UndoneSource(partial(self._undone, whole, item.transforms), whole.cancellation)
 
     def open(self, item: Item) -> Parsed:
         """Read what an item holds."""
@@ -228,50 +230,28 @@ def check_known(transforms: tuple[str, ...]) -> None:
             )
 
 
-class Undone:
-    """Items as they were before they were changed; the last few are kept in memory."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._kept: OrderedDict[int, tuple[Source, bytes]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def source(self, item: SliceSource, transforms: tuple[str, ...]) -> Source:
-        """Return the bytes that an item had before."""
-        return _UndoneSource(self, item, transforms)
-
-    def content(self, item: SliceSource, transforms: tuple[str, ...]) -> bytes:
-        with self._lock:
-            known = self._kept.get(id(item))
-            if known is not None:
-                self._kept.move_to_end(id(item))
-                return known[1]
-        data = item.read(0, item.nbytes)
-        for _ in transforms:
-            data = unpack(data, self._limits)
-        with self._lock:
-            self._kept[id(item)] = item, data
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        return data
+def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> bytes:
+    """Return the bytes that an item had before it was changed."""
+    data = item.read(0, item.nbytes)
+    for _ in transforms:
+        data = unpack(data, limits)
+    return data
 
 
 class _UndoneSource:
-    """The bytes of an item. They are in memory only while they are read."""
+    """The bytes of an item as they were before it was changed. They are in memory only while they are read."""
 
     is_compressed = False
 
-    def __init__(self, undone: Undone, item: SliceSource, transforms: tuple[str, ...]) -> None:
-        self._undone = undone
-        self._item = item
-        self._transforms = transforms
-        self.cancellation = item.cancellation
-        self.nbytes = len(undone.content(item, transforms))
+    def __init__(self, content: Callable[[], bytes], cancellation: Cancellation | None) -> None:
+        self._content = content
+        self.cancellation = cancellation
+        self.nbytes = len(content())
 
     def read(self, offset: int, nbytes: int) -> bytes:
         if self.cancellation is not None and nbytes > 1 << 22:
             return read_in_steps(self.read, offset, nbytes)
-        return self._undone.content(self._item, self._transforms)[offset : offset + nbytes]
+        return self._content()[offset : offset + nbytes]
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The file does not hold these bytes as they are."""
