@@ -261,7 +261,8 @@ def _examine(
         from ckptool.checking import integrity, value_survey
         from ckptool.sources.source import Meter
 
-        meter = Meter(progress, _to_read(checkpoint, depth))
+        distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
+        meter = Meter(progress, checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0))
         whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
     found, is_refused = _structure(checkpoint, devices, strict=strict)
     asked = list(torch_load.asked(checkpoint))
@@ -320,11 +321,6 @@ def neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) ->
     from ckptool.checking import folder_files  # few checkpoints are folders
 
     return folder_files.survey(path, checkpoint, limits)
-
-
-def _to_read(checkpoint: Checkpoint, depth: Depth) -> int:
-    distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
-    return checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0)
 
 
 def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:

@@ -100,7 +100,10 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                 names.append(name)
                 if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
-            found += _by_names(folder, names)
+            for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
+                search = Search(DEFAULT_LIMITS)  # of what loaders run by the names of files, or that settings name
+                search.foreign("", [("", what, why)])
+                found.append((name, search.survey()))
     except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
     return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()], passed)
@@ -155,14 +158,6 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
-
-
-def _by_names(folder: FolderSource, names: Sequence[str]) -> Iterator[tuple[str, Survey]]:
-    """Yield what loaders run because of what files are called, or what settings name."""
-    for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
-        found = Search(DEFAULT_LIMITS)
-        found.foreign("", [("", what, why)])
-        yield name, found.survey()
 
 
 def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:

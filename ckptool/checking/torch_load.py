@@ -203,7 +203,8 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
-    advice = _to_cpu(checkpoint)
+    hint = _TO_CPU.get(checkpoint.traits.loader)
+    advice = Advice(hint) if hint is not None else migration(checkpoint, to="cpu")
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
         yield note("CK503", what, *advice, severity="info")
@@ -212,11 +213,6 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if lacking:
         what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
         yield note("CK503", what, *advice)
-
-
-def _to_cpu(checkpoint: Checkpoint) -> Advice:
-    hint = _TO_CPU.get(checkpoint.traits.loader)
-    return Advice(hint) if hint is not None else migration(checkpoint, to="cpu")
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:

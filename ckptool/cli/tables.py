@@ -332,11 +332,8 @@ def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection
         from ckptool.names.renaming import Filter  # most calls list all names
 
         wanted = Filter(options["include"], options["exclude"])
-    return Selection(_pattern(options["grep"]), wanted, sort, options["allow_unmatched"], {})
-
-
-def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    grep = options["grep"]
     try:
-        return re.compile(grep) if grep is not None else None
+        return Selection(grep and re.compile(grep), wanted, sort, options["allow_unmatched"], {})
     except re.error as error:
         raise click.BadParameter(str(error), param_hint="--grep") from error
