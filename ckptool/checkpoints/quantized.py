@@ -468,7 +468,7 @@ def _integers(
             is_said = has_bias or any(info.dtype.itemsize == 1 or tensors[one].numel > 1 for one in said)
             key = (last, dtype, is_said)
             if key not in looked and len(looked) < _MOST:
-                looked[key] = _is_table(name, info, is_said=is_said)
+                looked[key] = _is_table(name, info, is_said=is_said, has_bias=has_bias)
             is_image = dtype == "uint8" and len(info.shape) > 2 and not (is_weight or scaling.intersection(beside))
             if looked.get(key) or is_image:
                 continue
@@ -517,16 +517,16 @@ def _first(name: str, info: TensorInfo) -> list[int]:
     return [int.from_bytes(data[at : at + size], "little", signed=is_signed) for at in range(0, len(data), size)]
 
 
-def _is_table(name: str, info: TensorInfo, *, is_said: bool = False) -> bool:
+def _is_table(name: str, info: TensorInfo, *, is_said: bool = False, has_bias: bool = False) -> bool:
     """
     Say whether the first values are those of masks, positions or indices, and not of codes, which take all bits.
 
-    Where a scale ``is_said`` to be one, codes may be small.
+    Where a scale ``is_said`` to be one, codes may be small; with a bias, they may be signs.
     """
     first, size = _first(name, info), info.dtype.itemsize
-    least = min(first, default=-1)
+    least, are_few = min(first, default=-1), 0 < len({*first}) < (2 if has_bias else 3)
     is_small = size > 1 and not is_said and max(map(abs, first), default=1 << 64) < 1 << _TOP_BITS[size]
-    return is_small or 0 < len({*first}) < 3 or (bool(first) and first == list(range(least, least + len(first))))
+    return is_small or are_few or (bool(first) and first == list(range(least, least + len(first))))
 
 
 def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:

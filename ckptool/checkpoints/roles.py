@@ -35,8 +35,8 @@ _OTHER_WORDS = {
 }  # fmt: skip
 _OF_TRAINING: Final = re.compile(r".*exp_avg.*|exp_inf|momentum(_buffers?)?|grads?|gradients?|square_avg|acc_delta")
 """What a step of training has for each parameter: its gradient, and what optimizers keep of it."""
-_BESIDE_WEIGHTS: Final = {"activations", "fisher", "masks", "scales"}
-"""Words for what is measured of each parameter or layer, at the top of a file."""
+_BESIDE_WEIGHTS: Final = {"activations", "delta", "deltas", "fisher", "masks", "scales", "update", "updates"}
+"""Words for what is measured of each parameter or layer, or is to be added to it, at the top of a file."""
 _RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
 _CPU_GENERATOR = (5056,)
 _GENERATORS = {_CPU_GENERATOR, (16,), (816,)}

@@ -194,6 +194,10 @@ class Verbs(Command, click.Group):
             rest = ["--version"]
         elif rest[:1] == ["help"] and not _is_path("help"):
             rest = [*rest[1:2], "--help"]
+        verb = next((word for word in rest if not word.startswith("-")), None)
+        if verb in (*VERBS, *WORDS) and not _is_path(verb):  # with options in front of it
+            rest.remove(verb)
+            rest = [verb, *rest]
         if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and _begins_with_path(rest):
             rest = ["inspect", *rest]
         return super().parse_args(ctx, [*own, *rest])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -36,13 +36,16 @@ from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy,
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import counted, some
-from ckptool.names.matching import Renames
+from ckptool.names.matching import Renames, may_be_missing
 from ckptool.sources.files import Origin, filler_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.values import narrows
+
+_CODES: Final = {"bool", *TYPES} - CASTABLE
+"""Types of which a matrix is no parameter of floats."""
 
 logger = logging.getLogger("ckptool")
 
@@ -124,7 +127,8 @@ def load_into(
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
-    logger.log(logging.WARNING if report.still_meta or report.tied_apart else logging.INFO, "%s", report.line)
+    is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
+    logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
     return report
 
 
@@ -218,7 +222,7 @@ def refuse_broken_plan(
 def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
     """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
     floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
-    if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in TYPES - CASTABLE]:
+    if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in _CODES]:
         fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
         hint = "Dequantise them with what quantised them; if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)

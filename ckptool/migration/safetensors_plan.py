@@ -45,7 +45,7 @@ _DTYPE_ORDER: Final = (
 _NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
 """Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
 _LENGTH_NBYTES: Final = 8
-_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B?)\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B)\s*", re.IGNORECASE)
 _STEPS: Final = "KMGT"
 _INDEX: Final = "model.safetensors.index.json"
 

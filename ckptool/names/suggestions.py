@@ -41,6 +41,8 @@ _TRIED = 128
 _LIKE = 0.5
 _OF_ALL: Final = ("^", r"\bweight$", r"\bbias$")
 _NUMBER = re.compile(r"(\d+)")
+_PART: Final = re.compile(r"(\A|\.)(parametrizations\.|weight\w*_(g|v|u|orig)\Z)")
+"""Names of what a weight is computed from: it is another one, of the same shape."""
 _PERMUTED: Final = frozenset({("wq", "q_proj"), ("wk", "k_proj")})
 """Spellings of Meta's and of Hugging Face's Llama: rows are in another order, so these are not the same tensors."""
 
@@ -66,6 +68,8 @@ def guess_renames(expected: Shapes, found: Shapes, *, every: bool = True) -> Ren
     for changes, names in unwrapped(list(found)):
         have = {name: shape for name, shape in zip(names, found.values(), strict=True) if name}
         targets = _targets(expected, have)
+        if any(bool(_PART.search(old)) is not bool(_PART.search(new)) for old, new in targets.items()):
+            continue
         if all(map(may_be_missing, expected.keys() - targets.values())):
             rules = _rules(targets, have, expected, every=every)
             if rules:

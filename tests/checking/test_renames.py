@@ -174,7 +174,11 @@ COVERED: dict[str, tuple[Shapes, Shapes]] = {
 }
 """What a model wants, and what a file has: all of it, under other names."""
 
+PLAIN_CONV: Shapes = {**layers(3, "enc.{}.{}", weight=(4, 4, 3), bias=(4,)), "out.weight": (2, 4)}
 OTHERS: dict[str, tuple[Shapes, Shapes]] = {
+    "weights before their norm": (PLAIN_CONV, ONE_CONV),
+    "weights before their norm, as now": (PLAIN_CONV, NEW_ONE_CONV),
+    "weights that a model norms": (ONE_CONV, PLAIN_CONV),
     "a layer is missing": (TOWERS, {n: s for n, s in TOWERS.items() if n != "out.weight"}),
     "as many are left over as are missing": (RESNET, changed(RESNET, ("^fc.weight", "other.scale"))),
     "the shape of one that is left over": (

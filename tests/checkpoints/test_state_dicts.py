@@ -66,7 +66,7 @@ def test_the_role_follows_from_whole_words_of_the_key(key: str, role: str) -> No
 
 _OF_TRAINING = (
     "exp_avg", "exp_avg_sq", "max_exp_avg_sqs", "momentum", "momentum_buffer", "grad", "grads", "gradients", "fisher",
-    "masks", "scales", "activations",
+    "masks", "scales", "activations", "delta", "updates",
 )  # fmt: skip
 
 

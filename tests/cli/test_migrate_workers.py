@@ -24,7 +24,7 @@ from tests.workers import do_first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, signals")
 
-SHARDS = ("--max-shard-size", "1200")
+SHARDS = ("--max-shard-size", "1200B")
 FORMS = {"shards": SHARDS, "dcp": ("--form", "dcp", "--max-shard-size", "16KB")}
 
 

@@ -35,6 +35,13 @@ def test_files_without_a_verb_are_inspected(arguments: list[str]) -> None:
     assert (found.exit_code, found.output) == (0, expected.output)
 
 
+@pytest.mark.parametrize("verb", ["inspect", "check", "info"])
+def test_options_may_come_before_the_verb(verb: str) -> None:
+    found, expected = run("--json", verb, FIXTURE), run(verb, "--json", FIXTURE)
+
+    assert (found.exit_code, found.output) == (0, expected.output)
+
+
 def test_a_file_that_is_not_there_is_named_as_such() -> None:
     found = run("model.pth")
 

@@ -332,7 +332,9 @@ def test_what_is_tied_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @where.on_any
 @pytest.mark.parametrize("side", ["missing", "unexpected"])
-def test_buffers_that_models_compute_themselves_may_differ(side: str, tmp_path: Path) -> None:
+def test_buffers_that_models_compute_themselves_may_differ(
+    side: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     content = source.state_dict()
     if side == "missing":
@@ -346,11 +348,12 @@ def test_buffers_that_models_compute_themselves_may_differ(side: str, tmp_path: 
 
     name = ("1.num_batches_tracked",) if side == "missing" else ("0.position_ids",)
     assert getattr(report, side) == name
+    assert not caplog.text
     assert torch.equal(model[0].weight, source[0].weight)
 
 
 @where.on_any
-def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
+def test_without_strict_what_fits_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = LeNet()
     content = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("out")}
     saved(content | {"head.weight": torch.ones(5)}, tmp_path / "x.pth")
@@ -359,8 +362,10 @@ def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
 
     with pytest.raises(ckptool.KeyMismatch):
         fill(model, tmp_path / "x.pth")
-    report = fill(model, tmp_path / "x.pth", strict=False)
+    with caplog.at_level("WARNING", "ckptool"):
+        report = fill(model, tmp_path / "x.pth", strict=False)
 
+    assert "missing 2: out.weight, out.bias" in caplog.text
     assert report.missing == ("out.weight", "out.bias")
     assert report.unexpected == ("head.weight",)
     assert (report.loaded, report.expected) == (8, 10)

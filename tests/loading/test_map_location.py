@@ -138,7 +138,7 @@ def test_what_a_function_raises_comes_out_as_it_is(tmp_path: Path) -> None:
 def test_what_is_no_device_is_named(device: str, tmp_path: Path) -> None:
     forged_file(tmp_path / "x.pth")
 
-    for where in (device, {"cuda:0": device}):
+    for where in (device, {"cuda:0": device}, *([{device: "cpu"}] if device in ("gpu", "cuda:x") else [])):
         with pytest.raises(ckptool.DeviceUnavailable) as caught:
             ckptool.load(tmp_path / "x.pth", where)
         assert caught.value.hint

@@ -129,7 +129,7 @@ def test_every_tensor_comes_back(most: int, tmp_path: Path) -> None:
 
 def test_a_model_and_its_modules_versions_come_back(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 2))
-    out = written(model.state_dict(), tmp_path, max_shard_size="150")
+    out = written(model.state_dict(), tmp_path, max_shard_size="150B")
 
     migrate(out / INDEX, tmp_path / "back.pth")
 
@@ -142,7 +142,7 @@ def test_it_is_what_huggingface_hub_writes(tmp_path: Path) -> None:
     reference = pytest.importorskip("huggingface_hub", reason="the reference library is not installed")
     contiguous = {name: tensor.contiguous() for name, tensor in odd().items() if "view" not in name}
     contiguous["head"] = contiguous["z.embedding"]
-    for most in ("60", "150B", "0.2KB", "1MB"):
+    for most in ("60B", "150B", "0.2KB", "1MB"):
         folder = tmp_path / most
         folder.mkdir()
         (folder / "reference").mkdir()
@@ -213,7 +213,6 @@ def odd_from(folder: Path) -> dict[str, torch.Tensor]:
         ("0.5KiB", 512),
         ("2TB", 2 * 10**12),
         ("70mib", 70 << 20),
-        ("12345", 12345),
         ("2K", 2000),
         ("5g", 5 * 10**9),
         ("7B", 7),
@@ -225,7 +224,7 @@ def test_sizes(text: str | int, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "5XB", "5KI", "-5GB", "0", "0.1", "1e9", "5GBB", "5 G B", "nan", 0, -1, "9" * 40]
+    "text", ["", "GB", "5", "5.5", "5XB", "5KI", "-5GB", "0", "0.1", "1e9", "5GBB", "5 G B", "nan", 0, -1, "9" * 40]
 )
 def test_no_sizes(text: str | int, tmp_path: Path) -> None:
     torch.save(state_dict(3), tmp_path / "model.pth")

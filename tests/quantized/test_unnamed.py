@@ -155,6 +155,7 @@ FILES: dict[str, Any] = {
     "flat 8 bits": {"fc": {"q": fp8(2048), "scale": torch.ones(1)}} | BIAS,
     "one layer beside a bias, without a scale": {"a.weight": torch.ones(64, 64), "fc.weight": codes(64, 32)} | BIAS,
     "one layer of 8 bits": {"emb.weight": codes(64, 32), "fc.weight": torch.ones(64, 64)} | BIAS,
+    "signs beside a bias": {"fc.weight": codes(64, 32).sign()} | BIAS,
     "small numbers beside a bias": {"fc.weight": (codes(64, 32) // 2).short()} | BIAS,
     "8 bits that were divided by a scale": {"a.weight": fp8(8, 16, divisor=0.02), "fc.weight": fp8(64, 32)} | BIAS,
     "8 bits of the other kind": {"a.weight": fp8(8, 16, dtype=torch.float8_e5m2, divisor=2e-4)},
@@ -527,7 +528,7 @@ def test_a_model_does_not_take_8_bits_without_such_a_scale(tmp_path: Path) -> No
     assert not model.descale.any()
 
 
-@each("dtype", [torch.int8, torch.uint8, torch.int64])
+@each("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
 def test_a_model_of_floats_takes_no_matrices_of_integers(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(8, 8, dtype=dtype), "bias": torch.ones(8)}, tmp_path / "m.pth")
     hooked, own = nn.Linear(8, 8), nn.Linear(8, 8)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool.errors import DeviceUnavailable, MalformedFile, UnsupportedFeature
+from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.tensors.tensor import TensorInfo
+from ckptool.torch_ops.device_names import device_there
 from ckptool.torch_ops.devices import cuda_missing
 
 MapLocation: TypeAlias = (
@@ -53,6 +54,12 @@ def placement(map_location: MapLocation) -> Placement:
     if isinstance(map_location, str | torch.device):
         return Placement(available(map_location), {})
     if isinstance(map_location, Mapping):
+        for tag in map_location:
+            try:
+                device_there(tag)
+            except MigrationRefused as error:
+                fact = f"in map_location, {error.message}"
+                raise DeviceUnavailable(fact, kind="unknown-device", hint=error.hint) from error
         return Placement(None, {tag: available(device) for tag, device in map_location.items()})
     return Placement(CPU, {}, map_location)
 
