@@ -20,6 +20,8 @@ from ckptool.tensors.tensor import TensorInfo
 Tensors: TypeAlias = Mapping[str, TensorInfo]
 
 _LAYER: Final = re.compile(r"\b\d{1,18}(?=\.)")
+_FIRST: Final = re.compile(r"\b0*[01](?=\.)")
+"""The number of the first layer of a stack, or of the second: some count from 1."""
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
 """How the names end of what training changes: masks and positions are equal in all files of a model."""
 _OF_MODULE: Final = re.compile(r"[._]?(?:lora_?(?:[AB]|down|up)\b.*|weight|bias)\Z", re.DOTALL)
@@ -35,6 +37,8 @@ _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _LEAST: Final = 6
 """Matrices of layers that are enough to tell that others are not there."""
+_SAMPLE: Final = 64
+"""Matrices, spread over all, each of which is of a stack that has begun where there is no other stack of some size."""
 _NESTED: Final = 8
 """Numbers in a name that may be those of layers."""
 
@@ -194,22 +198,29 @@ def later_layers(tensors: Tensors) -> str:
     """
     Return which layers of a stack are most of what is there, if it is not its first ones; nothing if they are.
 
-    Layers of a stack have the same matrices, one behind the other. A stack may begin with 1.
+    Layers of a stack have the same matrices, one behind the other.
     """
-    layers = _layers(tensors, tensors)
-    begun = {kin.partition("#")[0] for kin, own in layers.items() if min(own) < 2}
     matrices = [name for name, info in tensors.items() if len(info.shape) > 1 and name.endswith(_LEARNT)]
+    if all(_is_begun(name, tensors) for name in matrices[:: len(matrices) // _SAMPLE + 1]):
+        return ""  # as of whole models: what follows takes longer
+    begun = {name[: one.start()] for name in tensors for one in islice(_FIRST.finditer(name), _NESTED)}
     later = {
         kin: own
-        for kin, own in layers.items()
-        if kin.endswith(_LEARNT) and kin.partition("#")[0] not in begun
+        for kin, own in _layers(matrices, tensors).items()
+        if kin.partition("#")[0] not in begun
         if len({*own.values()}) == 1 < len(own) == max(own) - min(own) + 1
-        if len(own[min(own)]) > 1 and 1 not in own[min(own)][:2]
+        if 1 not in own[min(own)][:2]
     }
     if sum(map(len, later.values())) < max(_LEAST, len(matrices) / 2) or any(map(_ADDED.search, matrices)):
         return ""
     kin, own = next(iter(later.items()))
     return f"the layers {min(own)} to {max(own)} of {kin!r}, without those before"
+
+
+def _is_begun(name: str, tensors: Tensors) -> bool:
+    """Say whether there is a first layer, or a second, for each number in a name."""
+    numbers = islice(_LAYER.finditer(name), _NESTED)
+    return all(any(f"{name[: one.start()]}{first}{name[one.end() :]}" in tensors for first in "01") for one in numbers)
 
 
 def _tells(name: str, one: Tensors, other: Tensors) -> bool | None:
