@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import lzma
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +20,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 import ckptool
@@ -733,6 +738,59 @@ def test_a_model_in_training_mode_is_warned_about(files: tuple[Path, Path], capl
     LiveModel(LeNet(), files[0])
     assert "LeNet is in training mode" in caplog.text
     assert "eval()" in caplog.text
+
+
+GONE = """
+import builtins, os, sys, time
+import torch
+import ckptool
+from ckptool.reference.nets import LeNet
+
+class None_:
+    def find_spec(self, name, *_):
+        raise ModuleNotFoundError(f"no module named {name}", name=name)
+
+def watched(path):
+    live = ckptool.LiveModel(LeNet().eval(), path)
+    live.watch(every=0.02)
+    sys.meta_path.insert(0, None_())  # as for a process that may not read its own code any more
+    os.replace(path + ".bad", path) if os.path.exists(path + ".bad") else os.unlink(path)
+    end = time.monotonic() + 20
+    while live.last_error is None and time.monotonic() < end:
+        time.sleep(0.01)
+    print(os.path.basename(path), type(live.last_error).__name__, live.last_error, sep="|", flush=True)
+
+for path in sys.argv[1:]:  # each in a process that has imported nothing for another's error
+    if os.fork() == 0:
+        try:
+            watched(path)
+        finally:
+            os._exit(0)
+    os.wait()
+"""
+
+
+def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[Path, Path], tmp_path: Path) -> None:
+    data = files[1].read_bytes()
+    bad = {
+        "gone": None,
+        "other": save({"w": torch.zeros(3)}),
+        "text": "\ufeffnotes".encode("utf-16"),
+        "packed": lzma.compress(data)[:-100],
+    }
+    for name, content in bad.items():
+        shutil.copy(files[0], tmp_path / name)
+        if content is not None:
+            (tmp_path / f"{name}.bad").write_bytes(content)
+    arguments = [sys.executable, "-c", GONE, *(str(tmp_path / name) for name in bad)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=200)
+
+    said = dict(line.split("|")[:2] for line in done.stdout.splitlines() if line.partition("|")[0] in bad)
+    expected = {"gone": "FileUnavailable", "other": "KeyMismatch"}
+    assert said.keys() == bad.keys(), done.stdout
+    assert {name: said[name] for name in expected} == expected
+    assert all(issubclass(getattr(ckptool, kind, object), ckptool.CkptoolError) for kind in said.values()), said
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_that_is_kept_keeps_no_weights(

@@ -60,7 +60,7 @@ from ckptool.loading.serving.commit import (
     retire,
     with_weights,
 )
-from ckptool.loading.serving.watcher import Watcher
+from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
@@ -384,6 +384,7 @@ class LiveModel(Closing):
             path = self._seen[0]
         path = os.fspath(path)
         self.unwatch()
+        import_readers()
         if version_under(path) is None:
             logger.warning("watching a path without a file: %s", show(shown_path(path)))
         # What was loaded, not what is there now: a file that came between the two must not be missed.

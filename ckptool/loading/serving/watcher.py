@@ -7,6 +7,9 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Final, Generic, TypeVar
 
 from ckptool.cancellation import Cancellation
@@ -18,6 +21,13 @@ from ckptool.sources.versions import identity_of, is_committed, version_under
 T = TypeVar("T")
 
 _NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
+
+_READERS: Final = ("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats")
+_USED: Final = (
+    "_compat_pickle array bz2 concurrent.futures.thread difflib encodings.latin_1 encodings.utf_16 encodings.utf_32_be "
+    "encodings.utf_32_le encodings.utf_8_sig fnmatch hashlib heapq json lzma mmap resource shlex unicodedata zlib"
+)
+"""Of the standard library, what they import where it is used."""
 
 logger = logging.getLogger("ckptool")
 
@@ -52,6 +62,17 @@ class _Waiting:
             return False
         now = os.fstat(self._fd)
         return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def import_readers() -> None:
+    """Import what a file of any format may need, or an error about it: who serves may not be allowed to, later on."""
+    for package in _READERS:
+        for module in walk_packages(import_module(f"ckptool.{package}").__path__, f"ckptool.{package}."):
+            if ".remote" not in module.name:  # what talks to a network is there if an address was opened
+                import_module(module.name)
+    for name in _USED.split():
+        with suppress(ImportError):  # some Pythons are built without bz2 or lzma
+            import_module(name)
 
 
 class Watcher(Generic[T]):
