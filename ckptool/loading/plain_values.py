@@ -15,19 +15,15 @@ from typing import Any, Final
 
 import torch
 
-from ckptool.cancellation import Cancellation, each
-from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.errors import UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
-from ckptool.pickles import nodes
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Call, Global, Inert
-from ckptool.pickles.numpy_values import numpy_array, numpy_scalar, raw_bytes
+from ckptool.pickles.plain_values import no_plain_value, plain_value
 from ckptool.tensors import dtypes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 
-_MAX_DEPTH: Final = 64
-_MAX_NODES: Final = 10_000_000
 _QSCHEMES: Final = {
     "per_tensor_affine",
     "per_tensor_symmetric",
@@ -56,7 +52,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     found: dict[str, Any] = {}
     for name, node in nodes.items():
         try:
-            found[name] = plain_value(node, note, assembly.cancellation, lambda _, content: content)
+            found[name] = plain_value(node, note, assembly.cancellation, _unpacked)
         except UnsupportedFeature as error:
             found[name] = error
     made = assembly.tensors(wanted)
@@ -68,7 +64,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     for name, value in found.items():
         if not isinstance(value, UnsupportedFeature):
             try:
-                found[name] = plain_value(nodes[name], leaf, assembly.cancellation, pack)
+                found[name] = plain_value(nodes[name], leaf, assembly.cancellation, _packed)
             except UnsupportedFeature as error:
                 found[name] = error
     return found
@@ -101,93 +97,23 @@ _TORCH_CALLS: Final[dict[str, Callable[..., Any]]] = {
     "torch.serialization._get_layout": _LAYOUTS.get,
 }
 """What makes these of numbers and text, by the name that pickles have for it."""
-_COLLECTIONS: Final = {"set": set, "frozenset": frozenset}
 
 
-def _of_python(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return bytes, a complex number or a set, as protocols that have no opcodes for them write them; else None."""
-    if isinstance(node, inert.Set):
-        return _COLLECTIONS["frozenset" if node.frozen else "set"](_key(value(item)) for item in node.items)
-    raw = raw_bytes(node)
-    if raw is not None or not isinstance(node, Call) or not isinstance(node.args, tuple):
-        return raw
-    func = inert.global_of(node.func)
-    name = func.name if func is not None and func.module in ("builtins", "__builtin__") else ""
-    if name in _COLLECTIONS and len(node.args) == 1 and isinstance(node.args[0], list):
-        return _COLLECTIONS[name](_key(value(item)) for item in node.args[0])
-    if name == "complex" and len(node.args) == 2 and all(type(one) in (float, int) for one in node.args):
-        return complex(*node.args)
-    if name == "bytearray" and len(node.args) <= 1:
-        raw = raw_bytes(node.args[0]) if node.args else b""
-        return None if raw is None else bytearray(raw)
-    return None
+def _unpacked(node: Inert, value: Callable[[Inert], Any]) -> Any:
+    """Return what a packed object pickled."""
+    found = packed_content(node)
+    return no_plain_value(node) if found is None else value(found[1])
 
 
-def plain_value(
-    node: Inert,
-    leaf: Callable[[Inert], Any] | None = None,
-    cancellation: Cancellation | None = None,
-    packer: Callable[[str, Any], Any] | None = None,
-) -> Any:
-    """
-    Return a node as Python has it; ordered and default dicts become dicts.
-
-    ``leaf`` is asked first and returns what it makes of a node, or None. ``packer`` makes packed weights of the name of
-    their class and what they pickled.
-
-    Raises:
-        UnsupportedFeature: It holds something that only code could make; the message names it.
-        LimitExceeded: It is nested too deep, or too large when written out.
-        Cancelled: ``cancellation`` was.
-    """
-    left = _MAX_NODES
-
-    def value(node: Inert, depth: int) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0 or depth > _MAX_DEPTH:
-            raise LimitExceeded(f"values nested more than {_MAX_DEPTH} deep, or more than {_MAX_NODES:,} of them")
-        made = leaf(node) if leaf is not None else None
-        if made is not None:
-            return made
-        if node is None or isinstance(node, bool | int | float | str | bytes):
-            return node
-        made = _of_python(node, lambda item: value(item, depth + 1))
-        if made is not None:
-            return made
-        if isinstance(node, list | tuple):
-            return type(node)(value(item, depth + 1) for item in each(node, cancellation))
-        scalar = numpy_scalar(node)
-        if scalar is not None and isinstance(scalar[1], bool | int | float | str):
-            return scalar[1]
-        packed = packed_content(node) if packer is not None else None
-        if packer is not None and packed is not None:
-            return packer(packed[0], value(packed[1], depth + 1))
-        pairs = inert.mapping_pairs(node)
-        if pairs is None:
-            raise UnsupportedFeature(f"a value of type {_type(node)}", kind="no-plain-value")
-        return {_key(key): value(item, depth + 1) for key, item in each(pairs, cancellation)}
-
-    return value(node, 0)
-
-
-def _type(node: Inert) -> str:
-    array = numpy_array(node)
-    return f"numpy.ndarray, {array}" if array is not None else inert.class_name(node)
-
-
-def _key(key: Inert) -> str | int | float | bool | bytes | None:
-    if key is None or isinstance(key, str | int | float):
-        return key
-    raw = raw_bytes(key)
-    if raw is not None:
-        return raw
-    raise UnsupportedFeature(f"a key of type {inert.class_name(key)}", kind="no-plain-value")
+def _packed(node: Inert, value: Callable[[Inert], Any]) -> Any:
+    """Return a packed object, made of what it pickled."""
+    found = packed_content(node)
+    return no_plain_value(node) if found is None else pack(found[0], value(found[1]))
 
 
 def packed_content(node: Inert) -> tuple[str, Inert] | None:
     """Return the class of a packed object and what it pickled; None for what is none of those that are known."""
-    func = nodes.global_of(node.func) if isinstance(node, Call) else None
+    func = inert.global_of(node.func) if isinstance(node, Call) else None
     if func is None or (func.module, func.name) not in (("torch", "ScriptObject"), ("torch._C", "ScriptObject")):
         return None
     state = node.state if isinstance(node, Call) else None
