@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckptool.migration.migrate import migrate as migrate
     from ckptool.migration.output.editing import recover as recover
     from ckptool.migration.report import MigrationReport as MigrationReport
+    from ckptool.migration.save import save as save
     from ckptool.pickles.nodes import Global as Global
     from ckptool.sources.remote.address import Remote as Remote
     from ckptool.sources.source import Source as Source
@@ -67,6 +68,7 @@ _MODULES = {
     "ckptool.migration.changes": ("Changes",),
     "ckptool.migration.migrate": ("migrate",),
     "ckptool.migration.report": ("MigrationReport",),
+    "ckptool.migration.save": ("save",),
     "ckptool.migration.output.editing": ("recover",),
     "ckptool.pickles.nodes": ("Global",),
     "ckptool.sources.remote.address": ("Remote",),
@@ -85,7 +87,6 @@ _ON_COMMAND_LINE = "it is a verb of the command line alone"
 _MEANT = {
     **dict.fromkeys(("inspect", "open", "read", "info", "ls", "summary", "safe_open", "load_file"), _OPENED),
     "convert": "ckptool.migrate(source, target) converts",
-    "save": "ckptool.migrate(source, target) writes a checkpoint again; torch.save writes a new one",
     "compare": "ckptool.diff(a, b) compares",
     "load_state_dict": "ckptool.load_into(model, path) fills a model, ckptool.load(path) gives a state dict",
     "stat": f"{_ON_COMMAND_LINE}; ckptool.check(path, values=True) looks for NaN and infinities",

@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "migrate": (ckptool.migrate, {"src": NOWHERE}),
     "Changes": (lambda **given: ckptool.migrate(NOWHERE, changes=ckptool.Changes(**given)), {}),
     "recover": (ckptool.recover, {"path": NOWHERE}),
+    "save": (ckptool.save, {"state": {}, "path": NOWHERE, "like": NOWHERE}),
     "row": (ckptool.fleet.row, {"path": NOWHERE}),
     "migrate_one": (ckptool.fleet.migrate_one, {"source": NOWHERE}),
     "LiveModel": (ckptool.LiveModel, {"model": LeNet().eval(), "source": NOWHERE}),
@@ -111,6 +112,7 @@ def test_the_message_says_what_is_taken_and_what_came(name: str, given: dict[str
         ("load", {"strip": "all"}),
         ("load", {"mmap": "yes"}),
         ("migrate", {"form": "zip"}),
+        ("save", {"missing": "ignore"}),
         ("LiveModel", {"commit": "x"}),
     ],
 )

@@ -31,10 +31,12 @@ from ckptool.migration.writing import Writing
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
+from ckptool.tensors.tensor import storages_nbytes
 from ckptool.torch_ops.device_names import device_tag
 from ckptool.torch_ops.needed import check_installed
 
 if TYPE_CHECKING:
+    from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.migration.file_jobs import Writers
 
 if sys.version_info >= (3, 11):
@@ -148,22 +150,25 @@ def migrate_by(
     progress: OnWritten | None = None,
     read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    opened: Callable[[], Checkpoint] | None = None,
 ) -> MigrationReport:
     """
     Do what ``migrate`` does, with the same guarantees and byte for byte the same result, for a folder whose files
     ``writers`` has written: a function that has each of a list of jobs done, by other processes or on other machines.
+    ``opened`` gives the source, where its tensors are not all in the files of ``src``.
 
     Raises:
         SourceChanged: Not all of them found the same source.
         CkptoolError: What ``migrate`` raises.
     """
     asked = _checked(changes, dst)
-    with open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
+    with opened() if opened else open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, dst, asked)
             selection.refuse_nothing(checkpoint, plan, asked)
-        refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
+        held = (tensor.info for tensor in checkpoint.tensors.values())
+        refuse_repeated(plan.file.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
         clone = as_clone(checkpoint, plan, asked) if reflink else None
         plan = clone or plan

@@ -40,7 +40,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
     refuse_archive(checkpoint)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    form = _form(dst, checkpoint, changes)
+    form = form_of(dst, checkpoint, changes)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
     if changes.makes_folder:
@@ -141,7 +141,7 @@ def _picks(changes: Changes) -> bool:
     return changes.key is not None or changes.weights != "auto"
 
 
-def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
+def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
     """Return the form to write: the one that was asked for, as far as the source can take it."""
     picks = _picks(changes)
     sharded = changes.max_shard_size is not None

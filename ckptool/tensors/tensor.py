@@ -213,6 +213,18 @@ def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = No
     return found
 
 
+def storages_nbytes(infos: Iterable[TensorInfo]) -> int:
+    """Return the size of the storages of tensors, and of their parts, each once."""
+    found: dict[tuple[int, int], int] = {}
+    todo = list(infos)
+    while todo:
+        info = todo.pop()
+        todo += [part for _, part in info.parts]
+        if info.storage is not None:
+            found[id(info.storage.source), info.storage.offset] = info.storage.nbytes
+    return sum(found.values())
+
+
 def _places(infos: Sequence[TensorInfo]) -> Sequence[tuple[int, int] | int | None]:
     """Return where the storage of each tensor begins, and in which source if there are several; None without one."""
     storages = list(map(_STORAGE, infos))

@@ -1,0 +1,505 @@
+"""
+``save``: tensors in memory → a file, as ``migrate`` writes one.
+
+There is no writer of its own: the tensors are put into the record of a checkpoint, in the places of those of the
+original, or of none, and that is migrated. The original's file is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.arguments import check_arguments
+from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
+from ckptool.checkpoints.entries import mapping_like
+from ckptool.checkpoints.modules import facts_by_module
+from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
+from ckptool.errors import MigrationRefused, about
+from ckptool.formats import open_checkpoint
+from ckptool.formats.directories.side_by_side import TreeBuilder
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted, some
+from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.migrate import OnWritten, migrate_by
+from ckptool.migration.plan import form_of
+from ckptool.migration.report import MigrationReport
+from ckptool.migration.tree_edits import metadata_node
+from ckptool.names import renaming
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.plain_values import plain_value
+from ckptool.sources.source import BytesSource
+from ckptool.tensors.payloads import CHUNK_NBYTES
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.torch_ops.given import GivenTensors
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Missing: TypeAlias = Literal["refuse", "keep", "drop"]
+
+_NAME: Final = "state_dict"
+"""What tensors are called that are from no file."""
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_STRIPPING: Final = ((), (renaming.strip_wrappers,), (renaming.strip_module,))
+"""What ``load`` may have done to names."""
+
+
+def save(
+    state: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    like: str | os.PathLike[str] | None = None,
+    *,
+    missing: Missing = "refuse",
+    allow_new: bool = False,
+    force: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **options: Unpack[ChangeOptions],
+) -> MigrationReport:
+    """
+    Write a state dict, by the rules and with the guarantees of ``migrate``.
+
+    ``state`` has a ``torch.Tensor``, an array of numpy or a ``LazyTensor`` under each name. The suffix of ``path``
+    decides between safetensors and a zip as ``torch.save`` writes it, ``max_shard_size`` makes it a folder of shards;
+    all options of ``migrate`` that are about what is written do the same here. Without ``like``, that is all there is
+    in the file: the names in their order, tensors that share a storage, plain values such as extra state, and the
+    ``_metadata`` of a state dict.
+
+    ``like`` is the path of the checkpoint that the state was loaded from. Everything else of it goes along: the
+    optimizer, other entries, the text of safetensors, the order of names, device tags. Names may be those of the file,
+    or as ``load`` gives them without what wrappers put before them: they are written as the file has them. What is
+    equal to the original, bit for bit, stays as it is there; shape and type may have changed. Tied tensors stay tied if
+    they are still equal, and a note in the report says which are not. Entries that are no tensors stay if ``state``
+    lacks them.
+
+    A tensor of the original that ``state`` lacks is refused, or stays with ``missing="keep"``, or goes with
+    ``"drop"``. A name that the original lacks is refused, unless ``allow_new``.
+
+    Raises:
+        MigrationRefused: The names are not those of the original, or something would be lost or confused.
+        UnsupportedFeature: A tensor is of a class, layout or type that cannot be written.
+        WeightsNotFound: It is not clear which weights of ``like`` they replace: ``key`` or ``weights`` says it.
+        OutputExists: ``path`` exists, and ``force`` was not given.
+        OutputFailed: It could not be written, or is not what was to be written.
+        CkptoolError: ``like`` cannot be read, or is damaged.
+        TypeError: A value is neither a tensor nor plain.
+        ValueError: An option has a value that it does not take.
+    """
+    check_arguments(save, locals())
+    asked = changes_of(None, options)
+    if like is None and (asked.key is not None or asked.weights != "auto"):
+        raise ValueError("key and weights say which weights of like are meant, and there is no like")
+    notes: dict[str, None] = {}
+    target = os.fspath(path)
+    if like is None:
+        opened = partial(_alone, state, limits)
+    else:
+        chosen, asked = (asked.key, asked.weights), asked._replace(key=None, weights="auto")
+        taken = _Taken(state, target, asked, *chosen, missing, allow_new, limits, notes)
+        opened = partial(_like, os.fspath(like), taken)
+    report = migrate_by(
+        *(None, os.fspath(like or _NAME), target, asked),
+        force=force,
+        verify=verify,
+        dry_run=dry_run,
+        progress=progress,
+        read_back=read_back,
+        limits=limits,
+        opened=opened,
+    )
+    return report._replace(notes=(*report.notes, *notes))
+
+
+def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
+    """Return the checkpoint that a state dict is by itself."""
+    builder, given = TreeBuilder(limits), GivenTensors()
+    root = Call(Global("collections", "OrderedDict"), ())
+    root.pairs = [(name, _node(name, value, given, builder)) for name, value in state.items()]
+    metadata = getattr(state, "_metadata", None)
+    modules = facts_by_module(list(metadata.items())) if isinstance(metadata, Mapping) else {}
+    if modules:
+        root.state = Dict([("_metadata", metadata_node(modules))])
+    contents = collect(root, builder.rebuilder, limits)
+    source = BytesSource(b"", limits.cancellation)
+    parsed = Parsed(source, "memory", Traits(has_tree=True), contents, root=root, rebuilder=builder.rebuilder)
+    made = Checkpoint(_NAME, source, parsed)
+    for one in made.state_dicts:
+        if not one.key:
+            _choose(made, one)
+    return made
+
+
+def _choose(checkpoint: Checkpoint, state_dict: StateDict) -> None:
+    """Let a state dict be the weights, whatever names and sizes say: whoever gives it knows."""
+    state_dict.role = "model" if state_dict.role not in ("model", "ema") else state_dict.role
+    checkpoint.__dict__["weights"] = state_dict  # where the property keeps what it has found
+
+
+def _node(name: str, value: object, given: GivenTensors, builder: TreeBuilder, *, is_inside: bool = False) -> Inert:
+    """Return a value as it stands in a pickled tree; arrays of numpy are tensors under a name, and nothing inside."""
+    info = given.info(name, value) if not is_inside or type(value).__module__ != "numpy" else None
+    if info is not None:
+        if info.location == "meta":
+            raise _without_values(name)
+        return builder.tensor(info)
+    if type(value) in _PLAIN:
+        return value
+    inside = partial(_node, name, given=given, builder=builder, is_inside=True)
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(map(inside, value))
+    if is_inside and isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
+        return Dict([(key, inside(one)) for key, one in value.items()])
+    takes = "torch.Tensor | numpy.ndarray | LazyTensor, or plain values inside what is no tensor"
+    hint = ": give the state dict of the model, and the checkpoint that it is from as like" if not is_inside else ""
+    raise TypeError(f"state[{name!r}] takes {takes}, not {type(value).__name__}{hint}")
+
+
+def _without_values(name: str) -> MigrationRefused:
+    return MigrationRefused(f"tensor {name!r} is on the meta device, and has no values", kind="no-values")
+
+
+class _Taken(NamedTuple):
+    """What is asked for of an original."""
+
+    state: Mapping[str, Any]
+    target: str
+    changes: Changes
+    key: str | None
+    weights: WeightsChoice
+    missing: Missing
+    allow_new: bool
+    limits: Limits
+    notes: dict[str, None]
+
+
+class _Edits(NamedTuple):
+    """What becomes of the entries of a state dict, by the names that they have in the file."""
+
+    tensors: dict[str, TensorInfo]
+    """Those that changed, and new ones."""
+    others: dict[str, object]
+    """Values of entries that are no tensors, and changed."""
+    gone: frozenset[str]
+
+
+def _like(like: str, taken: _Taken) -> Checkpoint:
+    """Return an original with tensors of a state dict in the places of its own."""
+    checkpoint = open_checkpoint(like, limits=taken.limits)
+    try:
+        with about(checkpoint.path):
+            checkpoint.check_index()
+            chosen = choose(checkpoint, taken.key, taken.weights)
+            if all(chosen is not one for one in checkpoint.state_dicts):
+                raise MigrationRefused(
+                    "the averaged weights stand among the others, under other names",
+                    kind="weights-among-others",
+                    hint="Leave `weights=` out, and give all under the names that the file has.",
+                )
+            given = GivenTensors()
+            edits = _Comparison(checkpoint, chosen, taken, given).edits()
+            edited = _edited(checkpoint, chosen, edits, given, taken.limits)
+            for one in edited.state_dicts:
+                if one.key == chosen.key and one.class_name == chosen.class_name:
+                    _choose(edited, one)
+            return edited
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+class _Comparison:
+    """A state dict that is given, and the one that is in the file."""
+
+    def __init__(self, checkpoint: Checkpoint, chosen: StateDict, taken: _Taken, given: GivenTensors) -> None:
+        self._checkpoint = checkpoint
+        self._chosen = chosen
+        self._taken = taken
+        self._given = given
+        self._own = prepare(checkpoint, chosen, NameChanges())
+        form = form_of(taken.target, checkpoint, taken.changes)
+        self._is_whole = checkpoint.traits.has_tree and form in ("same", "model", "dcp")
+
+    def edits(self) -> _Edits:
+        """
+        Return what is to be changed.
+
+        Raises:
+            MigrationRefused: The names do not fit, or a changed tensor is one that only its own class can write.
+        """
+        state, own = self._taken.state, self._own
+        names, new = self._names()
+        lacking = [name for name, old in names.items() if name not in state and old in own.tensors]
+        self._refuse(lacking, new)
+        drops = self._taken.missing == "drop"
+        found = _Edits({}, {}, frozenset(names[name] for name in lacking if drops))
+        tied: dict[object, list[str]] = {}
+        for name, old in ((name, old) for name, old in names.items() if name in state):
+            tensor = own.tensors.get(old)
+            if tensor is not None:
+                tied.setdefault(identity(tensor.info), []).append(old)
+                self._compare_tensor(name, tensor, old, tied[identity(tensor.info)], found.tensors)
+            elif not self._says_same(own.others[old], name):
+                found.others[old] = state[name]
+        for group in tied.values():
+            self._note_untied(group, found.tensors)
+        for name, old in new.items():
+            info = self._given.info(name, state[name])
+            if info is None:
+                found.others[old] = state[name]
+            else:
+                found.tensors[old] = info
+        return found
+
+    def _names(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the names in the file by those that the state has for them, and the same for names that are new."""
+        best: dict[str, str] = {}
+        most = -1
+        for rules in _STRIPPING:
+            with suppress(MigrationRefused):  # as ``load`` keeps names then
+                changes = NameChanges(rules).chosen(self._taken.weights)
+                found = prepare(self._checkpoint, self._chosen, changes).old_names
+                hits = sum(name in found for name in self._taken.state)
+                if hits > most:
+                    best, most = found, hits
+        heads = {old.removesuffix(name) if old.endswith(name) else None for name, old in best.items()} or {""}
+        head = heads.pop() if len(heads) == 1 else None
+        new = {name: f"{head or ''}{name}" for name in self._taken.state if name not in best}
+        if new and head is None and self._taken.allow_new:
+            raise MigrationRefused(
+                f"it is not clear where {some(list(map(repr, new)))} would be in the file, whose names have wrappers",
+                kind="new-names",
+                hint="Give all names as the file has them: `load(…, strip=None)`.",
+            )
+        return best, new
+
+    def _refuse(self, lacking: list[str], new: Mapping[str, str]) -> None:
+        """Raise MigrationRefused where the names of both sides differ, unless that is meant."""
+        of_model = self._chosen.class_name is not None
+        if lacking and (self._taken.missing == "refuse" or (of_model and self._taken.missing == "drop")):
+            raise MigrationRefused(
+                f"the state lacks {counted(len(lacking), 'tensor')} of the file: {some(list(map(repr, lacking)))}",
+                kind="missing-names",
+                hint="Keep those of the file with `missing='keep'`"
+                + ("." if of_model else ", or leave them out with `missing='drop'`."),
+            )
+        if new and (not self._taken.allow_new or of_model):
+            raise MigrationRefused(
+                f"the file lacks {counted(len(new), 'name')} of the state: {some(list(map(repr, new)))}",
+                kind="new-names",
+                hint="The names inside a whole model are its class's."
+                if of_model
+                else "If they are to be added, say so with `allow_new=True`.",
+            )
+
+    def _compare_tensor(
+        self, name: str, tensor: LazyTensor, old: str, tied: list[str], changed: dict[str, TensorInfo]
+    ) -> None:
+        """Note a tensor that changed; one that is still equal to another that it is tied to becomes the same."""
+        value, own = self._taken.state[name], tensor.info
+        info = self._given.info(name, value, own.location if own.location != "meta" else None)
+        if info is None:
+            kind = type(value).__name__
+            raise TypeError(f"state[{name!r}] takes torch.Tensor | numpy.ndarray | LazyTensor, not {kind}")
+        if are_equal(info, own, self._taken.limits):
+            return
+        if info.location == "meta":
+            raise _without_values(name)
+        odd = own.subclass or ("one with tensors of its own" if own.layout == "strided" and own.parts else None)
+        if odd and self._is_whole:
+            raise MigrationRefused(
+                f"tensor {name!r} has changed, and only its own class can write it: {odd}",
+                kind="unsupported-tensor",
+                hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
+            )
+        others = (changed[one] for one in tied if one in changed)
+        same = next((one for one in others if are_equal(info, one, self._taken.limits)), info)
+        changed[old] = same._replace(requires_grad=own.requires_grad, kind=own.kind, subclass=None)
+
+    def _note_untied(self, group: list[str], changed: Mapping[str, TensorInfo]) -> None:
+        now = {identity(changed[name]) if name in changed else None for name in group}
+        if len(now) > 1:
+            self._taken.notes[f"{some(list(map(repr, group)))} were one tensor, and are {len(now)} now"] = None
+
+    def _says_same(self, node: Inert, name: str) -> bool:
+        """Say whether an entry that is no tensor is to stay: it is equal, or nobody can tell."""
+        rebuilder = self._checkpoint.rebuilder
+
+        def leaf(inner: Inert) -> LazyTensor | None:
+            info = rebuilder.tensor(inner) if rebuilder is not None else None
+            return None if info is None else LazyTensor(name, info)
+
+        unknown = object()
+        own = plain_value(node, leaf, self._taken.limits.cancellation, lambda *_: unknown)
+        if not self._are_same(own, self._taken.state[name], unknown):
+            return False
+        if any(one is unknown for one in _leaves(own)):
+            self._taken.notes[f"{name!r} is as it is in the file: it holds objects, which cannot be compared"] = None
+        return True
+
+    def _are_same(self, own: Any, value: Any, unknown: object) -> bool:
+        """Say whether an entry of the file is equal to a value, whatever is in the places of what is unknown."""
+        if isinstance(own, LazyTensor):
+            info = self._given.info(own.name, value)
+            return info is not None and are_equal(info, own.info, self._taken.limits)
+        if isinstance(own, dict | list | tuple):
+            sides = [list(one.items()) if isinstance(one, dict) else one for one in (own, value)]
+            alike = type(own) is type(value) and len(own) == len(value)
+            return alike and all(self._are_same(one, other, unknown) for one, other in zip(*sides, strict=True))
+        if own is unknown or type(own) is not type(value):
+            return own is unknown
+        return repr(own) == repr(value) if isinstance(own, float | complex) else bool(own == value)  # NaN, minus zero
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in dicts, lists and tuples, however deep."""
+    if isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
+    """Say whether two tensors have the same type, shape and layout, and the same bytes in each element."""
+    kinds = [(info.dtype.name, info.shape, info.layout, info.details, info.storage is None) for info in (one, other)]
+    if kinds[0] != kinds[1]:
+        return False
+    if one.storage is not None:
+        sides = (LazyTensor("", info).chunks(CHUNK_NBYTES, limits=limits) for info in (one, other))
+        if any(a != b for a, b in zip_longest(*sides)):
+            return False
+    if one.layout == "strided":
+        return True  # the parts of a plain tensor (a gradient, attributes) are not its value
+    parts = [dict(info.parts) for info in (one, other)]
+    return parts[0].keys() == parts[1].keys() and all(
+        are_equal(part, parts[1][name], limits) for name, part in parts[0].items()
+    )
+
+
+def _edited(
+    checkpoint: Checkpoint, chosen: StateDict, edits: _Edits, given: GivenTensors, limits: Limits
+) -> Checkpoint:
+    """Return the checkpoint with edits. Its tree, which nobody else has, is changed where it is."""
+    record = {one.name: checkpoint.__dict__[one.name] for one in fields(Parsed)}
+    record["inside"] = {}
+    if checkpoint.traits.has_tree and checkpoint.rebuilder is not None:
+        builder = TreeBuilder(limits)
+        root = builder.transplant(checkpoint.root, checkpoint.rebuilder)
+        leaves = {name: builder.tensor(info) for name, info in edits.tensors.items()}
+        leaves |= {name: _node(name, one, given, builder, is_inside=True) for name, one in edits.others.items()}
+        if chosen.class_name is None:
+            _edit_mapping(chosen, leaves, edits.gone)
+        else:
+            _edit_model(checkpoint, root, chosen.key, edits.tensors, leaves)
+        contents = collect_weights(root, builder.rebuilder, limits)
+        record |= {"root": root, "rebuilder": builder.rebuilder, "contents": contents}
+    else:
+        own = prepare(checkpoint, chosen, NameChanges())
+        record["contents"] = _contents(checkpoint, chosen, own, edits)
+        record["recorded"] = checkpoint.recorded._replace(ties={}, order=())  # what is tied shares its memory here
+    return Checkpoint(checkpoint.path, checkpoint.source, Parsed(**record))
+
+
+def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[str]) -> None:
+    """Put other values into the mapping of a state dict, take some out, and add what it has no key for at its end."""
+    head = f"{chosen.key}." if chosen.own_keys is not None and chosen.key else ""
+    own = chosen.own_keys
+    pairs, known = [], set()
+    for key, value in nodes.mapping_pairs(chosen.node) or ():
+        name = key[len(head) :] if isinstance(key, str) and (own is None or key in own) else None
+        known.add(name)
+        if name not in gone:
+            pairs.append((key, leaves.get(name, value) if name is not None else value))
+    pairs += [(head + name, leaf) for name, leaf in leaves.items() if name not in known]
+    if isinstance(chosen.node, Call):
+        chosen.node.args = mapping_like(chosen.node, pairs).args
+    chosen.node.pairs = pairs
+
+
+def _edit_model(
+    checkpoint: Checkpoint, root: Inert, key: str, changed: Mapping[str, TensorInfo], leaves: Mapping[str, Inert]
+) -> None:
+    """
+    Put other tensors in the places of those of a whole model.
+
+    Raises:
+        MigrationRefused: Two names are one object, and are to be different tensors; or it is in a tuple.
+    """
+    walk = next(walk for path, walk in checkpoint.walks if path == key)
+    named: dict[int, tuple[str, object]] = {}
+    wanted: dict[int, Inert] = {}
+    for entry in walk.entries:
+        now = identity(changed[entry.name]) if entry.name in changed else None
+        first, before = named.setdefault(id(entry.node), (entry.name, now))
+        if before != now:
+            raise MigrationRefused(
+                f"{first!r} and {entry.name!r} are one parameter of a whole model, and would be two",
+                kind="untied",
+                hint="Give both the same values, or save the state alone, without `like=`.",
+            )
+        if entry.name in leaves:
+            wanted.setdefault(id(entry.node), leaves[entry.name])
+    stuck = _replace(root, wanted)
+    if stuck:
+        names = some([repr(named[own][0]) for own in stuck])
+        raise MigrationRefused(f"{names} cannot be changed inside a whole model", kind="names-of-a-model")
+
+
+def _replace(root: Inert, wanted: Mapping[int, Inert]) -> set[int]:
+    """Put other nodes in the places of some, wherever they are in a tree; return those that are in none, or stay."""
+    found, stuck = set[int](), set[int]()
+    todo, seen = [root], set[int]()
+    while todo:
+        one = todo.pop()
+        if not nodes.is_container(one) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        held = list(nodes.held(one))
+        here = {id(inner) for inner in held if id(inner) in wanted}
+        todo += held
+        found |= here
+        if not here:
+            continue
+        if isinstance(one, tuple):
+            stuck |= here
+        elif isinstance(one, list):
+            one[:] = [wanted.get(id(inner), inner) for inner in one]
+        elif isinstance(one, Dict | Call):
+            one.pairs = [(key, wanted.get(id(inner), inner)) for key, inner in one.pairs or ()]
+            if isinstance(one, Call) and one.items:
+                one.items = [wanted.get(id(inner), inner) for inner in one.items]
+    return stuck | (wanted.keys() - found)
+
+
+def _contents(checkpoint: Checkpoint, chosen: StateDict, own: Weights, edits: _Edits) -> Contents:
+    """Return the tensors of a checkpoint without a tree, those of the state dict in their order."""
+    head = f"{chosen.key}." if chosen.key else ""
+    infos = {name: tensor.info for name, tensor in own.tensors.items() if name not in edits.gone} | edits.tensors
+    left = {name: one.info for name, one in checkpoint.tensors.items() if not _is_of(name, head, chosen)}
+    contents = Contents(left | {head + name: info for name, info in infos.items()})
+    contents.walks = list(checkpoint.walks)
+    kind: GroupKind = "mapping" if chosen.class_name is None else "module"
+    names = [head + name for name in infos]
+    contents.groups = [Group(chosen.key, kind, names, chosen.class_name, chosen.node)] if names else []
+    return contents
+
+
+def _is_of(name: str, head: str, chosen: StateDict) -> bool:
+    return name.startswith(head) and name[len(head) :] in chosen
