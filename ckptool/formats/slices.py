@@ -31,7 +31,6 @@ from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.numbering import numbers, set_of
 from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
-from ckptool.formats.settings import hollow_adapter, settings_beside
 from ckptool.formats.sharded import begins_at_zero
 from ckptool.messages import counted, show, some
 from ckptool.pickles import nodes
@@ -174,6 +173,8 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     if name.startswith("adapter_model.") and ADAPTER in names:
+        from ckptool.formats.settings import hollow_adapter, settings_beside  # which few files need
+
         return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path, probe.source), parsed)))
     found = _named(place or ".", name, names)
     if filenames.role_of(name):
