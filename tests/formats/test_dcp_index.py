@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptool
 from ckptool import LimitExceeded, Limits, MalformedFile
+from ckptool.errors import AmbiguousFile
 from tests.each import each
 from tests.formats.dcp_folder import Boxes, Writer, rows
 
@@ -190,12 +191,34 @@ def test_as_many_keys_in_paths_as_the_index_has_bytes(tmp_path: Path) -> None:
     described, planner = writer.metadata.state_dict_metadata, writer.metadata.planner_data
     assert planner is not None
     path = planner["w"] = ("k",) * 1000
+    ckptool.open_checkpoint(writer.close()).close()
     for number in range(399):
         described[f"w{number}"], planner[f"w{number}"] = described["w"], path
 
-    ckptool.open_checkpoint(padded(writer, 400 * 1000)).close()
+    with pytest.raises(AmbiguousFile, match="two values have the path"):
+        ckptool.open_checkpoint(padded(writer, 400 * 1000))
     with pytest.raises(LimitExceeded, match="more keys in paths"):
         ckptool.open_checkpoint(padded(writer, 400 * 1000 - 1))
+
+
+@each(
+    "paths",
+    [
+        (("w", "a"), ("v", "a")),
+        (("w", "a"), ("u", "a", "b"), ("v", "a", "b")),
+        (("w", "a", "b"), ("v", "a"), ("u", "a")),
+        (("w", "v"), ("v",)),
+    ],
+)
+def test_two_values_under_one_path_are_refused(tmp_path: Path, paths: tuple[tuple[str, ...], ...]) -> None:
+    writer = with_pieces(tmp_path, (2,), [])
+    described, planner = writer.metadata.state_dict_metadata, writer.metadata.planner_data
+    assert planner is not None
+    for name, *path in paths:
+        described[name], planner[name] = described["w"], tuple(path)
+
+    with pytest.raises(AmbiguousFile, match="two values have the path"):
+        ckptool.open_checkpoint(writer.close())
 
 
 def with_transforms(writer: Writer, count: int) -> None:

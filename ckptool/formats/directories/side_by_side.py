@@ -13,10 +13,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
-from ckptool.errors import CkptoolError, Failure, MalformedFile
+from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
+from ckptool.messages import quoted
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.pickles.reader import Pickle
@@ -86,6 +87,9 @@ def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
     Return dicts in each other that hold leaves at their paths; where all keys of one are 0, 1, 2…, it is a list.
 
     A path that is both a leaf and a folder of others keeps the leaf, under an empty name among them.
+
+    Raises:
+        AmbiguousFile: Two leaves have one path.
     """
     root: dict[str | int, Inert] = {}
     branches: list[tuple[dict[str | int, Inert], str | int]] = []
@@ -97,11 +101,12 @@ def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
                 below = inside[key] = _Branch({} if below is None else {"": below})
                 branches.append((inside, key))
             inside = below.children
-        own = inside.get(path[-1])
+        own, last = inside.get(path[-1]), path[-1]
         if isinstance(own, _Branch):
-            own.children[""] = leaf
-        else:
-            inside[path[-1]] = leaf
+            inside, last = own.children, ""
+        if last in inside:
+            raise AmbiguousFile(f"two values have the path {quoted('.'.join(map(str, path)))}", kind="ambiguous-name")
+        inside[last] = leaf
     for inside, key in reversed(branches):  # those within a branch are later than it; a path may be of any length
         inside[key] = _finished(inside[key].children)
     return Dict(list(root.items()))
