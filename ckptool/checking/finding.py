@@ -4,13 +4,13 @@ Findings: notable facts, each with a code that says how grave it is, and the com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import show
 from ckptool.sections import Fact
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
@@ -78,29 +78,6 @@ def run(
     """
     path, inside = checkpoint.path or "FILE", member or checkpoint.member
     return Advice(why, command_line(f"{path}::{inside}" if inside else path, verb, *words, **options))
-
-
-def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequence[str]) -> str:
-    """
-    Return a command line for a POSIX shell.
-
-    ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
-    ``words`` follow them as they are.
-    """
-    from shlex import join  # few files need advice
-
-    shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
-    return join(("ckptool", verb, shown, *_spelled(options), *words))
-
-
-def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]:
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            yield flag
-        elif value:
-            for one in (value,) if isinstance(value, str) else value:
-                yield from (flag, one)
 
 
 def finding_facts(findings: Iterable[Finding]) -> Iterator[Fact]:

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from ckptool.checking import would_run
-from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line, note
+from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, note
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
@@ -22,7 +22,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.naming import command_line, is_far, shown_path
 from ckptool.sources.paths import UNTOLD, is_below, is_likely
 from ckptool.sources.source import BytesSource
 

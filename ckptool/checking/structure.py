@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from ckptool.checking.advice import migration, state_dict
-from ckptool.checking.finding import Finding, command_line, note, run
+from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
@@ -22,7 +22,7 @@ from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
-from ckptool.sources.naming import is_far, is_folder
+from ckptool.sources.naming import command_line, is_far, is_folder
 from ckptool.sources.source import far_under, versions_of
 from ckptool.tensors.tensor import ARRAY, identity
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptool.checking.finding import command_line
 from ckptool.cli.outputs import error_object, print_json
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line, shown_path
 from ckptool.sources.paths import exists as is_there
 
 if TYPE_CHECKING:

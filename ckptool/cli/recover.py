@@ -6,14 +6,13 @@ import sys
 
 import click
 
-from ckptool.checking.finding import command_line
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.output.editing import recover as recover_file
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line, shown_path
 
 
 @click.command(cls=Command)

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from ckptool.arguments import check_arguments
-from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import (
     halves_alone,
@@ -47,7 +46,7 @@ from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor

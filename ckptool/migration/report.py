@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
-from ckptool.checkpoints.summary import count, wrappers_in_front
+from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
 from ckptool.checkpoints.training import parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name
 from ckptool.errors import Failure
@@ -17,12 +17,12 @@ from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, sh
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.planned import OutFile, Plan
-from ckptool.names.wrappers import prefix_facts, prefixes_of
+from ckptool.migration.planned import OutFile, Plan, Planned
+from ckptool.names.wrappers import is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.sections import Fact, Section, Sides, html_of, text_of
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line, shown_path
 
 _BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
 """Weights that no optimizer has states for."""
@@ -175,7 +175,7 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
         form = "model" if plan.builds_model else form
     else:
         form = "model" if plan.form == "model" else checkpoint.form
-        names = _new_names(checkpoint, file.renamed)
+        names = _new_names(checkpoint, file)
     layout = {"safetensors": "safetensors", "dcp": "dcp"}.get(plan.form, "torch_zip")
     layout = checkpoint.format if plan.keeps_layout else layout
     tags = ["cpu" if name in (file.packed or ()) else retagged(info, plan.location) for name, info in file.expected]
@@ -185,11 +185,12 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
     return FileFacts(layout, form, nbytes, *counts, prefixes_of(names))
 
 
-def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:
-    """Return the names that the weights have in a result that holds everything."""
-    chosen, new = checkpoint.weights, dict(renamed)
+def _new_names(checkpoint: Checkpoint, file: Planned) -> list[str]:
+    """Return the names that the weights have in a result that holds everything but what is dropped."""
+    chosen, new, dropped = checkpoint.weights, dict(file.renamed), set(file.dropped)
     head = chosen.head if chosen is not None else ""
-    return [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
+    kept = (head + name for name in chosen or () if head + name not in dropped)
+    return [new.get(path, path)[len(head) :] for path in kept]
 
 
 def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_training: bool) -> Iterator[str]:
@@ -201,7 +202,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         elif plan.weights.state_dict.class_name is not None:
             yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"
             yield from _assumed_versions(plan.weights)
-        yield from _prefixes(checkpoint, plan.weights)
+    yield from _prefixes(checkpoint, plan)
     yield from _refused(checkpoint, plan)
     if checkpoint.member:
         yield "the other files of the archive are left out"
@@ -269,21 +270,30 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Yield why plain ``torch.load(path)`` will not open a file that holds weights and all else."""
-    if plan.form == "same" and checkpoint.traits.loader == "torch.load" and checkpoint.weights is not None:
+    """Yield why plain ``torch.load(path)`` will not open a file that holds weights and all else, and what does help."""
+    weights = checkpoint.weights or next(iter(candidates(checkpoint)), None)
+    if plan.form == "same" and checkpoint.traits.loader == "torch.load" and weights is not None:
         try:
             found = [*map(why_refused, filter(None, plan.file.pickles))]
         except Failure:
             return  # what was to be written is no pickle: reading it back says so
         for one in filter(None, found):
-            yield f"plain torch.load() refuses it, for {one}: `form='state_dict'` writes the weights alone"
+            yield f"plain torch.load() refuses it, for {one}; to write the weights alone, which it opens:"
+            key = "" if checkpoint.weights is not None else weights.key
+            drop = not weights.key and weights.class_name is None  # what is refused is among them
+            command = command_line(plan.target, "migrate", form="state_dict", key=key, drop_unsupported=drop)
+            yield f"Run: {command}"
 
 
-def _prefixes(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
+def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Yield what takes off the prefix that a wrapper or Lightning has left before every name."""
-    prefixes = prefixes_of(weights.tensors)
+    is_renamed = bool(plan.weights.renamed if plan.weights is not None else plan.file.renamed)
+    names = list(plan.weights.tensors) if plan.weights is not None else _new_names(checkpoint, plan.file)
+    prefixes = prefixes_of(names)
+    if plan.weights is None and is_averaged_pair(names):
+        return  # the averaged ones have to be taken alone
     wrapped = wrappers_in_front(checkpoint, prefixes)
-    attribute = "" if wrapped or weights.renamed else lightning_attribute(checkpoint)
+    attribute = "" if wrapped or is_renamed else lightning_attribute(checkpoint)
     if wrapped or attribute:
         option = "strip_wrappers=True" if wrapped else f"strip_prefix={attribute!r}"
         yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"

@@ -1,8 +1,9 @@
-"""What to call a file: in messages, without what is secret in an address, and as a copy in a folder here."""
+"""What to call a file: in messages and commands, without what is secret in an address, and as a copy in a folder."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 
 
 def is_far(path: str) -> bool:
@@ -48,3 +49,26 @@ def local_name(path: str) -> str:
     """Return what a copy of a file would be called here: its path; of an address, the name at its end."""
     shown = shown_path(path)
     return shown.rpartition("/")[2] if "://" in shown else path
+
+
+def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequence[str]) -> str:
+    """
+    Return a command line for a POSIX shell.
+
+    ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
+    ``words`` follow them as they are.
+    """
+    from shlex import join  # few files need advice
+
+    shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
+    return join(("ckptool", verb, shown, *_spelled(options), *words))
+
+
+def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]:
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value:
+            for one in (value,) if isinstance(value, str) else value:
+                yield from (flag, one)

@@ -525,10 +525,37 @@ def test_one_layer_of_lightning_is_no_prefix(tmp_path: Path) -> None:
     assert [one for one in check(tmp_path / "x.ckpt").findings if one.code == "CK301"] == []
 
 
-def test_what_plain_torch_load_will_still_refuse_is_noted(tmp_path: Path) -> None:
-    torch.save({"model": state("w"), "args": argparse.Namespace(lr=1)}, tmp_path / "a.pth")
+@each(("prefix", "option"), [("model.", "--strip-prefix model"), ("module.", "--strip-wrappers")])
+def test_a_prefix_that_is_left_where_everything_is_written_is_told_with_its_option(
+    prefix: str, option: str, tmp_path: Path
+) -> None:
+    weights = {f"{prefix}fc.{name}": torch.ones(2) for name in ("weight", "bias")}
+    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.0", "epoch": 1}, tmp_path / "last.ckpt")
+    run = ["migrate", str(tmp_path / "last.ckpt"), "--to", "cpu"]
+
+    result = invoke(run)
+    assert f"every name begins with '{prefix}': for a model without it, {option}" in result.output
+    stripped = invoke([*run, *option.split(), "--force"])
+    assert "every name begins" not in stripped.output
+    with ckptool.open_checkpoint(tmp_path / "last.cpu.ckpt") as found:
+        assert list(found.weights or ()) == ["fc.weight", "fc.bias"]
+    torch.save(weights, tmp_path / "own.ckpt")  # of no framework: a module of the user's own is not told of
+    own = invoke(["migrate", str(tmp_path / "own.ckpt"), "--to", "cpu"])
+    assert ("every name begins" in own.output) is (prefix == "module.")
+
+
+@each("beside", [{}, {"disc": state("w", "v")}, {"w": torch.ones(2)}])
+def test_what_plain_torch_load_will_still_refuse_is_noted_with_the_command_that_helps(
+    beside: dict[str, object], tmp_path: Path
+) -> None:
+    content = beside if "w" in beside else {"model": state("w"), **beside}
+    torch.save({**content, "args": argparse.Namespace(lr=1)}, tmp_path / "a.pth")
     result = invoke(["migrate", str(tmp_path / "a.pth"), "--to", "cpu"])
-    assert "plain torch.load() refuses it, for argparse.Namespace: --form state_dict writes" in result.output
+
+    assert "plain torch.load() refuses it, for argparse.Namespace; to write the weights alone" in result.output
+    (command,) = re.findall("Run: (ckptool migrate .*)", result.output)
+    written = json.loads(invoke([*shlex.split(command)[1:], "--json"]).output)["target"]
+    assert list(torch.load(written)) == ["w"]
 
     torch.save({"model": state("w"), "epoch": 1}, tmp_path / "b.pth")
     result = invoke(["migrate", str(tmp_path / "b.pth"), "--to", "cpu"])

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ckptool.checking import advice, torch_load
 from ckptool.checking.explain.keys import Explanation, form_of, key_lists, names_meet, why_renamed
-from ckptool.checking.finding import command_line, run
+from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
 from ckptool.errors import Failure, FileUnavailable
@@ -22,7 +22,7 @@ from ckptool.names.matching import Rename, Renames, is_extra_state, renamed
 from ckptool.names.missing import not_there
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles.nodes import lookup, mapping_pairs
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import command_line, shown_path
 
 _MOST_LISTED: Final = 8
 
