@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import cached_property, wraps
 from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
@@ -12,10 +12,11 @@ from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.closing import Closing
-from ckptool.errors import DamagedFile
+from ckptool.errors import DamagedFile, UnsupportedFeature
 from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.plain_values import plain_value
 from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity
@@ -24,9 +25,10 @@ _T = TypeVar("_T")
 _PUBLIC: Final = (
     *("path", "member", "format", "form", "file_nbytes", "metadata", "globals", "class_sources", "release_tree"),
     *("tensors", "attributes", "weights", "state_dicts", "extras", "shards", "beside", "members", "inside"),
-    *("check_index", "check_unchanged", "close", "is_folder"),
+    *("check_index", "check_unchanged", "close", "is_folder", "keys"),
 )
 """What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
+_NAMESPACES: Final = ("argparse.Namespace", "types.SimpleNamespace")
 _MOST_ALIKE: Final = 8
 """State dicts that begin alike, and that another one is compared with."""
 
@@ -144,6 +146,63 @@ class Checkpoint(Parsed, Closing):
         self.state_dicts = tuple(_state_dicts(contents, self.tensors))
         self._is_open = True
 
+    def __getitem__(self, key: object) -> Any:
+        """
+        Return what the file holds under a key at its top, as ``keys`` lists them: a tensor as a ``LazyTensor``, weights
+        as a ``StateDict``, and anything else as plain values of Python, with lazy tensors in them. Of a namespace,
+        these are its attributes. An object that only code could make stays a node, which names its class.
+
+        Raises:
+            KeyError: There is none; it names the nearest.
+            LimitExceeded: It is nested too deep, or too large when written out.
+        """
+        top = self._top
+        if key not in top:
+            from ckptool.names.missing import Missing
+
+            raise KeyError(Missing(key, [one for one in top if isinstance(one, str)]) if isinstance(key, str) else key)
+        node = top[key]
+        if isinstance(node, LazyTensor):
+            return node
+        weights = next((one for one in self.state_dicts if one.key == str(key) and one.node is node), None)
+        if weights is not None and (weights.role in ("model", "ema") or len(weights) == _count(node)):
+            return weights
+        rebuilder, names = self.rebuilder, dict[int, LazyTensor]()
+        info = rebuilder.tensor(node) if rebuilder is not None else None
+        if info is not None:
+            return self.tensors.get(str(key)) or LazyTensor(str(key), info)
+
+        def leaf(inner: Inert) -> LazyTensor | None:
+            info = rebuilder.tensor(inner) if rebuilder is not None else None
+            if info is not None and not names:
+                names.update((id(tensor.info), tensor) for tensor in self.tensors.values())
+            return None if info is None else names.get(id(info)) or LazyTensor(str(key), info)
+
+        try:
+            return plain_value(node, leaf, self.source.cancellation, _attributes_or_node)
+        except UnsupportedFeature:  # a key that only code could make
+            return node
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._top
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._top)
+
+    def keys(self) -> KeysView[Any]:
+        """Return the keys at the top of the file, in its order; the names of tensors where it holds these alone."""
+        return self._top.keys()
+
+    @cached_property
+    def _top(self) -> Mapping[Any, Inert]:
+        """Return the values at the top by key: nodes of the tree, or tensors."""
+        pairs = nodes.mapping_pairs(self.root)
+        if isinstance(self.root, list | tuple):
+            pairs = list(enumerate(self.root))
+        if pairs is None or not self.traits.has_tree:
+            return self.tensors
+        return {key if isinstance(key, str | int) else nodes.class_name(key): value for key, value in pairs}
+
     def __setattr__(self, name: str, value: object) -> None:
         if "_is_open" in self.__dict__:
             raise AttributeError(f"a checkpoint does not change after opening: {name!r} cannot be set")
@@ -211,9 +270,13 @@ class Checkpoint(Parsed, Closing):
             raise DamagedFile(self.damage, hint="Download the file again.")
 
     def release_tree(self) -> None:
-        """Free the pickled tree: the one change after opening. Tensors stay readable. For long-lived checkpoints."""
+        """
+        Free the pickled tree: the one change after opening. Tensors stay readable, and are all that is left at the top.
+        For long-lived checkpoints.
+        """
         self.contents.walks = []
         self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), inside={})
+        self.__dict__.pop("_top", None)
         for state_dict in self.state_dicts:
             state_dict.node = None
 
@@ -239,6 +302,18 @@ def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | No
     """Return the walk through a whole model; None for what is none."""
     of_model = state_dict.class_name is not None
     return next((walk for path, walk in checkpoint.walks if of_model and path == state_dict.key), None)
+
+
+def _count(node: Inert) -> int | None:
+    pairs = nodes.mapping_pairs(node)
+    return None if pairs is None else len(pairs)
+
+
+def _attributes_or_node(node: Inert, value: Callable[[Inert], Any]) -> Any:
+    """Return the attributes of a namespace, and any other object as its node."""
+    if isinstance(node, nodes.Call) and nodes.class_name(node) in _NAMESPACES:
+        return {key: value(inner) for key, inner in nodes.attribute_pairs(node) if isinstance(key, str)}
+    return node
 
 
 def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:

@@ -82,7 +82,9 @@ class Call:
         self.pairs: PairList | None = None
 
     def __repr__(self) -> str:
-        return f"<Call {class_name(self)}>"
+        are_plain = isinstance(self.args, tuple) and all(type(one) in (bool, int, float, str) for one in self.args)
+        shown = ", ".join(repr(one) for one in self.args[:_SHOWN]) if are_plain else ""
+        return f"<Call {class_name(self)}{f'({shown})' if 0 < len(shown) <= _LONGEST_CLASS else ''}>"
 
 
 class PersistentId:
@@ -142,6 +144,7 @@ class Unknown:
 
 
 _LONGEST_CLASS: Final[int] = 256
+_SHOWN: Final[int] = 8
 _FEW: Final[int] = 16
 
 

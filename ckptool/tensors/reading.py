@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.source import BytesSource, FarSource, Source, far_under
+from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 if TYPE_CHECKING:
@@ -94,6 +94,37 @@ class LazyTensor:
 
         found: Tensor = _torch(self)
         return found
+
+    def __getitem__(self, rows: slice) -> LazyTensor:
+        """
+        Return a lazy tensor of some rows, as ``tensor[2:10]``: it reads their bytes alone where they lie together.
+
+        Raises:
+            TypeError: It is no slice of the first dimension, or there is none.
+            ValueError: The step is below 1.
+            UnsupportedFeature: The file has no plain rows of it: a sparse or a quantised tensor.
+        """
+        info, storage = self.info, self.info.storage
+        given: object = rows
+        if not isinstance(given, slice) or not info.shape:
+            what = "has one element" if not info.shape else "takes a slice of its first dimension, as tensor[2:10]"
+            raise TypeError(f"{self!r} {what}: torch() and numpy() give what can be indexed")
+        start, stop, step = rows.indices(info.shape[0])
+        if step < 1:
+            raise ValueError(f"the step of a slice is at least 1, not {step}")
+        if storage is None or info.layout != "strided" or info.dtype.packed > 1:
+            raise UnsupportedFeature(f"tensor {self.name!r} has no plain rows: {info.layout}", kind="no-plain-bytes")
+        shape, steps = (len(range(start, stop, step)), *info.shape[1:]), (info.stride[0] * step, *info.stride[1:])
+        begin = info.storage_offset + start * info.stride[0] if shape[0] else info.storage_offset
+        info = info._replace(shape=shape, stride=steps, storage_offset=begin, parts=())
+        if info.is_contiguous:  # then its bytes are a storage of their own
+            own = SliceSource(storage.source, storage.offset + begin * info.dtype.itemsize, info.nbytes)
+            info = info._replace(
+                storage=storage._replace(source=own, offset=0, nbytes=info.nbytes, crc32=0, whole=None),
+                storage_offset=0,
+            )
+        found = f"{rows.start if rows.start is not None else ''}:{rows.stop if rows.stop is not None else ''}"
+        return LazyTensor(f"{self.name}[{found}{f':{step}' if step > 1 else ''}]", info)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return what ``numpy`` does, for ``numpy.asarray``; it says so if numpy has no such type."""
