@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckptool.checking.advice import state_dict
 from ckptool.checking.finding import Finding, finding_facts
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import in_options
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
-from ckptool.names.wrappers import prefix_facts
+from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.sections import Fact, Section
 
@@ -68,7 +69,29 @@ def head_sections(
     if digest is not None:
         why = "" if digest.error is None else digest.error.message
         yield Fact("digest", [digest.digest or f"none: {show(why)}"])
-    yield from in_options(finding_facts(findings))
+    to_load = list(_to_load(checkpoint))
+    # How to get the weights is said at the end, once; with what takes off a prefix, there.
+    others = [one._replace(hint=None, command=None) if one.code == "CK404" and to_load else one for one in findings]
+    yield from in_options(finding_facts(others))
+    said = [one.command for one in others if one.command]
+    yield Fact("to load", [show(line) for line in to_load if not any(f"Run: {one}".startswith(line) for one in said)])
+
+
+def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield what loads the weights of a whole model into one that its class makes, and what writes them alone."""
+    weights = checkpoint.weights
+    walk = walk_of(checkpoint, weights) if weights is not None else None
+    command = state_dict(checkpoint).command if walk is not None else None
+    if walk is None or command is None or checkpoint.traits.program is not None:
+        return
+    classes, path = dict(walk.modules), ""
+    while (inside := f"{path}.{COMPONENTS.get(classes.get(path, ''), '')}".strip(".")) in classes and inside != path:
+        path = inside  # the model in a wrapper
+    own = classes.get(path, "torch.")
+    model = "model" if own.startswith("torch.") else f"{own.rpartition('.')[2]}()"
+    where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
+    yield f"in Python: ckptool.load_into({model}, {where!r})"
+    yield f"Run: {command}"
 
 
 def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:

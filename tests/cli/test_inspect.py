@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import ckptool
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.cli.inspect_report import head_facts
+from ckptool.reference.nets import LeNet
+from tests.each import each
 from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -73,6 +80,23 @@ def test_the_table_is_sorted(key: str, first: str) -> None:
 @pytest.mark.parametrize("arguments", [["--columns", "colour"], ["--table", "papyrus"], ["--grep", "("]])
 def test_bad_usage_is_exit_code_2(arguments: list[str]) -> None:
     run(STATE_DICT, *arguments, code=2)
+
+
+@each("wrap", ["", "DataParallel"])
+def test_a_whole_model_says_how_it_is_loaded(wrap: str, tmp_path: Path) -> None:
+    path, model = tmp_path / "whole.pth", LeNet()
+    torch.save(getattr(nn, wrap)(model) if wrap else model, path)
+    said = run(path)
+
+    (python,) = re.findall(r"to load +in Python: (.*)", said)
+    assert python == f"ckptool.load_into(LeNet(), {str(path)!r})"
+    made = LeNet()
+    eval(python, {"ckptool": ckptool, "LeNet": lambda: made})
+    assert all(map(torch.equal, made.state_dict().values(), model.state_dict().values()))
+    (command,) = re.findall(r"Run: ckptool (migrate .*)", said)
+    written = json.loads(invoke([*shlex.split(command), "--json"]).stdout)["target"]
+    assert torch.load(written).keys() == model.state_dict().keys()
+    assert "to load" not in run(FIXTURES / "state-dict-plain-cpu-zip.pth")
 
 
 def test_embedded_class_source_is_printed() -> None:
