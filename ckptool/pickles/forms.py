@@ -358,6 +358,8 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         nbytes = element_size(field[0], values)
         if nbytes is None or field[1] + nbytes > size:
             return False
+        if type(field[0].state) is tuple and field[0].state[3] is not None and not values.takes_nested():
+            return False  # numpy takes from the stack for fields of fields
         inherited |= _flags_of(field[0]) & _INHERITED
     return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
 

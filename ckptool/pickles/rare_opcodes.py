@@ -13,7 +13,7 @@ from functools import cache
 from struct import Struct
 from typing import Final
 
-from ckptool.errors import MalformedFile, UnsafePickle
+from ckptool.errors import LimitExceeded, MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
 
@@ -22,6 +22,8 @@ _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 
 _INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
+_INDEX: Final = rb"\s*(\+?[0-9][0-9_]*|-[0_]+)\s*(?:\0|\Z)"
+"""What Python takes for an index of the memo: C ends a text at its first zero byte."""
 _MAX_INT_NBYTES: Final = 1024
 _ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
 OUTSIDE: Final = (Global, PersistentId, Unknown)
@@ -63,14 +65,14 @@ def _decimal(machine: Machine, digits: bytes) -> Inert:
     digits = digits.strip()
     if not re.fullmatch(_INTEGER, digits):
         raise machine.malformed(f"not a number: {len(digits):,} characters")
-    # As in _little_endian; here reading takes quadratic time, too.
-    return int(digits) if len(digits) <= _MAX_INT_NBYTES else digits
+    _refuse_huge(machine, len(digits), "digits")
+    return int(digits)
 
 
 def _memo_index(machine: Machine) -> Inert:
     line = machine.line()
-    if machine.is_patient and re.fullmatch(rb"\s*\+?[0-9_]{1,4096}\s*", line):
-        index = int(line)
+    if machine.is_patient and (found := re.match(_INDEX, line)):
+        index = int(found[1])
         return index if index < 1 << 32 else f"{index:x}"  # larger numbers could be chosen to have one hash
     index = _decimal(machine, line)
     if not (isinstance(index, int) and 0 <= index < 1 << 32):
@@ -82,12 +84,24 @@ def op_long4(machine: Machine) -> None:
     nbytes = _I32(machine.data, machine.pos)[0]
     if nbytes < 0:
         raise machine.malformed(f"a number of {nbytes:,} bytes")
+    _refuse_huge(machine, nbytes, "bytes")
     machine.push(_little_endian(machine.take(machine.pos + 4, nbytes)))
 
 
-def _little_endian(digits: bytes) -> Inert:
-    # Huge numbers stay bytes: printing one takes quadratic time, and nothing counts that far.
-    return int.from_bytes(digits, "little", signed=True) if len(digits) <= _MAX_INT_NBYTES else digits
+def _little_endian(digits: bytes) -> int:
+    return int.from_bytes(digits, "little", signed=True)
+
+
+def _refuse_huge(machine: Machine, count: int, unit: str) -> None:
+    """Refuse numbers as nothing counts that far: to read one as text or to print it takes quadratic time."""
+    if count > _MAX_INT_NBYTES:
+        raise LimitExceeded(
+            f"a number of {count:,} {unit} at byte {machine.base + machine.opcode:,}; {_MAX_INT_NBYTES:,} are allowed",
+            kind="huge-number",
+            offset=machine.base + machine.opcode,
+            needed=count,
+            actual=_MAX_INT_NBYTES,
+        )
 
 
 def op_string(machine: Machine) -> None:
@@ -267,7 +281,7 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
     elif pairs or not machine.is_patient:
-        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, *OUTSIDE))
+        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *OUTSIDE))
 
 
 def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from struct import pack
 
 import pytest
 
-from ckptool import MalformedFile, TruncatedFile
+from ckptool import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource
 from tests.bounds.sources import Asked
@@ -80,11 +81,18 @@ def test_a_frame_may_reach_to_the_end_and_no_further() -> None:
     assert (type(error), error.needed, error.actual) == (TruncatedFile, 12, 11)
 
 
-@pytest.mark.parametrize(("digits", "kind"), [(1023, int), (1024, int), (1025, bytes)])
-def test_numbers_of_up_to_1024_digits_are_numbers(digits: int, kind: type) -> None:
-    assert type(read(b"L" + b"7" * digits + b"L\n.").root) is kind
-    assert type(read(b"I" + b"7" * digits + b"\n.").root) is kind
-    assert type(read(b"\x8b" + pack("<i", digits) + b"\1" * digits + b".").root) is kind
+def test_numbers_of_up_to_1024_digits_are_numbers_and_longer_ones_are_refused() -> None:
+    for digits in (1023, 1024, 1025):
+        for number in (
+            b"L" + b"7" * digits + b"L\n.",
+            b"I" + b"7" * digits + b"\n.",
+            b"\x8b" + pack("<i", digits) + b"\1" * digits + b".",
+        ):
+            if digits <= 1024:
+                assert read(number).root == pickle.loads(number)
+            else:
+                with pytest.raises(LimitExceeded, match="1,025"):
+                    read(number)
 
 
 def test_the_protocol_may_be_five_and_not_more() -> None:

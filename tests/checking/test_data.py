@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
@@ -36,6 +38,12 @@ def nested(count: int, *kinds: str) -> bytes:
         made += call(named("collections", kind)) + (ops("a") if is_dict else b"")
         closing = (b"s" if is_dict else b"a") + closing
     return made + b"N" + closing
+
+
+def in_each_other(count: int) -> bytes:
+    """A type of numpy in another, so often; each is of the class that the memo has at 1."""
+    fields = call(b"h\1", "V8", False, True) + b"(" + ops(3) + ops(">") + b"N" + ops(("a",)) + b"}" + ops("a") + b"("
+    return fields * count + call(b"h\1", "i1", False, True) + (b"K\0ts" + ops(8) + ops(1) + ops(16) + b"tb") * count
 
 
 def indexed(fqn: str, index: int) -> bytes:
@@ -84,6 +92,10 @@ NO_DATA = {
     "another codec": call(named("_codecs", "encode"), "x", "cp037"),
     "a codec of a bytearray": call(named("builtins", "bytearray"), "x", "rot13"),
     "many bytes": call(named("builtins", "bytearray"), 1 << 44),
+    "many bytes of a number that is long": call(
+        named("builtins", "bytearray"), b"\x8b" + pack("<i", 2000) + (1 << 44).to_bytes(2000, "little")
+    ),
+    "types in each other": named("numpy", "dtype") + b"q\1" + array((1,), in_each_other(2000), bytes(8)),
     "a number that takes long": call(named("fractions", "Fraction"), "1e400000000"),
     "a view beyond its storage": call(REBUILD, storage(), 2, (4,), (1,), False, ORDERED),
     "a view backwards": call(REBUILD, storage(), 3, (4,), (-1,), False, ORDERED),
@@ -197,6 +209,26 @@ def test_each_storage_is_as_long_as_its_record() -> None:
     report = check(torch_zip(more + ops({"w": tensor(storage())}), {"0": floats()}))
     assert report.error is not None
     assert report.error.kind == "storage-size"
+
+
+RUNS = call(named("os", "system"), "true")
+GOES_ON = {
+    "an item of a bytearray": b"\x80\5\x96" + pack("<Q", 1) + b"aK\0K\0s",
+    "items of a bytearray": b"\x80\5\x96" + pack("<Q", 1) + b"a(K\0K\0u",
+    "an index that is put and ends with a zero byte": b"Np1\0x\n",
+    "an index that is got and ends with a zero byte": b"Nq\1" + b"g1\0x\n",
+    "an index of minus nothing": b"Nq\0" + b"g-00\n",
+}
+
+
+@each("name", GOES_ON)
+def test_what_python_goes_on_with_hides_nothing_behind_it(name: str, tmp_path: Path) -> None:
+    data = GOES_ON[name] + RUNS + b"."
+    assert pickle.loads(GOES_ON[name] + b"K\7.") == 7
+    (tmp_path / "model.pth").write_bytes(torch_zip({"w": tensor(storage())}, {"0": floats()}))
+    (tmp_path / "optimizer.pkl").write_bytes(data)
+    assert check(tmp_path).grade == "system"
+    assert check(zip_file({"optimizer.pkl": data})).grade == "system"
 
 
 def test_a_protocol_that_changes_changes_names() -> None:

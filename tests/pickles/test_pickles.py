@@ -208,14 +208,6 @@ def test_numbers_of_a_kilobyte_are_numbers(number: int) -> None:
     assert read(pickled(number)).root == number
 
 
-def test_longer_numbers_stay_bytes() -> None:
-    digits = bytes(1024) + b"\x01"
-
-    assert read(b"\x8b" + pack("<i", 1025) + digits + b".").root == digits
-    assert read(b"L" + b"7" * 1025 + b"L\n.").root == b"7" * 1025
-    assert read(b"I" + b"7" * 1025 + b"\n.").root == b"7" * 1025
-
-
 @each(
     ("literal", "value"),
     [
