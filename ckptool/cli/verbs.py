@@ -60,6 +60,14 @@ WORDS: Final = {
     "convert": "migrate",
 }
 """Other words for verbs. None of them is in the help: one name for one thing."""
+GUESSED: Final = {
+    **{f"--{device}": f"--to {device}" for device in ("cpu", "cuda", "mps", "xpu")},
+    "--gpu": "--to cuda",
+    "--device": "--to",
+    "--map-location": "--to",
+    **{f"--{name}": f"--dtype {name}" for name in ("half", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32")},
+}
+"""Options that people try for those of ``migrate``. None of them is in the help: one name for one thing."""
 _LOAD: Final = "To load weights, call ckptool.load(path) or ckptool.load_into(model, path) in Python."
 
 # fmt: off
@@ -122,6 +130,8 @@ _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
 
+_WORDS: Final = "ckptool.words"
+"""Under which a context keeps the command line as it was given."""
 ORDER: Final = "ckptool.order"
 """Under which a context keeps the names of what was given, in the order in which it was."""
 
@@ -190,6 +200,7 @@ class Verbs(Command, click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
         own, rest = _split(args)
+        ctx.meta[_WORDS] = list(rest)
         if rest[:1] == ["version"] and not _is_path("version"):
             rest = ["--version"]
         elif rest[:1] == ["help"] and not _is_path("help"):
@@ -223,6 +234,7 @@ class Verbs(Command, click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
+            self._refuse_guess(ctx, error)
             nearest = list(error.possibilities or ())[:1]
             raise click.NoSuchOption(error.option_name, possibilities=nearest, ctx=error.ctx) from None
         except click.MissingParameter as error:
@@ -232,6 +244,28 @@ class Verbs(Command, click.Group):
         except click.BadParameter as error:
             text = error.message.replace("valid integer range", "whole number")
             raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from None
+
+    def _refuse_guess(self, ctx: click.Context, error: click.NoSuchOption) -> None:
+        """Answer an option of ``migrate``, or what people try for one, with the whole command."""
+        option = GUESSED.get(error.option_name, error.option_name)
+        migrate = self.get_command(ctx, "migrate") if ctx.invoked_subcommand in ("migrate", "inspect") else None
+        if migrate is None or not any(option.split()[0] in one.opts for one in migrate.params):
+            return
+        from shlex import join  # most options are there
+
+        from ckptool.messages import show
+
+        words = list(ctx.meta[_WORDS])
+        verb = next((word for word in words if word in (*VERBS, *WORDS) and not _is_path(word)), None)
+        if verb is not None:
+            words.remove(verb)
+        meant: list[str] = []
+        for name, equals, value in (word.partition("=") for word in words):
+            meant += GUESSED[name].split() if name in GUESSED else [name]
+            meant[-1] += equals + value
+        did_you = f"Did you mean '{option}'?" if option != error.option_name else "It is one of 'ckptool migrate'."
+        command = show(join(["ckptool", "migrate", *meant]))
+        raise click.UsageError(f"No such option '{error.option_name}'. {did_you}\nRun: {command}", error.ctx)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs, by what they are for."""

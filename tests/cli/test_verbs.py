@@ -79,6 +79,36 @@ def test_a_misspelt_option_is_answered_with_the_nearest_alone(option: str, meant
     assert f"No such option '{option}'. Did you mean '{meant}'?" in found.output.replace("(", "").replace("?)", "?")
 
 
+@each(
+    ("words", "meant", "options"),
+    [
+        (["migrate", FIXTURE, "--cpu"], "Did you mean '--to cpu'?", "--to cpu"),
+        (["migrate", "--cuda", FIXTURE], "Did you mean '--to cuda'?", "--to cuda"),
+        (["migrate", FIXTURE, "--device", "cuda:1"], "Did you mean '--to'?", "--to cuda:1"),
+        (["migrate", FIXTURE, "--half", "--cpu"], "Did you mean '--dtype half'?", "--dtype half --to cpu"),
+        ([FIXTURE, "--device=cuda:1"], "Did you mean '--to'?", "--to=cuda:1"),
+        ([FIXTURE, "--bf16"], "Did you mean '--dtype bf16'?", "--dtype bf16"),
+        ([FIXTURE, "--to", "cpu"], "It is one of 'ckptool migrate'.", "--to cpu"),
+        (["--form", "safetensors", "show", FIXTURE], "It is one of 'ckptool migrate'.", "--form safetensors"),
+    ],
+)
+def test_options_that_people_try_are_answered_with_the_whole_command(
+    words: list[str], meant: str, options: str, tmp_path: Path
+) -> None:
+    found = run(*words)
+    option = next(word.partition("=")[0] for word in words if word.startswith("--"))
+    (command,) = re.findall("Run: ckptool (.*)", found.stderr)
+
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert f"No such option '{option}'. {meant}" in found.stderr
+    assert sorted(command.split()) == sorted(["migrate", FIXTURE, *options.split()])
+    assert run(*command.split(), "--out-dir", str(tmp_path)).exit_code == 0
+
+
+def test_an_option_of_the_verb_itself_stays_the_nearest() -> None:
+    assert "Did you mean '--device-check'?" in run("check", FIXTURE, "--device", "cuda").stderr
+
+
 def test_a_misspelt_verb_in_front_of_a_file_is_no_file() -> None:
     assert "'inspct' is no verb, and no file that is there. Did you mean 'inspect'?" in run("inspct", FIXTURE).output
 
