@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -17,8 +18,8 @@ from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_opt
 from ckptool.cli.outputs import Failed, Result, output_for, plain
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
-from ckptool.cli.verbs import ORDER, flag, takes
-from ckptool.errors import CkptoolError, Failure, MigrationRefused, WeightsNotFound
+from ckptool.cli.verbs import GIVEN, ORDER, flag, takes
+from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
@@ -162,7 +163,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Nothing in SRC runs. Without --in-place, SRC is only read; it is replaced only if you name it as DST, with --force.
     DST, a file or a folder, appears when it is complete, read back and compared. Without DST, the result is written
-    next to SRC, and its name is printed.
+    next to SRC, and its name is printed. More than two paths are all sources; 'out/' at their end is a folder to make.
 
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
@@ -176,9 +177,11 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
-    sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
+    is_in_place, changes = _is_in_place(paths, options), _changes(options, click.get_current_context().meta[ORDER])
+    if not (is_in_place or options["out_dir"] or changes.makes_folder) and _ends_in_folder(paths):
+        paths, options["out_dir"] = paths[:-1], paths[-1]
+    sources, target = (list(paths), None) if is_in_place else _sources(paths, options["out_dir"])
     output = output_for(options, sources, is_list=len(sources) > 1, is_bare=options["quiet"])
-    changes = _changes(options, click.get_current_context().meta[ORDER])
     work = _targets(sources, target, options, changes)
     _check_workers(options, changes, sources)
     arguments = {name: options[name] for name in ("force", "dry_run", "in_place", "deep", "compact")}
@@ -195,6 +198,11 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         for source, outcome in outcomes:
             result: Result
             if isinstance(outcome, CkptoolError):
+                if isinstance(outcome, OutputExists) and target is not None and not options["out_dir"]:
+                    outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results."
+                    outcome.command = join(
+                        ["ckptool", *click.get_current_context().meta.get(GIVEN, ()), "--out-dir", "migrated"]
+                    )
                 result = _NotMigrated(shown_path(source), outcome)
             else:
                 result = _Migrated(outcome, quiet=options["quiet"])
@@ -247,9 +255,18 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
 
 def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], str | None]:
     if out_dir is None:
-        if len(paths) > 2:
-            raise click.UsageError("several sources need --out-dir")
-        return [paths[0]], paths[1] if len(paths) == 2 else None
+        if len(paths) < 3:
+            return [paths[0]], paths[1] if len(paths) == 2 else None
+        for path in paths:  # before the first is written: the last may have been meant as the name of a result
+            if not is_far(path) and not os.path.lexists(path.partition("::")[0]):
+                raise click.UsageError(
+                    f"{show(path)} is not there: more than two paths are sources; or say --out-dir DIR"
+                )
+        if os.path.isdir(paths[-1]) and not all(map(os.path.isdir, paths)):
+            raise click.UsageError(
+                f"{show(paths[-1])} is a folder: if it is for the results, say --out-dir {show(paths[-1])}"
+            )
+        return list(paths), None
     named: dict[str, str] = {}
     for path in paths:
         name = os.path.basename(os.path.splitext(path)[0])
@@ -257,6 +274,12 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
     return list(paths), below(out_dir, "")
+
+
+def _ends_in_folder(paths: Sequence[str]) -> bool:
+    """Say whether the last of several paths is a folder for results that is not there yet."""
+    is_folder = paths[-1].endswith((os.sep, os.altsep or os.sep)) and not is_far(paths[-1])
+    return len(paths) > 1 and is_folder and not os.path.lexists(paths[-1])
 
 
 @contextmanager

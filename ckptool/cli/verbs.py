@@ -130,7 +130,7 @@ _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
 
-_WORDS: Final = "ckptool.words"
+GIVEN: Final = "ckptool.words"
 """Under which a context keeps the command line as it was given."""
 ORDER: Final = "ckptool.order"
 """Under which a context keeps the names of what was given, in the order in which it was."""
@@ -200,7 +200,7 @@ class Verbs(Command, click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
         own, rest = _split(args)
-        ctx.meta[_WORDS] = list(rest)
+        ctx.meta[GIVEN] = list(rest)
         if rest[:1] == ["version"] and not _is_path("version"):
             rest = ["--version"]
         elif rest[:1] == ["help"] and not _is_path("help"):
@@ -255,7 +255,7 @@ class Verbs(Command, click.Group):
 
         from ckptool.messages import show
 
-        words = list(ctx.meta[_WORDS])
+        words = list(ctx.meta[GIVEN])
         verb = next((word for word in words if word in (*VERBS, *WORDS) and not _is_path(word)), None)
         if verb is not None:
             words.remove(verb)

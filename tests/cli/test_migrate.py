@@ -171,12 +171,41 @@ def test_in_a_folder_the_result_has_the_name_of_its_source(
     assert Path(report["target"]) == Path("out", name)
 
 
-def test_a_folder_that_is_not_there_is_not_taken_for_a_file() -> None:
-    result = run(STATE_DICT, "missing/")
+@pytest.mark.parametrize("sources", [[STATE_DICT], [STATE_DICT, LEGACY_MODEL, CHECKPOINT]])
+def test_a_folder_at_the_end_is_made_and_stays_only_with_what_is_written(sources: list[str]) -> None:
+    assert run(*sources, "new/er/", "--dry-run").exit_code == 0
+    assert not Path("new").exists()
+    assert run(*sources, "new/er/", "--to", "cpu").exit_code == 0
+    assert sorted(one.name for one in Path("new/er").iterdir()) == sorted(sources)
+
+
+def test_several_sources_are_each_written_under_the_name_that_one_gets() -> None:
+    sources = [STATE_DICT, LEGACY_MODEL, CHECKPOINT]
+    alone = [run(source, "--to", "cpu", "--dry-run", "--quiet").stdout.strip() for source in sources]
+    result = run(*sources, "--to", "cpu", "--quiet")
+
+    assert (result.exit_code, result.stdout.split()) == (0, alone)
+    assert all(Path(one).is_file() for one in alone)
+
+
+@pytest.mark.parametrize("last", ["missing.pth", "folder"])
+def test_of_several_sources_none_is_written_where_the_last_may_be_meant_as_the_result(last: str) -> None:
+    Path("folder").mkdir()
+    before = sorted(Path().iterdir())
+    result = run(STATE_DICT, LEGACY_MODEL, last, "--to", "cpu")
 
     assert result.exit_code == 2
-    assert "no such folder" in result.stderr
-    assert not Path("missing").exists()
+    assert "--out-dir" in result.stderr
+    assert (sorted(Path().iterdir()), list(Path("folder").iterdir())) == (before, [])
+
+
+def test_two_sources_are_told_how_both_are_written() -> None:
+    result = run(STATE_DICT, LEGACY_MODEL, "--to", "cpu")
+
+    assert result.exit_code == 2
+    (command,) = re.findall("Run: ckptool migrate (.*)", result.stderr)
+    assert run(*command.split()).exit_code == 0
+    assert sorted(one.name for one in Path("migrated").iterdir()) == sorted([STATE_DICT, LEGACY_MODEL])
 
 
 def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> None:
