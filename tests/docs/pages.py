@@ -21,8 +21,9 @@ PAGES = (
 """As paths from the root."""
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CONSOLE = re.compile(r"(?<=^```console\n)(?:(?!```).*\n)*", re.MULTILINE)
-SESSION = re.compile(r"(?<=^```pycon\n)(?:(?!```).*\n)*", re.MULTILINE)
+OUTPUT = re.compile(r"^```(console|pycon)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+PASTED = re.compile(r"^```sh\n((?:(?!```).*\n)*)```\n((?:(?!```).*\n)*)```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+"""Lines to paste into a shell, and below them what they print: ``tests/serving/test_fastapi.py`` runs them."""
 SHOWN_FILE = re.compile(r"(\(`(tests/[\w/]+\.py)`\):\n\n```python\n)((?:(?!```).*\n)*)")
 PART = re.compile(
     r"^<!-- begin (\w+), written by tests/docs/generated\.py -->\n(.*?)^<!-- end \1 -->$", re.MULTILINE | re.DOTALL
@@ -33,37 +34,37 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def commands(text: str) -> str:
-    """Return a page with what its commands print. They run in the current folder, in the order of the page."""
+def outputs(text: str) -> str:
+    """Return a page with what its commands and Python print: in the current folder, in the page's order."""
+    names: dict[str, object] = {"__name__": "__main__"}
 
     def run(block: re.Match[str]) -> str:
-        typed = [line for line in block[0].splitlines() if line.startswith("$ ")]
-        return "".join(f"{line}\n{_output(line)}" for line in typed)
+        shown = _commands(block[2]) if block[1] == "console" else _session(block[2], names)
+        return f"```{block[1]}\n{shown}```"
 
-    return CONSOLE.sub(run, text)
+    return OUTPUT.sub(run, text)
 
 
-def _output(line: str) -> str:
+def _commands(block: str) -> str:
+    typed = [line for line in block.splitlines() if line.startswith("$ ")]
+    return "".join(f"{line}\n{_printed(line)}" for line in typed)
+
+
+def _printed(line: str) -> str:
     program, *arguments = shlex.split(line.removeprefix("$ "))
     assert program == "ckptool", f"only ckptool is run here: {line}"
     return invoke(arguments, prog_name="ckptool").output
 
 
-def sessions(text: str) -> str:
-    """Return a page with what Python prints. The sessions of a page share their names."""
-    names: dict[str, object] = {"__name__": "__main__"}
-
-    def run(session: re.Match[str]) -> str:
-        shown = ""
-        for example in doctest.DocTestParser().get_examples(session[0]):
-            first, *others = example.source.splitlines()
-            shown += f">>> {first}\n" + "".join(f"... {line}".rstrip() + "\n" for line in others)
-            with redirect_stdout(io.StringIO()) as output:
-                exec(compile(example.source, "page", "single"), names)
-            shown += output.getvalue()
-        return shown
-
-    return SESSION.sub(run, text)
+def _session(block: str, names: dict[str, object]) -> str:
+    shown = ""
+    for example in doctest.DocTestParser().get_examples(block):
+        first, *others = example.source.splitlines()
+        shown += f">>> {first}\n" + "".join(f"... {line}".rstrip() + "\n" for line in others)
+        with redirect_stdout(io.StringIO()) as output:
+            exec(compile(example.source, "page", "single"), names)
+        shown += output.getvalue()
+    return shown
 
 
 def files(text: str) -> str:
@@ -82,8 +83,7 @@ def parts(text: str) -> str:
 
 
 FRESH: dict[str, Callable[[str], str]] = {
-    "commands": commands,
-    "sessions": sessions,
+    "outputs": outputs,
     "files": files,
     "parts": parts,
 }

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +16,9 @@ import torch
 
 import ckptool
 from ckptool.reference.nets import LeNet
+from tests.docs.pages import PASTED, text_of
 from tests.scale import exhaustive
-from tests.serving.running import IMAGES, Server, save_as_gpus_do, serving
+from tests.serving.running import IMAGES, PATIENCE, ROOT, Server, free_ports, save_as_gpus_do, serving
 
 if find_spec("fastapi") is None or find_spec("uvicorn") is None:
     pytest.skip("needs pip install 'ckptool[serve]'", allow_module_level=True)
@@ -145,6 +150,31 @@ def test_a_request_can_reload_and_is_told_why_not(tmp_path: Path) -> None:
             assert len(client.ask("/reload", {})["digest"]) == 71
             assert client.ask("/predict", BODY) == b
         server.stop()
+
+
+@exhaustive
+def test_the_server_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    ((pasted, _, printed),) = PASTED.findall(text_of("README.md"))
+    install, _, commands = pasted.partition("\n")
+    assert install == "pip install '.[serve]'"
+    for name in ("fixtures", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    port = free_ports(1)[0]  # that of the page may be taken
+    commands = commands.replace(" uvicorn ", f" uvicorn --port {port} ").replace(":8000/", f":{port}/")
+    assert commands.count(str(port)) == 3
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    run = subprocess.run(
+        ["bash", "-c", commands],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": search, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+    assert (run.stdout, run.stderr) == (printed, "")
 
 
 def test_a_worker_that_cannot_load_does_not_start(tmp_path: Path) -> None:

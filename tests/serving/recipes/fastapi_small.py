@@ -16,3 +16,8 @@ app = FastAPI()
 def predict(images: list[list[list[list[float]]]]) -> list[list[float]]:
     with torch.inference_mode():
         return live(torch.tensor(images)).tolist()
+
+
+@app.get("/weights")
+def weights() -> dict[str, str | None]:
+    return {"digest": live.digest}
