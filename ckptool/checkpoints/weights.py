@@ -102,6 +102,40 @@ class Weights(NamedTuple):
             dropped=(*self.dropped, *gone.values()),
         )
 
+    def part(self, include: str | Sequence[str], prefix: str) -> Weights:
+        """
+        Return the entries whose names match a glob, or one of several, and begin with a prefix of whole components,
+        which their names are without then; all entries, where neither is given.
+
+        Raises:
+            WeightsNotFound: A glob or the prefix is about no name; the hint lists the nearest.
+        """
+        if not (include or prefix):
+            return self
+        include = [include] if isinstance(include, str) else include
+        head = f"{prefix.rstrip('.')}." if prefix else ""
+        for glob in include:
+            if not any(renaming.matches(glob, name) for name in self.old_names):
+                raise self._not_there(f"include {glob!r} matches", glob.rstrip("*."))
+        matching = [
+            name for name in self.old_names if not include or any(renaming.matches(glob, name) for glob in include)
+        ]
+        new = {name: name[len(head) :] for name in matching if name.startswith(head)}
+        if not new:
+            raise self._not_there(f"prefix {prefix!r} is that of", prefix)
+        modules = {path: facts for path, facts in self.modules.items() if f"{path}.".startswith(head)}
+        return self._replace(
+            tensors={new[name]: tensor for name, tensor in self.tensors.items() if name in new},
+            others={new[name]: node for name, node in self.others.items() if name in new},
+            modules={path[len(head) :]: facts for path, facts in modules.items()} if head else self.modules,
+            old_names={new[name]: old for name, old in self.old_names.items() if name in new},
+            dropped=(*self.dropped, *(old for name, old in self.old_names.items() if name not in new)),
+        )
+
+    def _not_there(self, what: str, text: str) -> WeightsNotFound:
+        near = some([for_shell(name) for name in by_likeness(text, self.names)], _LISTED)
+        return WeightsNotFound(f"{what} none of {counted(len(self.names), 'name')}", hint=f"It has {near}.")
+
     @property
     def names(self) -> list[str]:
         """The names of all entries, tensors or not, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -64,6 +64,8 @@ def load(
     key: str | None = None,
     weights: WeightsChoice = "auto",
     strip: Strip = "wrappers",
+    include: Sequence[str] = (),
+    prefix: str = "",
     dtype: torch.dtype | str | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
@@ -77,11 +79,11 @@ def load(
 
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
-    ``torch.load`` takes, and ``device``, which is another word for it, what safetensors takes; tags that were saved are
-    never obeyed, and no accelerator is started that it does not name. ``key`` picks a state dict by its path,
-    ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed computed with (``module``), which
-    may be rounded. ``strip`` takes off what wrappers put before every name; where only some names have it, they all
-    keep it.
+    ``torch.load`` takes, and ``device`` another word for it; tags that were saved are never obeyed, and no accelerator
+    is started that it does not name. ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the
+    ``raw`` ones, or those that DeepSpeed computed with (``module``), which may be rounded. ``strip`` takes off what
+    wrappers put before every name; where only some names have it, they all keep it. Of these names, ``include`` takes
+    those that match a glob, or one of several, and ``prefix`` those below it, without it. The rest is not read.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
@@ -90,10 +92,9 @@ def load(
     are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``; quantised weights, whose scales would be rounded, are
     refused then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales
     are not among the weights. ``verify`` first compares the file with the checksums in it, in a separate pass.
-    ``allow_missing`` goes on where the file does not have all that the model's own
-    ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
-    far, and those to be read in all; what is mapped is not read. A process that has loaded, with or without a cast, can
-    fork. Safe to call from several threads.
+    ``allow_missing`` goes on where the file does not have all that the model's own ``state_dict()`` would hold, or only
+    code could make it. ``progress`` is called with the bytes that were read so far, and those to be read in all; what
+    is mapped is not read. A process that has loaded can fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -103,7 +104,7 @@ def load(
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
             quantised, or lose values, which are finite and too large for ``dtype``.
-        WeightsNotFound: No state dict is the chosen weights.
+        WeightsNotFound: No state dict is the chosen weights, or ``include`` or ``prefix`` is about none of its names.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
         TypeError: An argument is of another type than its annotation says.
@@ -120,7 +121,7 @@ def load(
         with opened(source, limits) as checkpoint:
             if verify:
                 checkpoint.check_index()
-            chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing)
+            chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing).part(include, prefix)
             if also := checkpoint.also_under(chosen.state_dict.key):
                 logger.info("%s: the same weights are under %s, too", checkpoint.path, show(some(also)))
             if verify:

@@ -1,0 +1,71 @@
+"""``include`` and ``prefix``: a part of the weights, by the names that ``load`` gives them; the rest is not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from ckptool.errors import WeightsNotFound
+from tests.loading.same import assert_same
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    torch.manual_seed(0)  # files of one name whose weights alone differ, in folders 0 and 1, may be of two ranks
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "encoders": nn.Linear(1, 1)})
+    torch.save({"model": nn.DataParallel(model).state_dict(), "epoch": 1}, tmp_path / "it.pth")
+    return tmp_path / "it.pth"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"include": "*.bias"}, ["encoder.0.bias", "encoder.1.bias", "encoders.bias"]),
+        ({"include": ["encoder.0.*", "encoders.weight"]}, ["encoder.0.weight", "encoder.0.bias", "encoders.weight"]),
+        ({"prefix": "encoder", "include": ["*.weight"]}, ["0.weight", "1.weight"]),
+        ({"prefix": "encoder.0."}, ["weight", "bias"]),
+    ],
+)
+def test_a_part_has_the_values_of_the_whole(given: dict[str, Any], names: list[str], path: Path) -> None:
+    head = f"{given.get('prefix', '').rstrip('.')}." if "prefix" in given else ""
+    whole = ckptool.load(path)
+
+    assert_same(ckptool.load(path, **given), {name: whole[head + name] for name in names})
+
+
+def test_a_part_is_a_state_dict_of_its_module(path: Path) -> None:
+    part = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+    found = ckptool.load(path, prefix="encoder")
+
+    part.load_state_dict(found)
+    assert found._metadata == part.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"include": "conv*"}, r"include 'conv\*' matches none of 9 names"),
+        ({"include": ["*", "encoder.9"]}, "include 'encoder.9' matches none"),
+        ({"prefix": "enc"}, "prefix 'enc' is that of none of 9 names"),
+    ],
+)
+def test_what_is_about_no_name_is_an_error_with_the_names(given: dict[str, Any], says: str, path: Path) -> None:
+    with pytest.raises(WeightsNotFound, match=says) as caught:
+        ckptool.load(path, **given)
+    assert "encoder.0.weight" in str(caught.value.hint)
+
+
+def test_what_is_left_out_may_be_damaged(path: Path) -> None:
+    weight = ckptool.load(path)["encoder.0.weight"].numpy().tobytes()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(weight, bytes(len(weight))))
+
+    with pytest.raises(ckptool.DamagedFile):
+        ckptool.load(path, verify=True)
+    assert len(ckptool.load(path, verify=True, prefix="encoders")) == 2
