@@ -110,4 +110,6 @@ class _Compared(Result):
 
     def object(self) -> dict[str, object]:
         report = self._report
-        return {"schema": SCHEMA, "same": report.same, **plain(report), "counts": report.counts}
+        fields = plain(report)
+        del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth to compare again
+        return {"schema": SCHEMA, "same": report.same, **fields, "counts": report.counts}

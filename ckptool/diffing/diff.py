@@ -81,30 +81,37 @@ def diff(
         raise ValueError("stat, rtol and atol need values=True: they are about them")
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
-        tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
-        paths = checkpoints[0].path, checkpoints[1].path
-        size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
-        meter = Meter(progress)
-        comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
         scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
-        one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
+        tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+
+        def compared(*, aligned: bool) -> DiffReport:
+            paths = checkpoints[0].path, checkpoints[1].path
+            size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
+            meter = Meter(progress)
+            comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
+            one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=aligned)
+            meter.total = _common_nbytes(one, other)
+            found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
+            found.compare(one.tensors, other.tensors, limits.cancellation)
+            order = None if ignore_order or "order" in found.lacks else _order(one, other)
+            found.compare(one.attributes, other.attributes, limits.cancellation)
+            others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
+            likeness = tuple(found.likeness(one, other)) if stat else ()
+            wrapped = bool(found.only_a and found.only_b) and (
+                _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
+            )
+            report = _report(checkpoints, scope, (one, other), found)
+            return report._replace(order=order, others=others, likeness=likeness, wrapped=wrapped)
+
         for checkpoint in checkpoints if values else ():
             checkpoint.announce(checkpoint.tensors.values())
-        meter.total = _common_nbytes(one, other)
-        found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
-        found.compare(one.tensors, other.tensors, limits.cancellation)
-        order = None if ignore_order or "order" in found.lacks else _order(one, other)
-        found.compare(one.attributes, other.attributes, limits.cancellation)
-        others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
-        likeness = tuple(found.likeness(one, other)) if stat else ()
+        report = compared(aligned=ignore_wrappers)
+        if report.wrapped and not ignore_wrappers:
+            report = report._replace(unwrapped=compared(aligned=True).verdict)
         for checkpoint in checkpoints:
             with about(checkpoint.path):
                 checkpoint.check_unchanged()
-        wrapped = bool(found.only_a and found.only_b) and (
-            _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
-        )
-        compared = _report(checkpoints, scope, (one, other), found)
-        return compared._replace(order=order, others=others, likeness=likeness, wrapped=wrapped)
+        return report
 
 
 def _report(

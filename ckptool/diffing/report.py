@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
@@ -11,8 +11,6 @@ from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, show, some
 from ckptool.sections import Fact, Section, Table, html_of, text_of
 from ckptool.torch_ops.differences import Likeness, Number
-
-_WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."
 
 
 class ShapeChange(NamedTuple):
@@ -76,6 +74,8 @@ class DiffReport(NamedTuple):
     """Whether more names would be the same without what training wrappers added to them."""
     likeness: tuple[Likeness, ...] = ()
     """How alike the tensors are whose values differ, where that was asked for."""
+    unwrapped: str | None = None
+    """The verdict without what training wrappers added to names, where more of them are the same then."""
 
     def __str__(self) -> str:
         return "\n".join(text_of(sections_of(self)))
@@ -133,10 +133,11 @@ def sections_of(report: DiffReport) -> Iterator[Section]:
 
 def facts_of(report: DiffReport) -> Iterator[Fact]:
     """Yield what differs, by kind, with an item for each difference."""
-    yield Fact("only in A", _grouped(report.only_a))
-    yield Fact("only in B", _grouped(report.only_b))
-    if report.wrapped:
-        yield Fact("", [_WRAPPED])
+    if report.unwrapped is not None:
+        yield Fact("wrappers", [f"without what they added to names (`ignore_wrappers=True`) {report.unwrapped}"])
+    if report.unwrapped is None or not report.unwrapped.startswith("the same"):
+        yield Fact("only in A", _grouped(report.only_a))
+        yield Fact("only in B", _grouped(report.only_b))
     if report.order is not None:
         at = report.order
         yield Fact("order", [f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}"])

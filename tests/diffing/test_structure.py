@@ -89,6 +89,12 @@ def test_wrappers_are_named_and_can_be_ignored(tmp_path: Path) -> None:
     compiled = {f"_orig_mod.module.{name}": tensor for name, tensor in weights.items()}
     report = compared(weights, wrapped, tmp_path)
     assert report.wrapped
+    assert report.unwrapped == f"the same: {len(weights)} tensors"
+    assert "(`ignore_wrappers=True`) the same" in str(report)
+    assert "only in" not in str(report)
+    other = compared({**weights, next(iter(weights)): torch.ones(())}, wrapped, tmp_path)
+    assert "only in A" in str(other)
+    assert (other.unwrapped or "").startswith("different: 1 tensor's shape")
     # Of modules that only have another name, the versions are not told too; a ReLU has no names to tell by.
     assert found_differences(report) == {"names": 2 * len(weights), "metadata": 1}
     assert report.metadata == (("2.version", "1", "nothing"),)
