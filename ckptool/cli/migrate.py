@@ -118,7 +118,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
 @flag("--drop-unsupported", says="Leave out what the target cannot hold.")
 @flag(
     "--keep-calls",
-    says="Keep calls that reach the system when unpickled; in a state dict, all others that torch.load() refuses, too.",
+    says="Keep what reaches the system when unpickled; in a state dict, also what torch.load() refuses.",
 )
 @flag("--allow-empty", says="Allow an --include that matches nothing, and a result without tensors.")
 @flag(

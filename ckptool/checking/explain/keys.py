@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ckptool.messages import counted
 from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
 from ckptool.names.suggestions import guess_renames
 from ckptool.names.wrappers import HEADS
@@ -94,21 +95,22 @@ def explain_keys(text: str) -> Explanation | None:
     if all(map(is_extra_state, (*missing, *unexpected))):
         return _extra_state(missing, unexpected, form_of(text))
     counts = (
-        f"names of the model that the file lacks: {len(missing):,}; names that only the file has: {len(unexpected):,}"
+        f"The file lacks {counted(len(missing), 'name')} of the model, and has "
+        f"{counted(len(unexpected), 'name')} that the model lacks"
     )
     changes = names_meet(missing, unexpected, every=False)
     if changes:
         words = [word for change in changes for word in change.arguments]
         return Explanation(
             "keys-renamed",
-            f"{counts}; the same under other names: {min(len(missing), len(unexpected)):,}.",
+            f"{counts}. A change of names would match {min(len(missing), len(unexpected)):,} of them.",
             why_renamed(changes),
             command_line("FILE", "migrate", *words, form=form_of(text)),
         )
     if missing and _is_checkpoint(missing, unexpected):
         return _nested(unexpected)
     if unexpected and not missing and all(name.partition(".")[0] in HEADS for name in unexpected):
-        meaning = f"{counts}: they begin with what a wrapper added, {unexpected[0].partition('.')[0]!r}."
+        meaning = f"{counts}. They begin with what a wrapper added, {unexpected[0].partition('.')[0]!r}."
         command = command_line("FILE", "migrate", form="state_dict", strip_wrappers=True)
         return Explanation("keys-renamed", meaning, "Write them without it.", command)
     return Explanation("keys", f"{counts}.", "Compare the file with the class.", FIT)
