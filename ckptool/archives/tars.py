@@ -57,6 +57,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         AmbiguousFile: Two members have one name.
     """
     records: dict[str, Record] = {}
+    no_files: set[str] = set()
     notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
     for member in _members(source):
         if isinstance(member, int):
@@ -66,7 +67,13 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise _truncated(member.payload, member.payload + member.nbytes, source.nbytes)
         if member.is_sparse:
             raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.payload)
+        name = member.name.rstrip("/")
+        if name in (no_files if member.kind in _FILES else records):  # a link, say: who unpacks it gets the last
+            raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.payload)
         if member.kind not in _FILES:
+            if len(no_files) >= limits.entries:
+                raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
+            no_files.add(name)
             continue
         if member.name in records:
             raise AmbiguousFile(f"the tar holds {member.name!r} twice", kind="ambiguous-tar", offset=member.payload)

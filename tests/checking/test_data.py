@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tarfile
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from ckptool import check
 from ckptool.fleet import row
-from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tar_file, tensor, torch_zip, zip_file
 from tests.each import each
 
 
@@ -229,6 +230,21 @@ def test_what_python_goes_on_with_hides_nothing_behind_it(name: str, tmp_path: P
     (tmp_path / "optimizer.pkl").write_bytes(data)
     assert check(tmp_path).grade == "system"
     assert check(zip_file({"optimizer.pkl": data})).grade == "system"
+
+
+@pytest.mark.parametrize("name", ["storages", "tensors"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_link_in_place_of_a_member_of_a_tar_may_lead_anywhere(name: str, kind: bytes, tmp_path: Path) -> None:
+    """torch.load() unpacks these two, and reads what a link leads to, which is no part of the file."""
+    parts = {"storages": pickled(0) + pickled([]), "tensors": pickled(0), "pickle": pickled({"a": 1})}
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = kind, str(tmp_path / "other.pkl")
+    for is_last in (False, True):
+        sound, head = tar_file(parts), link.tobuf()
+        (tmp_path / "x.tar").write_bytes(sound[:-1024] + head + bytes(1024) if is_last else head + sound)
+        report = check(tmp_path / "x.tar")
+        assert (report.grade, report.error and report.error.kind) == ("code", "ambiguous-tar")
+    assert check(tar_file(parts)).grade == "data"
 
 
 def test_a_protocol_that_changes_changes_names() -> None:
