@@ -142,7 +142,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
-        is_extension = kind in (b"x", b"L")
+        is_extension = kind in (b"x", b"L", b"g")
         if "size" in override and not is_extension:
             nbytes = _decimal(override["size"], position)
         else:
@@ -155,7 +155,10 @@ def _members(source: Source) -> Iterator[_Member | int]:
             if nbytes > TAR_NAME_NBYTES:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
             text = source.read(payload, nbytes)
-            override |= _pax(text, payload) if kind == b"x" else {"path": _text(text)}
+            found = {"path": _text(text)} if kind == b"L" else _pax(text, payload)
+            if not override.keys().isdisjoint(found) or (kind == b"g" and found):  # of two, readers take either
+                raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
+            override |= found
             continue
         yield _Member(override.get("path") or _name(header), kind, payload, nbytes, "sparse" in override)
         override = {}

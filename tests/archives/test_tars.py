@@ -307,3 +307,16 @@ def test_an_extended_header_may_reach_just_to_the_end() -> None:
     with pytest.raises(TruncatedFile) as caught:
         archive_of(data[: payload - 1])
     assert (caught.value.needed, caught.value.actual) == (payload, payload - 1)
+
+
+def test_a_member_has_one_name_for_all_readers() -> None:
+    one, other = (extension(b"x", b"11 path=a%d\n" % number) for number in (1, 2))
+    for data in (one + other, one + extension(b"L", b"a2"), extension(b"g", b"11 path=a1\n")):
+        with pytest.raises(MalformedFile, match="second tar name"):
+            archive_of(data + packed(member("a", b"x")))
+    assert list(archive_of(extension(b"g", b"12 comment=\n") + packed(member("a", b"x")))) == ["a"]
+
+
+def extension(kind: bytes, data: bytes) -> bytes:
+    info, _ = member("h", data, type=kind)
+    return info.tobuf() + data.ljust(512, b"\0")
