@@ -102,6 +102,8 @@ def save(
         TypeError: A value is neither a tensor nor plain.
         ValueError: An option has a value that it does not take.
     """
+    if callable(getattr(state, "state_dict", None)):
+        raise TypeError(f"state is a state dict, not a {type(state).__name__}: give what its state_dict() returns")
     check_arguments(save, locals())
     asked = changes_of(None, options)
     if like is None and (asked.key is not None or asked.weights != "auto"):
@@ -131,7 +133,10 @@ def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
     """Return the checkpoint that a state dict is by itself."""
     builder, given = TreeBuilder(limits), GivenTensors()
     root = Call(Global("collections", "OrderedDict"), ())
-    root.pairs = [(name, _node(name, value, given, builder)) for name, value in state.items()]
+    root.pairs = [
+        (name, _node(name, value, given, builder, is_inside=name.endswith("_extra_state")))
+        for name, value in state.items()
+    ]
     metadata = getattr(state, "_metadata", None)
     modules = facts_by_module(list(metadata.items())) if isinstance(metadata, Mapping) else {}
     if modules:

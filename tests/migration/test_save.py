@@ -104,6 +104,44 @@ def test_what_is_no_tensor_is_a_type_error_that_names_it(value: Any, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"not a Linear: give what its state_dict\(\) returns"):
+        ckptool.save(nn.Linear(1, 1), tmp_path / "out.pth")  # type: ignore[arg-type]
+
+
+def test_what_was_asked_for_beside_is_done_too(tmp_path: Path) -> None:
+    state = ckptool.load(DDP)
+    state["norm.bias"] += 1
+
+    ckptool.save(state, tmp_path / "out.pth", like=DDP, dtype="bf16", to="cpu", strip_wrappers=True)
+
+    found = torch_load(tmp_path / "out.pth", weights_only=False)
+    assert torch.equal(found["model"]["norm.bias"], state["norm.bias"].bfloat16())
+    assert found["optimizer"]["state"][0]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("like", [False, True])
+def test_sparse_and_quantised_tensors_change_too(like: bool, tmp_path: Path) -> None:
+    def content(seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        scales, zeros = torch.rand(4) + 0.1, torch.zeros(4, dtype=torch.long)
+        return {
+            "tensor": torch.quantize_per_tensor(torch.randn(4, 4), 0.1 * seed, seed, torch.qint8),
+            "channel": torch.quantize_per_channel(torch.randn(4, 4), scales, zeros, 0, torch.quint8),
+            "coo": torch.eye(3).to_sparse() * seed,
+            "csr": torch.eye(3).to_sparse_csr() * seed,
+        }
+
+    torch.save({"model": content(1), "epoch": 1}, tmp_path / "in.pth")
+
+    ckptool.save(content(2), tmp_path / "out.pth", like=tmp_path / "in.pth" if like else None)
+
+    found = torch_load(tmp_path / "out.pth")
+    for name, one in (found["model"] if like else found).items():
+        assert_same_tensor(one, content(2)[name], name)
+
+
 def test_a_tensor_of_another_class_or_without_values_is_refused(tmp_path: Path) -> None:
     class Own(torch.Tensor):
         pass
@@ -260,6 +298,8 @@ def test_entries_that_are_no_tensors_are_compared_too(tmp_path: Path) -> None:
     ckptool.save(state, tmp_path / "other.pth", like=path)
 
     assert ckptool.diff(path, tmp_path / "same.pth").same
+    ckptool.save(state, tmp_path / "alone.pth")
+    assert torch_load(tmp_path / "alone.pth")["_extra_state"]["sum"] == 0.0
     found = torch_load(tmp_path / "other.pth")["model"]["_extra_state"]
     assert (found["mean"].tolist(), found["sum"]) == ([0, 0], 0.0)
 
