@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ckptool import fleet as fleet
     from ckptool.cancellation import Cancellation as Cancellation
     from ckptool.checking.check import CheckReport as CheckReport, check as check
+    from ckptool.checking.explain import explain as explain
     from ckptool.checkpoints.checkpoint import Checkpoint as Checkpoint, StateDict as StateDict
     from ckptool.checkpoints.parsed import ClassSource as ClassSource, Member as Member
     from ckptool.diffing.diff import diff as diff
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
+    "ckptool.checking.explain": ("explain",),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
     "ckptool.checkpoints.parsed": ("ClassSource", "Member"),
     "ckptool.diffing.diff": ("diff",),
@@ -91,7 +93,7 @@ _MEANT = {
     "load_state_dict": "ckptool.load_into(model, path) fills a model, ckptool.load(path) gives a state dict",
     "stat": f"{_ON_COMMAND_LINE}; ckptool.check(path, values=True) looks for NaN and infinities",
     "scan": f"{_ON_COMMAND_LINE}; ckptool.fleet.row(path) gives one row of it",
-    **dict.fromkeys(("explain", "report", "devices", "fixtures"), _ON_COMMAND_LINE),
+    **dict.fromkeys(("report", "devices", "fixtures"), _ON_COMMAND_LINE),
 }
 """Names that people try, and what has what they look for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptool.checking.check import CheckReport
+from ckptool.checking.explain.keys import Explanation
 from ckptool.checking.finding import Finding
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
@@ -21,6 +22,7 @@ __all__ = [
     "DiffReport",
     "DiffedFile",
     "Difference",
+    "Explanation",
     "FileFacts",
     "Finding",
     "GlobalUse",

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "predict_memory": (ckptool.predict_memory, {"source": NOWHERE}),
     "open_checkpoint": (ckptool.open_checkpoint, {"origin": NOWHERE}),
     "check": (ckptool.check, {"origin": NOWHERE}),
+    "explain": (ckptool.explain, {"text": "a message"}),
     "diff": (ckptool.diff, {"a": NOWHERE, "b": NOWHERE}),
     "migrate": (ckptool.migrate, {"src": NOWHERE}),
     "Changes": (lambda **given: ckptool.migrate(NOWHERE, changes=ckptool.Changes(**given)), {}),

@@ -235,7 +235,7 @@ def test_numpy_and_torch_take_a_lazy_tensor_or_say_what_to_call(tmp_path: Path) 
             np.array(plain, copy=False)
 
 
-@pytest.mark.parametrize("name", ["inspect", "open", "convert", "compare", "stat", "explain", "report", "scan"])
+@pytest.mark.parametrize("name", ["inspect", "open", "convert", "compare", "stat", "report", "scan"])
 def test_names_that_people_try_are_answered(name: str) -> None:
     with pytest.raises(AttributeError, match=r"command line|ckptool\.\w+\("):
         getattr(ckptool, name)

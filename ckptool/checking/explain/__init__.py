@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from ckptool.arguments import check_arguments
 from ckptool.checking.explain.keys import Explanation, explain_keys
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import packaged
@@ -37,6 +38,7 @@ def explain(
     Raises:
         FileUnavailable: There is no such file, or it may not be read.
     """
+    check_arguments(explain, locals())
     plain = _STYLE.sub("", text[:_MOST_TEXT])
     found = _explained(plain)
     if origin is None:
