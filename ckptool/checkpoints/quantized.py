@@ -9,6 +9,7 @@ without being quantised, the names of the others decide. By whom it was done is 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -124,6 +125,8 @@ class Quantization(NamedTuple):
     settings: Settings | None
     belongs: _Near
     """For what holds the values of a weight, its scales and whatever else they mean nothing without."""
+    bound: tuple[tuple[Weight, tuple[str, ...]], ...]
+    """The weights, with those of the same that are theirs by place or name: such go where the weight goes."""
     types: _Names
     """The types of all of these."""
     loose: tuple[str, ...]
@@ -166,14 +169,34 @@ class Quantization(NamedTuple):
         loses = "loses what scales it" if len(lost) == 1 else "lose what scales them"
         return f"{counted(len(lost), 'quantised weight')} ({self.short}) {loses}: {some(lost)}" if lost else None
 
-    def apart(self, after: Quantization | None, names: _Names) -> set[str]:
-        """Return the scales that are not those of their weights in what is found ``after``, by ``names``, new ones."""
-        found = {name: set(others) for name, others in after.belongs.items()} if after is not None else {}
-        both = (self.schemes, after.schemes if after is not None else ())
-        named, now = ({name for one in by if "with scales" in one.name for name in one.weights} for by in both)
-        found |= {new: set() for name, new in names.items() if new in now and name not in named}  # no loader finds them
-        kept = [(found.get(names[name], set()), others) for name, others in self.belongs.items() if name in names]
-        return {one for of, others in kept for one in others if names.get(one) not in of}
+    def apart(self, new: _Names) -> str | None:
+        """
+        Return what is wrong with new names, by the old ones, of what is left.
+
+        Each weight has to keep its end, and what goes with it the place that it had beside, below or around it.
+        """
+        left = ((one, others) for one, others in self.bound if one.name in new)
+        apart = ((one, [other for other in of if not _goes_along(one, other, new)]) for one, of in left)
+        said = [f"{_both(one.name, new)} from {_both(others[0], new)}" for one, others in apart if others]
+        them = "it" if len(said) == 1 else "them"
+        what = f"{counted(len(said), 'quantised weight')} ({self.short}) from what scales {them}"
+        return f"new names part {what}: {some(said)}" if said else None
+
+
+def _goes_along(weight: Weight, other: str, new: _Names) -> bool:
+    """Say whether the new names of a weight and of what goes with it, if that is left, differ as the old ones do."""
+    if other not in new:
+        return True
+    head = os.path.commonprefix((weight.stem.removesuffix("weight"), other))  # noqa: RUF071 - up_proj, up_proj_scale
+    end, rest = weight.name[len(head) :], other[len(head) :]
+    new_name, new_head = new[weight.name], new[other].removesuffix(rest)
+    is_around = "." in end and "." not in rest
+    keeps = new_name.startswith(new_head) if is_around else new_name == new_head + end
+    return keeps and new[other] == new_head + rest
+
+
+def _both(name: str, new: _Names) -> str:
+    return name if new[name] == name else f"{name} (now {new[name]})"
 
 
 def within(names: Iterable[str], entries: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -267,7 +290,8 @@ def find(
         found = {name: Weight(name, name, _LOOSE, said.method, is_scaled=False) for name in values}
         near = _own(everything, found)
     belongs = {name: [one for one in near.get(name, ()) if one not in found] for name in found}
-    owned = {one for others in belongs.values() for one in others}
+    bound = tuple((found[name], tuple(others)) for name, others in belongs.items())
+    owned = {one for _, others in bound for one in others}
     left = [one for one in scales if one not in owned][:_MOST]
     by_home: dict[str | None, list[str]] = {}
     for one in found.values():
@@ -286,7 +310,7 @@ def find(
     kept = (*found, *(one for others in belongs.values() for one in others), *(scales if found else ()), *alone)
     types = {name: tensors[name].dtype.name for name in kept if name in tensors}
     loose = tuple(one.name for one in found.values() if one.rule == _LOOSE)
-    return Quantization(tuple(schemes), said, belongs, types, loose) if schemes else None
+    return Quantization(tuple(schemes), said, belongs, bound, types, loose) if schemes else None
 
 
 def _is_scale(name: str, info: TensorInfo) -> bool:

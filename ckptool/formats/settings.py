@@ -80,14 +80,8 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     return quantization_among(checkpoint, () if is_far(checkpoint.path) else checkpoint.tensors.keys())
 
 
-def quantization_among(
-    checkpoint: Checkpoint, taken: Collection[str], names: Mapping[str, str] | None = None
-) -> Quantization | None:
-    """
-    Return what is quantised, if only some tensors are ``taken``: no bytes of others are read, not even a few.
-
-    With ``names``, other ones by those that it has, it is what is quantised under these.
-    """
+def quantization_among(checkpoint: Checkpoint, taken: Collection[str]) -> Quantization | None:
+    """Return what is quantised, if only some tensors are ``taken``: no bytes of others are read, not even a few."""
     if not may_be_quantized(checkpoint):
         return None
     is_part = checkpoint.part_of is not None
@@ -104,12 +98,6 @@ def quantization_among(
     own = {name for name in infos if name.startswith(head)}
     modules = [(key, *module) for key, walk in checkpoint.walks for module in walk.modules]
     classes = {".".join(filter(None, (key, path, "weight"))): cls for key, path, cls in modules}
-    if names is not None:
-        infos = {names[name]: info for name, info in infos.items() if name in names}
-        numbers = {names[name]: info for name, info in numbers.items() if name in names}
-        homes = {names[name]: key for name, key in homes.items() if name in names}
-        classes = {names[name]: cls for name, cls in classes.items() if name in names}
-        own, taken = ({names[name] for name in one if name in names} for one in (own, taken))
     settings = partial(_settings, checkpoint.path, checkpoint.source)
     beside = partial(_numbers_beside, checkpoint)
     return find(infos, numbers, homes, settings, beside, classes, own, taken, is_part=is_part)

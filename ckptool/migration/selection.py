@@ -132,7 +132,7 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
 
 
 def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
-    """Return which quantised weights a plan casts, or leaves without their scales; None if it does not."""
+    """Return which quantised weights a plan casts, or parts from their scales; None if it does not."""
     weights, file = plan.weights, plan.file
     old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
     head = weights.state_dict.head if weights is not None else ""
@@ -158,10 +158,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     for name, entry in found.within(entries):
         if name not in left and name not in gone:
             left[name], names[name] = before.get(name, ""), entries[entry] + name[len(entry) :]
-    if any(head + new != name for name, new in names.items()):
-        apart = found.apart(quantization_among(checkpoint, taken, names), names)
-        left = {name: dtype for name, dtype in left.items() if name not in apart}
-    return found.damage(left, is_cast=plan.casting is not None)
+    return found.damage(left, is_cast=plan.casting is not None) or found.apart(names)
 
 
 def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,43 @@ def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> No
         assert f"1 quantised weight ({layout.says}) loses what scales it: " in result.output
         assert f"without {layout.scale}\n" in result.output
         assert invoke([*args, "--force", "--break-quantized"]).exit_code == 0
+
+
+@each("name", LAYOUTS)
+def test_what_cannot_be_left_out_cannot_get_a_name_of_its_own(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name].tensors()
+    path, ends = tmp_path / "model.safetensors", [one.removeprefix("m.") for one in layout]
+    save_file(
+        {f"l.{layer}.{end}": one.clone() for layer in range(3) for end, one in zip(ends, layout.values(), strict=True)},
+        path,
+    )
+    before = [one.replace("1 of 1", "3 of 3") for one in said(path)]
+
+    def refused(**options: Any) -> str:
+        with pytest.raises(MigrationRefused) as error:
+            ckptool.migrate(path, tmp_path / "o.pth", dry_run=True, **options)
+        return error.value.message
+
+    needed = []
+    for end in ends:
+        try:
+            ckptool.migrate(path, tmp_path / "o.pth", dry_run=True, exclude=[f"l.1.{end}"])
+        except MigrationRefused:
+            needed.append(end)
+    assert LAYOUTS[name].scale.removeprefix("m.") in needed
+    for end in needed:
+        for layers in ("1", "[01]", "[012]"):
+            message = refused(rename=[(rf"^l\.({layers})\.{re.escape(end)}$", r"l.\1.other")])
+            assert f" from l.1.{end} (now l.1.other)" in message
+        weight = message.rpartition(": ")[2].partition(" from ")[0]
+        assert f"{weight} (now x) from " in refused(rename=[(f"^{re.escape(weight)}$", "x")])
+    (tmp_path / "pairs").write_text(f"{re.escape(weight)}$=x\n")
+    args = ["migrate", str(path), str(tmp_path / "o.pth"), "--rename-file", str(tmp_path / "pairs")]
+    assert "new names part 1 quantised weight " in invoke(args).output
+    assert invoke([*args, "--break-quantized"]).exit_code == 0
+    for rename in ([("^l", "net.layers")], [(r"l\.1\.", "one.")], [("^", "x.")]):
+        ckptool.migrate(path, tmp_path / "o.safetensors", rename=rename, force=True)
+        assert said(tmp_path / "o.safetensors") == before
 
 
 def test_a_scale_is_not_dropped_in_place_or_from_a_training_checkpoint(tmp_path: Path) -> None:

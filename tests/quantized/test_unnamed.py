@@ -303,7 +303,7 @@ def test_numbers_among_the_weights_stay(weight: str, nested: bool, tmp_path: Pat
     assert "quantised" in said(tmp_path / "same.pth")[0]
     lossy: dict[str, Any] = {"drop_unsupported": True, "form": "safetensors"}
     for options in ({"exclude": ["fc.weight_scale"]}, {"rename": [("fc.weight_scale", "x.y")]}, lossy):
-        with pytest.raises(MigrationRefused, match="loses what scales it"):
+        with pytest.raises(MigrationRefused, match="what scales it: "):
             ckptool.migrate(tmp_path / "m.pth", tmp_path / "x", **options)  # type: ignore[arg-type]
 
 
@@ -409,6 +409,7 @@ SCALED: State = {f"m.{one}.weight": fp8(8, 8) for one in "ab"} | {
             [(r"a\.weight$", "z.weight")],
             [("a.weight_scale", "x.weight_scale"), ("b.weight_scale", "a.weight_scale"), (r"m\.x", "m.b")],
             [("_scale$", "_factor")],
+            [("weight_scale", "weight_scale_inv")],
             [(r"^m\.(.*\.weight)$", r"net.\1")],
             [(r"^m\.(.*_scale)$", r"\1")],
         ],
@@ -419,7 +420,7 @@ def test_a_new_name_does_not_part_a_weight_from_its_scale(
     rename: list[tuple[str, str]], form: Any, tmp_path: Path
 ) -> None:
     torch.save({"model": SCALED, "epoch": 1} if form == "same" else SCALED, tmp_path / "m.pth")
-    with pytest.raises(MigrationRefused, match=r"quantised weights? .* loses? what scales"):
+    with pytest.raises(MigrationRefused, match=r"new names part \d quantised weights? .* from what scales"):
         ckptool.migrate(tmp_path / "m.pth", tmp_path / "o", rename=rename, form=form)
     assert not (tmp_path / "o").exists()
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o", rename=rename, form="state_dict", break_quantized=True)
@@ -428,7 +429,7 @@ def test_a_new_name_does_not_part_a_weight_from_its_scale(
 @each(
     ("rename", "form"),
     in_turn(
-        [[("^", "net.")], [("weight_scale", "weight_scale_inv")], [(r"m\.a", "c"), (r"m\.b", "a")], [(r"^m\.", "")]],
+        [[("^", "net.")], [(r"m\.a", "c"), (r"m\.b", "a")], [(r"^m\.", "")]],
         ["same", "state_dict"],
     ),
 )
@@ -437,6 +438,17 @@ def test_new_names_for_both_are_no_loss(rename: list[tuple[str, str]], form: Any
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", rename=rename, form=form)
 
     assert "2 of 2 weights have a scale" in said(tmp_path / "o.pth")[0]
+
+
+def test_a_layer_below_what_scales_several_can_get_another_name(tmp_path: Path) -> None:
+    state = {f"net.{one}.fc.weight": fp8(8, 8) for one in "ab"} | {"net.a.fc.descale": torch.ones(1)}
+    torch.save(state | {"net.input_scale": torch.ones(1)}, tmp_path / "m.pth")
+    for rename in ([(r"\.a\.fc", ".x")], [("^net", "n")]):
+        ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", rename=rename, force=True)
+        assert said(tmp_path / "o.pth") == said(tmp_path / "m.pth")
+    for rename in ([("^net.input", "m.input")], [(r"^net\.a", "a")], [("descale", "d")], [("input_scale", "scale")]):
+        with pytest.raises(MigrationRefused, match="new names part"):
+            ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", rename=rename, force=True)
 
 
 def test_a_layer_goes_with_its_own_scale_and_one_of_several_is_that_of_each(tmp_path: Path) -> None:
