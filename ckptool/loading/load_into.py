@@ -98,7 +98,7 @@ def load_into(
         WeightsMismatch: The file has different values for names that the model ties.
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised;
-            or a tensor has finite values that its new type cannot hold.
+            or a tensor has values that its new type cannot hold: finite floats, or integers that would be others.
         CkptoolError: As ``load``, ``Cancelled`` among them.
         ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """

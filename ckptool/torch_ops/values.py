@@ -7,7 +7,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.tensors.dtypes import FLOAT4
+from ckptool.tensors.dtypes import DTYPES, FLOAT4
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ each other in a loop: where other processes are at work, that takes many times t
 
 _LOOKED_AT: Final = 1 << 20
 """Elements of which copies are made at a time."""
+_INTEGERS: Final = frozenset(one.name for one in DTYPES if one.name.startswith(("int", "uint", "bool")))
 
 
 class CastBytes(NamedTuple):
@@ -64,20 +65,46 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
 
 
 def narrows(own: torch.dtype, target: torch.dtype) -> bool:
-    """Say whether a floating type has numbers that are too large for another one."""
+    """
+    Say whether a type has numbers that another one loses.
+
+    Of two floating types, those that are too large for it; where one of them is of integers, all that it cannot hold.
+    """
     import torch
 
-    both = own.is_floating_point and target.is_floating_point
-    return both and torch.finfo(own).max > torch.finfo(target).max
+    if own.is_floating_point and target.is_floating_point:
+        return torch.finfo(own).max > torch.finfo(target).max
+    if own.is_complex:
+        return not target.is_complex
+    if not _is_integer(own):
+        return own.is_floating_point and _is_integer(target)
+    low, high = _ends(own)
+    if _is_integer(target):
+        return low < _ends(target)[0] or high > _ends(target)[1]
+    # Up to here a floating type has every whole number, and at twice that the first is missing.
+    return target.is_floating_point and max(-low, high) > min(2 / torch.finfo(target).eps, torch.finfo(target).max)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return str(dtype).removeprefix("torch.") in _INTEGERS
+
+
+def _ends(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the least and the greatest number of a type of integers."""
+    import torch
+
+    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 class Lost(NamedTuple):
     """What a cast of values would lose."""
 
-    overflowed: int = 0
-    """Finite values that the type cannot hold: they would be infinite, or NaN."""
+    numel: int = 0
+    """Finite floats that would be infinite, or NaN; of integers, or for them, values that the type cannot hold."""
     all_zero: bool = False
     """Whether all values that are not zero would become zero."""
+    first: object = None
+    """The first of those that a type cannot hold where it, or their own, is one of integers."""
 
 
 def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
@@ -95,14 +122,35 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
         values = values._values() if values.layout is torch.sparse_coo else values.values()
     if not values.numel():
         return Lost()
+    pieces = torch.split(values.reshape(-1), _LOOKED_AT)
+    if not own.is_floating_point or not target.is_floating_point:
+        found = [piece[~_is_held(piece, target)] for piece in pieces]
+        return Lost(sum(map(len, found)), first=next((one[0].item() for one in found if len(one)), None))
     if own.itemsize > 1:  # torch cannot compare those of a byte
         low, high = torch.stack(values.aminmax()).tolist()  # at once: a device is waited for
         largest = max(-low, high)
         if largest <= torch.finfo(target).max:  # False for NaN
             return Lost(all_zero=largest > 0 and not torch.tensor(largest, dtype=own, device="cpu").to(target).any())
     wide = torch.float32 if own.itemsize < 8 else own
-    pieces = torch.split(values.reshape(-1), _LOOKED_AT)
     return Lost(sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces))
+
+
+def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    """Say of each value whether a type has the same number, where it or the values' own is one of integers."""
+    import torch
+
+    own = values.dtype
+    if own.is_complex:
+        return values.imag == 0
+    if not _is_integer(target):  # what is beyond the range of int64 is not cast back, where it would wrap
+        whole, made = values.to(torch.int64), values.to(target).to(torch.float64)
+        return (made >= -(2.0**63)) & (made < 2.0**63) & (made.to(torch.int64) == whole)
+    low, high = _ends(target)
+    if own.is_floating_point:
+        exact = values.to(torch.float64)
+        return (exact >= low) & (exact < float(high + 1)) & (exact == exact.floor())
+    whole = values.to(torch.int64)  # of the upper half of uint64, these are negative
+    return (whole >= max(low, _ends(own)[0])) & (whole <= min(high, torch.iinfo(torch.int64).max))
 
 
 def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, ...]:

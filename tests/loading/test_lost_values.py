@@ -105,3 +105,66 @@ def test_two_values_for_what_a_model_ties_are_refused(own: bool, caplog: pytest.
     assert "different in the file 1: a.weight is now b.weight" in str(report)
     assert "a.weight is now b.weight" in caplog.text
     assert not model.a.weight.any()
+
+
+I64, F32 = torch.int64, torch.float32
+KINDS: list[tuple[Any, torch.dtype, torch.dtype, str | None]] = [
+    (100001, I64, torch.float16, "100001"),
+    (2049, I64, torch.float16, "2049"),
+    ([2048, -2048, 4096], I64, torch.float16, None),
+    (2**24 + 1, I64, F32, "16777217"),
+    (2**63 - 1, I64, F32, "9223372036854775807"),
+    ([-(2**63), 2**62], I64, F32, None),
+    (2**53 + 1, I64, torch.float64, "9007199254740993"),
+    ([2**40, 2**31, 5], I64, torch.int32, "1099511627776"),
+    ([2**31 - 1, -(2**31)], I64, torch.int32, None),
+    ([255, -1, 0], I64, torch.uint8, "-1"),
+    ([-1, 0], torch.int8, torch.uint8, "-1"),
+    ([128], torch.uint8, torch.int8, "128"),
+    ([2, 1], I64, torch.bool, "2"),
+    ([0, 1], I64, torch.bool, None),
+    ([2**63], torch.uint64, I64, "9223372036854775808"),
+    ([2**63 - 1], torch.uint64, I64, None),
+    ([0.5, 1.0], F32, I64, "0.5"),
+    ([1.0, float("nan")], F32, I64, "nan"),
+    ([2.0**63], F32, I64, "9.22"),
+    ([-(2.0**63), 3.0, -0.0], F32, I64, None),
+    ([2.0**31], F32, torch.int32, "2147483648.0"),
+    ([float("inf")], torch.float8_e5m2, torch.uint8, "inf"),
+    ([0.1, -2, 0], F32, torch.bool, "0.1"),
+    ([0, 1.0], torch.bfloat16, torch.bool, None),
+]
+
+
+@pytest.mark.parametrize("way", ["plain", "own", "in place", "swap"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_integers_are_equal_in_the_model_or_refused(way: str, kind: tuple[Any, torch.dtype, torch.dtype, Any]) -> None:
+    given, dtype, into, lost = kind
+    values = torch.tensor(given, dtype=dtype)
+    model = net(hook=way == "own").to(where.device)
+    model.register_buffer("n", torch.ones(values.shape, dtype=into, device=where.device))
+    data = saved(net(device="cpu").state_dict() | {"n": values})
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    def load() -> Any:
+        if way in ("plain", "own"):
+            return ckptool.load_into(model, data)
+        return LiveModel(model, data, commit="swap" if way == "swap" else "in_place")
+
+    if lost is None:
+        model = getattr(load(), "model", model)
+        assert model.n.tolist() == pytest.approx(values.tolist(), rel=0)
+        return
+    name = str(into).removeprefix("torch.")
+    with pytest.raises(ckptool.UnsupportedFeature) as caught:
+        load()
+    assert f"tensor 'n' has values that {name} cannot hold, as {lost}" in caught.value.message
+    assert caught.value.kind == "overflow"
+    assert_same(model.state_dict(), before)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_no_code_of_a_model_takes_complex_values_without_their_second_part() -> None:
+    data = saved(net(device="cpu").state_dict() | {"bias": torch.tensor([1, 1 + 2j, 3])})
+    with pytest.raises(ckptool.UnsupportedFeature, match=r"'bias' has values that float32 cannot hold, as \(1\+2j\)"):
+        ckptool.load_into(net(hook=True), data)

@@ -15,7 +15,7 @@ from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.messages import show, zero_now
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
-from ckptool.torch_ops.values import lost_in_cast, narrows
+from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
 
 logger = logging.getLogger("ckptool")
 
@@ -113,7 +113,7 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
         if narrows(values.dtype, dtype):
             own = list(named())
             # One pass: of tensors that share memory, each is looked at only where something is found in all of it.
-            if sum(tensor.numel() for _, tensor in own) <= values.numel() or any(lost_in_cast(values, dtype)):
+            if sum(tensor.numel() for _, tensor in own) <= values.numel() or lost_in_cast(values, dtype) != Lost():
                 refuse_overflows((name, tensor, dtype) for name, tensor in own)
         return values.to(dtype)
 
@@ -123,7 +123,7 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
 
 def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> None:
     """
-    Raise UnsupportedFeature if a tensor has finite values that its new type cannot hold.
+    Raise UnsupportedFeature if a tensor has values that its new type cannot hold: too large, or no integers for it.
 
     Of tensors that would be all zero, and are not, it warns.
     """
@@ -136,17 +136,19 @@ def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> 
 
 
 def _refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Raise UnsupportedFeature if a tensor has values that are too large; return whether it would be all zero."""
-    lost, is_emptied = lost_in_cast(values, dtype)
-    if lost:
+    """Raise UnsupportedFeature if a tensor has values that are lost; return whether it would be all zero."""
+    lost = lost_in_cast(values, dtype)
+    if lost.numel:
         into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
         has_wider = dtype == torch.float16 and values.dtype != torch.float64
+        what, hint = f"are too large for {into}", f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as"
+        hint = f"{hint} dtype= or in the model."
+        if lost.first is not None:
+            what, hint = f"{into} cannot hold, as {lost.first}", f"Make it {kept} in the model, as it is in the file."
         raise UnsupportedFeature(
-            f"tensor {name!r} has values that are too large for {into}: {lost:,} of {values.numel():,}",
-            kind="overflow",
-            hint=f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as dtype= or in the model.",
+            f"tensor {name!r} has values that {what}: {lost.numel:,} of {values.numel():,}", kind="overflow", hint=hint
         )
-    return is_emptied
+    return lost.all_zero
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
