@@ -12,7 +12,7 @@ Names are hints: what is in the files is looked at later.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -221,6 +221,20 @@ def unnamed(shards: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the files of the same sets as the ``shards`` that an index names, by their names and numbers."""
     sets = {(one[0], one[2:]) for one in map(shard_of, shards) if one is not None}
     return [name for name in names if name not in shards and (one := shard_of(name)) and (one[0], one[2:]) in sets]
+
+
+def lacking(shards: Collection[str]) -> list[str]:
+    """Return, of each set of the ``shards`` that an index names, the first that it does not name, if it lacks some."""
+    sets: dict[tuple[str, int, str], dict[int, str]] = {}
+    for name in shards:
+        if (one := shard_of(name)) is not None and one[1] <= one[2]:
+            sets.setdefault((one[0], one[2], one[3]), {})[one[1]] = name
+    numbered = (
+        (there, range(0 not in there, count + 1)) for (_, count, _), there in sets.items() if len(there) < count
+    )
+    return [
+        next(name for number, name in _set(min(there.values()), of) if number not in there) for there, of in numbered
+    ]
 
 
 def other_set(index: str, files: Sequence[str]) -> Candidate | None:

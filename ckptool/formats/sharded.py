@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Recorded, Shard, Stream, Traits
+from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Shard, Stream, Traits
 from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,
@@ -29,6 +29,7 @@ from ckptool.errors import (
     UnsupportedFeature,
 )
 from ckptool.formats import safetensors
+from ckptool.formats.filenames import lacking
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
@@ -87,7 +88,14 @@ def read_shards(index: SourceInFolder, probe: Probe) -> Parsed:
     opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
     _compare(shard_of, opened)
     opened = _without_places(opened, announced_nbytes)
-    return _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
+    parsed = _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
+    if lost := lacking(opened):
+        held = sum(info.total_nbytes for info in parsed.contents.tensors.values())
+        if held != announced_nbytes:  # else it counts what it names, and that is all
+            what = f"an index that does not name {some(lost)} of the same set"
+            remedy = "Get the index again, and what is missing."
+            return parsed._replace(part_of=PartOf(what, os.path.dirname(index.path), True, remedy))
+    return parsed
 
 
 def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed:

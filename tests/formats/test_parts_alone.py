@@ -401,8 +401,20 @@ def test_pieces_of_one_rank_are_written_only_if_asked(name: str, offset: int, is
     assert run("migrate", tmp_path / name, tmp_path / "part.pth", "--allow-missing").exit_code == 0
 
 
-@pytest.mark.parametrize(("left", "is_hole"), [("00002-of-00003", True), ("00001-of-00002", False), ("", False)])
-def test_an_index_that_does_not_name_a_shard_beside_it(left: str, is_hole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "metadata", "is_hole"),
+    [
+        ("00002-of-00003", {"total_size": 32}, True),
+        ("00001-of-00002", {"total_size": 32}, False),
+        ("00001-of-00002", {}, True),
+        ("", {}, True),
+        ("", {"total_size": 48}, True),
+        ("", {"total_size": 32}, False),
+    ],
+)
+def test_an_index_that_does_not_name_a_shard_of_its_set(
+    left: str, metadata: dict[str, int], is_hole: bool, tmp_path: Path
+) -> None:
     folder, target = tmp_path / "in", tmp_path / "whole.safetensors"
     folder.mkdir()
     names = {number: f"model-0000{number}-of-00003.safetensors" for number in (1, 3)}
@@ -411,16 +423,30 @@ def test_an_index_that_does_not_name_a_shard_beside_it(left: str, is_hole: bool,
     if left:
         save_file({"layers.2.weight": torch.ones(4)}, folder / f"model-{left}.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {f"layers.{one}.weight": name for one, name in names.items()}}))
+    shard_of = {f"layers.{one}.weight": name for one, name in names.items()}
+    index.write_text(json.dumps({"metadata": metadata, "weight_map": shard_of}))
 
     for place in (folder, index):
         done = run("migrate", place, target, "--force")
         assert (done.exit_code, "does not name" in done.output) == (int(is_hole), is_hole)
         if is_hole:
-            with pytest.raises(IncompleteWeights, match=f"does not name model-{left}"):
+            with pytest.raises(IncompleteWeights, match=r"does not name model-00002-of-00003"):
                 ckptool.load(place)
         assert len(ckptool.load(place, allow_missing=True)) == 2
     assert ("CK162" in said(folder)) == bool(left)
+    assert ("CK160" in said(folder)) == (is_hole and not left)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 2), (1, 2), (0, 3), (1, 900_000_000)])
+def test_shards_are_counted_from_0_or_1(first: int, count: int, tmp_path: Path) -> None:
+    names = [f"model-{number:05}-of-{count:05}.safetensors" for number in (first, first + 1)]
+    for number, name in enumerate(names):
+        save_file({f"layers.{number}.weight": torch.ones(4)}, tmp_path / name)
+    shard_of = {f"layers.{number}.weight": name for number, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
+
+    done = run("migrate", tmp_path, tmp_path / "whole.pth")
+    assert (done.exit_code, f"does not name model-{first + 2:05}-of" in done.output) == (count > 2, count > 2)
 
 
 @pytest.mark.parametrize(
