@@ -161,7 +161,7 @@ def _node(name: str, value: object, given: GivenTensors, builder: TreeBuilder, *
     """Return a value as it stands in a pickled tree; arrays of numpy are tensors under a name, and nothing inside."""
     info = given.info(name, value) if not is_inside or type(value).__module__ != "numpy" else None
     if info is not None:
-        if info.location == "meta":
+        if info.storage is None and not info.parts:  # on the meta device
             raise _without_values(name)
         return builder.tensor(info)
     if type(value) in _PLAIN:
@@ -318,13 +318,13 @@ class _Comparison:
     ) -> None:
         """Note a tensor that changed; one that is still equal to another that it is tied to becomes the same."""
         value, own = self._taken.state[name], tensor.info
-        info = self._given.info(name, value, own.location if own.location != "meta" else None)
+        info = self._given.info(name, value, own.location if own.storage or own.parts else None)
         if info is None:
             kind = type(value).__name__
             raise TypeError(f"state[{name!r}] takes torch.Tensor | numpy.ndarray | LazyTensor, not {kind}")
         if are_equal(info, own, self._taken.limits):
             return
-        if info.location == "meta":
+        if info.storage is None and not info.parts:  # on the meta device
             raise _without_values(name)
         odd = own.subclass or ("one with tensors of its own" if own.layout == "strided" and own.parts else None)
         if odd and self._is_whole:
