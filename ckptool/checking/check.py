@@ -273,11 +273,16 @@ def _examine(
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in named)
     survey = safety.whole(checkpoint, limits, glances=glances)
     seen = survey if beside is None else beside.with_others(survey)
+    # Loaders may read what was refused here, so what it would run is not known.
+    unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
     if checkpoint.beside:
         from ckptool.checking import folder_files
 
-        found += folder_files.unreadable(checkpoint, limits)
+        for one, is_read in folder_files.unreadable(checkpoint, limits):
+            found.append(one)
+            unread += () if is_read else (one.message,)
     found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
+    survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
     for name, shapes in expected:
         from ckptool.checking import model_fit
@@ -305,7 +310,7 @@ def _examine(
         globals=_with_others(asked, seen),
         members=len(members),
         acts=seen.acts,
-        unseen=seen.unseen,
+        unseen=(*seen.unseen, *unread),
         member=checkpoint.member,
         loading=would_run.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain

@@ -109,25 +109,27 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
     return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()], passed)
 
 
-def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
-    """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole."""
+def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[tuple[Finding, bool]]:
+    """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole; and whether it was read."""
     beside = [one for one in checkpoint.beside if one.nbytes is None or is_likely(one.name)]
     own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]
     for one in own[:_MOST_BESIDE]:
+        is_read = True
         try:
             with open_checkpoint(one.path, limits=limits) as other:
                 errors = [what for code, what, _ in other.remarks if CODES[code].severity == "error"]
                 errors += [f"{name!r}: {why}" for name, why in other.unopened]
+                is_read = not other.unopened
         except (NotACheckpoint, UnknownFormat):
             continue  # a value of some other kind
         except Failure as error:
-            errors = [error.message]
+            errors, is_read = [error.message], False
         if errors:
             fact, hint = (
                 f"{one.name!r}, which lies beside, is not whole: {some(errors)}",
                 "Copy it again; what was opened needs nothing of it.",
             )
-            yield note("CK169", fact, hint, command_line(one.path, "check"), path=one.path)
+            yield note("CK169", fact, hint, command_line(one.path, "check"), path=one.path), is_read
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:

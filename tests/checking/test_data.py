@@ -15,6 +15,7 @@ from ckptool import check
 from ckptool.fleet import row
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tar_file, tensor, torch_zip, zip_file
 from tests.each import each
+from tests.program import invoke
 
 
 def built(made: bytes, state: Any) -> bytes:
@@ -252,3 +253,24 @@ def test_a_protocol_that_changes_changes_names() -> None:
     assert check(b"\x80\2" + name + b".").grade == "data"
     for data in (b"\x80\4\x80\2" + name + b".", b"\x80\2\x80\4" + name + b".", b"\x80\4" + name + b"."):
         assert check(data).grade == "code"
+
+
+@pytest.mark.parametrize("place", ["folder", "zip"])
+@pytest.mark.parametrize(
+    "refused",
+    [b"\x80\x02N\xff.", tar_file({"tensors": pickled(0), "pickle": pickled({"a": 1})})],
+    ids=["no opcode", "a tar without storages"],
+)
+def test_what_could_not_be_opened_beside_a_model_is_not_called_data(refused: bytes, place: str, tmp_path: Path) -> None:
+    whole = torch_zip({"w": tensor(storage())}, {"0": floats()})
+    files = {"model.pth": whole, "optimizer.pt": refused}
+    if place == "folder":
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        path = tmp_path
+    else:
+        path = tmp_path / "x.zip"
+        path.write_bytes(zip_file(files))
+
+    assert check(path).grade == "code"
+    assert invoke(["check", "--fail-on", "code", str(path)]).exit_code == 1
