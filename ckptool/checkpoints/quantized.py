@@ -522,8 +522,10 @@ def _is_spread(name: str, info: TensorInfo) -> bool:
 
 
 def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Weight]:
-    """Yield weights whose scales are in a file beside, as it seems."""
+    """Yield weights whose scales are in a file beside, as it seems: in none that has such weights of its own."""
     for file, tensors in beside.items():
+        if any(one.dtype == lack[name].dtype for name, one in tensors.items() if name in lack):
+            continue  # another model
         named = {f"{file}.{name}": info._replace(storage=None) for name, info in tensors.items()}
         there = {name: info for name, info in named.items() if _is_said(name) and not _TRAINING.search(name)}
         for name in _elsewhere({**lack, **there}, lack, dict.fromkeys(there, file)):

@@ -214,6 +214,8 @@ RULES: Final = (
     _Rule("MLX", "weight", _U32, ("scales",), _packed),
     _Rule("integers", "int8_weight", _I8, ("scale", "weight_scale", "int8_scale"), _plain),
     _Rule("integers", "weight", _I8 | _U8, _WEIGHT_SCALES, _plain),
+    _Rule("integers", "weight", _I8, ("alpha",), _plain),
+    _Rule("packed", "packed", _U8, ("mn", "mx"), _named),
     _Rule("ModelOpt", "weight", _U8 | _F4, ("weight_scale",), _packed),
     _Rule("FP8", "weight", FP8, _WEIGHT_SCALES, _plain),
     _Rule("FP8 with scales in _extra_state", "weight", FP8, ("_extra_state",), _named),
@@ -224,6 +226,6 @@ RULES: Final = (
 """The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
 ALONE: Final = (
     *("proj_scale", ".suh", ".svh", ".q_scale_max", ".wscales", ".Wscale", ".centroids.weight"),
-    *{end for rule in RULES if rule.read is not _named for end in rule.scales} - {"scale", "_scale"},
+    *{end for rule in RULES if rule.read is not _named for end in rule.scales} - {"scale", "_scale", "alpha"},
 )
 """Ends of names of scales whose weights may be in another file: those that say what they are."""

@@ -117,12 +117,16 @@ def test_other_numbers_beside_floats_of_8_bits(name: str, tmp_path: Path) -> Non
     ckptool.migrate(tmp_path / "m.pth", tmp_path / "o.pth", dtype="bfloat16", force=True)
 
 
+EMBEDDING = {"tok.weight": torch.randn(100, 64)}
 QUANTISED: dict[str, dict[str, Tensor]] = {
     "one layer in the place of a weight": NET | {"q.weight": codes(32, 32), "q.descale": torch.ones(32)},
     "one layer beside a bias": NET | {"q.w": codes(32, 64), "q.bias": torch.ones(32), "q.s_scale": torch.ones(1)},
     "the bulk beside a float that fits": {"a.w": codes(64, 64), "b.w": codes(64, 64), "a.s": torch.ones(64)},
     "the bulk without scales": {"norm.g": torch.ones(8), "a.x": codes(64, 64), "b.x": codes(64, 64)},
     "more weights than floats": NET | {f"{one}.weight": codes(8, 8) for one in "ab"} | {"a.s": torch.ones(8)},
+    "signs and a factor of each row": EMBEDDING | {"q.weight": SIGNS.to(torch.int8), "q.alpha": torch.ones(64)},
+    "two in a byte and their bounds": EMBEDDING
+    | {"q.packed": bits(64, 16, dtype=torch.uint8), "q.mn": torch.zeros(64, 1), "q.mx": torch.ones(64, 1)},
     "places in a book": {"a.idx": bits(64, 64, dtype=torch.uint8) % 16, "a.codebook": torch.rand(16)},
 }
 

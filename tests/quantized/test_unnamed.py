@@ -353,8 +353,11 @@ def test_what_is_beside_a_net_of_8_bits_without_scales_is_another_net(tmp_path: 
     save_file({"fc.weight": fp8(64, 32)} | BIAS, tmp_path / "model.safetensors")
     save_file({"fc.weight": torch.ones(64, 32)} | BIAS, tmp_path / "other.safetensors")
     (tmp_path / "config.json").write_text('{"fc": {"weight": "xavier"}, "scale": 1.5}')
+    small = {"fc.weight": fp8(8, 8), "fc.weight_scale": torch.ones(8, 1)}
+    save_file(small | {"fc2.weight": fp8(8, 8), "fc2.weight_scale": torch.ones(1)}, tmp_path / "fp8-scaled.safetensors")
 
     is_plain(tmp_path / "model.safetensors")
+    assert said(tmp_path / "fp8-scaled.safetensors")[0].endswith("2 of 2 weights have a scale")
 
 
 def shards(folder: Path, *parts: State) -> list[Path]:
@@ -392,6 +395,7 @@ def test_one_shard_alone_is_not_cast_without_the_others(weight: State, scale: St
 
 def test_one_shard_of_a_plain_net_is_cast(tmp_path: Path) -> None:
     first = {"m.weight": torch.randn(8, 8), "m.weight_scale": torch.ones(1), "ls1.scale": torch.ones(1)}
+    first |= {"act.alpha": torch.ones(8)}
     for path in shards(tmp_path / "set", first, {"logit_scale": torch.ones(1), "n.weight": torch.randn(8, 8)}):
         ckptool.migrate(path, tmp_path / path.name, dtype="bfloat16", allow_missing=True)
 
