@@ -7,7 +7,7 @@ Quick by default: the structure alone, in time that does not grow with the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from ckptool.arguments import check_arguments
@@ -148,13 +148,23 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
         yield Fact("format", [f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}"])
-    yield from finding_facts(report.findings)
+    yield from finding_facts(_once(report.findings))
     for use in report.globals if show_globals else ():
         allowed = "allowed" if use.is_allowed else "not allowed"
         place = finding.place(use.record, use.offset, use.nested_at)
         yield Fact("global", [f"{show(use.name)} {allowed}, {show(place)}"])
-    yield from (Fact("loading", [show(one)]) for one in report.loading)
+    messages = [one.message for one in report.findings if one.code in ("CK202", "CK205", "CK206")]
+    for line in report.loading:
+        does = line.partition(" ")[2]
+        if not any(line in one or f"unpickling {does}" in one for one in messages):  # which say where and why, too
+            yield Fact("loading", [show(line)])
     yield Fact("verdict", [report.verdict])
+
+
+def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings but those of names (CK201) that another one (CK202, CK204) says torch.load() does not allow."""
+    codes = {one.code for one in findings if one.path is None and one.severity != "info"}
+    yield from (one for one in findings if one.code != "CK201" or one.path or codes.isdisjoint(("CK202", "CK204")))
 
 
 def check(

@@ -81,15 +81,15 @@ def run(
 
 
 def finding_facts(findings: Iterable[Finding]) -> Iterator[Fact]:
-    """Yield each finding, below it what to do, and the command that does it, unless it stood before."""
-    shown: set[str] = set()
+    """Yield each finding, below it what to do, and the command that does it, unless that stood before."""
+    shown: set[tuple[str | None, ...]] = set()
     for finding in findings:
         items = [f"{finding.code} {show(finding.message)}"]
-        if finding.hint:
+        if finding.hint and (finding.hint, finding.command) not in shown:
             items.append(show(finding.hint))
-        if finding.command and finding.command not in shown:
-            shown.add(finding.command)
+        if finding.command and (finding.command,) not in shown:
             items.append(f"Run: {show(finding.command)}")
+        shown |= {(finding.hint, finding.command), (finding.command,)}
         yield Fact(finding.severity, items)
 
 
