@@ -40,22 +40,35 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
 _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
+_EITHER: Final = ("classifier", "score")
+"""The heads of classifiers, both of which peft announces: a model has one of them."""
 
 
 def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
     """Yield what an adapter lacks that the settings beside it announce."""
-    kind, targets, names = settings.get("peft_type"), settings.get("target_modules"), parsed.contents.tensors
-    listed = targets if isinstance(targets, list) else []
-    plain = [one for one in listed if isinstance(one, str) and _PLAIN.fullmatch(one)]
-    lacking = [one for one in plain if len(plain) == len(listed) and not any(one in name for name in names)]
-    if not isinstance(kind, str) or (names and not lacking):
+    kind, names = settings.get("peft_type"), parsed.contents.tensors
+    if not isinstance(kind, str):
         return
+    targets, saved = _modules(settings, "target_modules"), _modules(settings, "modules_to_save")
+    if any(one in name for one in _EITHER for name in names):
+        saved = [one for one in saved if one not in _EITHER]
+    plain = list(dict.fromkeys([*targets, *saved]))
+    lacking = [one for one in plain if not any(one in name for name in names)]
     said = f"{ADAPTER!r} announces one: {quoted(kind)}{f' on {some(plain)}' if plain else ''}"
-    if not names or len(lacking) == len(plain):
-        what = "an adapter without tensors" if not names else "an adapter without a tensor of these modules"
-        yield Remark("CK122", f"{what}, and {said}", GATHER)
-    else:
+    if not names:
+        yield Remark("CK122", f"an adapter without tensors, and {said}", GATHER)
+    elif lacking and len(lacking) == len(plain):
+        yield Remark("CK122", f"an adapter without a tensor of these modules, and {said}", GATHER)
+    elif lacking:
         yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
+
+
+def _modules(settings: Mapping[str, object], key: str) -> list[str]:
+    """Return the modules that settings list by name; none if one of them is a pattern."""
+    listed = settings.get(key)
+    if not isinstance(listed, list) or not all(isinstance(one, str) and _PLAIN.fullmatch(one) for one in listed):
+        return []
+    return listed
 
 
 def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:

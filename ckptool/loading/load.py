@@ -258,6 +258,8 @@ def chosen_weights(
         logger.warning("%s: %s", checkpoint.path, show(lacking))
     if halves := halves_alone(state_dict):
         logger.warning("%s: %s", checkpoint.path, show(halves.fact))
+    for what in (remark.what for remark in checkpoint.remarks if remark.code == "CK123"):
+        logger.warning("%s: %s", checkpoint.path, show(what))
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)

@@ -88,12 +88,27 @@ def test_stubs_of_an_adapter_are_not_fine(tmp_path: Path) -> None:
         assert said(path)["CK121"] == "warning"
 
 
-def test_a_module_that_the_base_may_not_have_is_a_note(tmp_path: Path) -> None:
-    file = write_adapter(tmp_path, lora("q_proj"), target_modules=["q_proj", "query_key_value"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj", "odd_proj"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["odd_proj"]},
+        {"target_modules": r".*q_proj", "modules_to_save": ["q_proj", "odd_proj"]},
+    ],
+)
+def test_a_module_that_the_base_may_not_have_is_told_of(
+    settings: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_adapter(tmp_path, lora("q_proj"), **settings)
+    noted = "no tensor of the adapter is of odd_proj, and"
 
     for path in (file, tmp_path):
         assert said(path)["CK123"] == "info"
         assert run("check", path).exit_code == 0
+        assert noted in " ".join(ckptool.migrate(path, tmp_path.parent / "a.pth", force=True).notes)
+        caplog.clear()
+        assert len(ckptool.load(path)) == 4
+        assert noted in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -104,6 +119,8 @@ def test_a_module_that_the_base_may_not_have_is_a_note(tmp_path: Path) -> None:
         (lora("q_proj"), {"target_modules": r".*\.(q|k)_proj"}),
         (lora("q_proj"), {"target_modules": [r".*_proj$"]}),
         (lora("q_proj"), {"target_modules": None}),
+        (lora("q_proj", "lm_head"), {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+        (lora("q_proj", "score"), {"target_modules": ["q_proj"], "modules_to_save": ["classifier", "score"]}),
         (lora("q_proj"), {"target_modules": {"odd": 1}, "peft_type": 7}),
         ({"prompt_embeddings": torch.ones(3)}, {"peft_type": "PROMPT_TUNING"}),
     ],
