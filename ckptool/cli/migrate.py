@@ -87,7 +87,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
 @click.option(
     "--rename-file",
     multiple=True,
-    type=click.File(encoding="utf-8"),
+    type=click.File(encoding="utf-8-sig"),
     help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
 @takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
@@ -255,6 +255,10 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
 
 def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], str | None]:
     if out_dir is None:
+        if len(paths) == 2 and paths[1] == "-":
+            raise click.UsageError(
+                "there is no output to a pipe: DST is a file or a folder ('./-', if it is called so)"
+            )
         if len(paths) < 3:
             return [paths[0]], paths[1] if len(paths) == 2 else None
         for path in paths:  # before the first is written: the last may have been meant as the name of a result

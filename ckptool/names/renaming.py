@@ -152,6 +152,8 @@ def substitution(text: str) -> Substitution:
     if not replacement:
         hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
         raise MigrationRefused(f"not of the form RE=REPL: {text!r}", kind="bad-pattern", hint=hint)
+    if replacement[0].startswith(">"):
+        raise MigrationRefused(f"RE=REPL has one '=', and no '=>': {text!r}", kind="bad-pattern")
     return substitute(pattern, replacement[0])
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import Result
 
+import ckptool
 import ckptool.cli.migrate as verb
 from tests import build
 from tests.program import invoke
@@ -119,6 +120,8 @@ def test_a_file_of_renames_runs_where_it_stands() -> None:
     Path("more.txt").write_text("m=n\n", encoding="utf-8")
 
     assert renamed("--rename-file", "names.txt") == ["m.c.weight", "m.c.bias"]
+    Path("marked.txt").write_text("conv1=c", encoding="utf-8-sig")
+    assert renamed("--rename-file", "marked.txt") == ["module.c.weight", "module.c.bias"]
     assert renamed("--rename-file", "names.txt", "--rename-file", "more.txt")[0] == "n.c.weight"
     assert (
         renamed("--rename-file", "more.txt", "--rename-file", "names.txt", "--allow-unmatched")[0] == "nodule.c.weight"
@@ -315,3 +318,14 @@ def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 130
     assert "b" in stopped
     assert time.monotonic() - begin < 30
+
+
+def test_neither_a_dash_nor_an_arrow_becomes_a_name() -> None:
+    done = run(STATE_DICT, "-")
+    assert (done.exit_code, "no output to a pipe" in done.stderr, Path("-").exists()) == (2, True, False)
+    assert run(STATE_DICT, "./-").exit_code == 0
+
+    done = run(STATE_DICT, "x.pth", "--rename", "module=>net")
+    assert (done.exit_code, "one '='" in done.stderr, Path("x.pth").exists()) == (2, True, False)
+    with pytest.raises(ckptool.MigrationRefused, match="one '='"):
+        ckptool.migrate(STATE_DICT, "x.pth", rename="module=>net")

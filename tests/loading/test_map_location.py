@@ -15,7 +15,7 @@ from tests.loading.same import assert_same, saved, sharing, torch_load
 from tests.scale import in_turn
 
 TAGS = ["cuda:0", "cuda:3", "npu:0", "xla:0", "mps", "hpu", "meta", "warp:7", "privateuseone:0", "", "gpu", "xpu:1"]
-NO_DEVICES = ["gpu", "cuda:x", "", "cpu:", "warp:7", "cuda:-1", "CPU", "cuda 0", "\0", "npu:0"]
+NO_DEVICES = ["gpu", "cuda:x", "", "cpu:", "warp:7", "cuda:-1", "cuda 0", "\0", "npu:0"]
 NOT_HERE = ["cuda", "cuda:0", "cuda:7", "mps", "xpu", "hpu", "xla", "vulkan", "privateuseone:0", "mtia", "ipu"]
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -223,3 +223,9 @@ def test_the_default_device_of_the_caller_is_not_ours(
     assert not fresh.weight.is_meta
     assert fresh.weight.float().allclose(real.weight, atol=1e-3)
     assert not live.model.weight.is_meta
+
+
+@pytest.mark.parametrize("given", ["CPU", "Cpu:0", {"cpu": "CPU"}])
+def test_a_device_is_one_in_capitals_too(given: Any, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
+    assert ckptool.load(tmp_path / "a.pth", map_location=given)["w"].device.type == "cpu"

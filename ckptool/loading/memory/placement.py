@@ -72,7 +72,7 @@ def available(device: str | torch.device) -> torch.device:
         DeviceUnavailable: There is no such device, or not here; the message says why.
     """
     try:
-        wanted = torch.device(device)
+        wanted = torch.device(device.lower() if isinstance(device, str) else device)
     except (RuntimeError, TypeError) as error:
         raise DeviceUnavailable(
             f"{str(device)!r} is no device",
