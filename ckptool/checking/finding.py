@@ -197,7 +197,9 @@ CODES: Final = {
     "CK216": Code("error", "A program in the file reaches the system: it opens files, or has text that is evaluated."),
     "CK217": Code("warning", "Its loader runs Python or native code in the archive, or what its settings name."),
     "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
-    "CK302": Code("info", "Several state dicts could be the weights."),
+    "CK302": Code(
+        None, "Several state dicts could be the weights; or beside those that are taken is what may belong to them."
+    ),
     "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
     "CK401": Code("info", "A whole model holds tensors that its state_dict() would not give."),
     "CK402": Code("warning", "A hook of the model's class may add or rename entries of its state_dict()."),

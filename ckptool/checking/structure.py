@@ -32,6 +32,7 @@ _DISTRIBUTED: Final = ".DTensor"
 _MOST_EMBEDDED: Final = 8
 _CANDIDATES: Final = 6
 _TO_CPU: Final = "The file has them: load it with map_location='cpu'."
+_KEEP_ALL: Final = "Take what is meant with `key=`, or keep everything."
 _NO_CLASS: Final = "For the weights without the class; in Python, ckptool.load_into(model, path)."
 _ASK_THE_CLASS: Final = "Compare the names with those of the class: `model='package.module:Class'`."
 _FAMILIAR: Final = (
@@ -259,14 +260,21 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def several_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK302: more than one state dict could be the model's weights."""
+    """CK302: more than one state dict could be the model's weights, or there is more beside what is taken for them."""
+    weights = checkpoint.weights
+    if weights is not None and checkpoint.unexplained_beside(weights):
+        from ckptool.checkpoints.weights import left_beside  # most files have nothing like it
+
+        fact = left_beside(checkpoint, None, weights) or ""
+        yield note("CK302", fact, *migration(checkpoint, _KEEP_ALL, form="same"), severity="warning")
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key not in checkpoint.copies]
-    if len(found) > 1 and checkpoint.weights is None and checkpoint.unmerged is None:
+    if found and weights is None and checkpoint.unmerged is None:
         from ckptool.checkpoints.weights import ROOT  # most files have one
 
         names = [f"{one.key or ROOT}{' (averaged)' * (one.role == 'ema')}" for one in found]
-        fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
-        yield note("CK302", fact, *state_dict(checkpoint, "Pick one with `key=`."))
+        beside = checkpoint.unexplained_beside(found[0]) if len(found) == 1 else ()
+        fact = f"several state dicts could be the weights: {some(names + list(beside), _CANDIDATES)}"
+        yield note("CK302", fact, *state_dict(checkpoint, "Pick one with `key=`."), severity="info")
 
 
 def kinds_of_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:

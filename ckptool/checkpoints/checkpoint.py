@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.checkpoints.roles import Role, choose_weights, role_of
+from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights, is_explained, is_generator, role_of
 from ckptool.closing import Closing
 from ckptool.errors import DamagedFile, UnsupportedFeature
 from ckptool.messages import FORMS, counted, show_nbytes
@@ -223,7 +223,37 @@ class Checkpoint(Parsed, Closing):
         if self.unmerged is not None:
             return None
         chosen = _most_likely(self.state_dicts)
-        return chosen or _most_likely([one for one in self.state_dicts if one.key not in self.copies])
+        chosen = chosen or _most_likely([one for one in self.state_dicts if one.key not in self.copies])
+        if chosen is None or chosen.key.rpartition(".")[2] in WEIGHT_KEYS or not self.unexplained_beside(chosen):
+            return chosen
+        return None
+
+    def unexplained_beside(self, chosen: StateDict) -> dict[str, int]:
+        """
+        Return what else may be weights of the model: state dicts by key, and other tensors by name, that are not in
+        the chosen one and whose names do not say what they are for; for each, how many elements it has.
+        """
+        if len(chosen) == len(self.tensors):
+            return {}
+        taken = {identity(tensor.info) for tensor in chosen.values() if tensor.info.numel}
+        inside = chosen.head if chosen.own_keys is None else "\0"  # goes with it, tensor or not
+        above = {key for one in self.state_dicts for key in _above(one.key)}
+        named: set[str] = set()
+        found: dict[str, int] = {}
+        for one in self.state_dicts:
+            is_mixed = one.key in above and one.key != chosen.key and one.class_name is None
+            if is_mixed and one.role in ("model", "other"):  # tensors among other things, each for itself
+                continue
+            named.update(one.head + name for name in one)
+            is_known = one.role != "model" or one.key == chosen.key or one.key.startswith(inside)
+            is_known = is_known or is_explained(one.key, list(one))
+            if not is_known and any(identity(tensor.info) not in taken for tensor in one.values()):
+                found[one.key] = one.numel
+        for name, tensor in self.tensors.items():
+            is_known = name in named or name.startswith(inside) or is_generator(tensor.info) or is_explained(name)
+            if not is_known and identity(tensor.info) not in taken:
+                found[name] = tensor.info.numel
+        return found
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
@@ -324,8 +354,16 @@ def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Itera
 
 
 def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
-    chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
+    found = [one for one in found if one.role != "model" or not is_explained(one.key, list(one))] or found
+    chosen = choose_weights([(one.key, one.role) for one in found])
     return None if chosen is None else found[chosen]
+
+
+def _above(key: str) -> Iterator[str]:
+    """Yield the paths that a path lies under, the root last."""
+    while key:
+        key = key.rpartition(".")[0]
+        yield key
 
 
 def _is_same(one: StateDict, other: StateDict) -> bool:

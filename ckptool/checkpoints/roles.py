@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.names.wrappers import COMPANIONS, beside_wrapped, is_averaged_pair, may_be_averaged_pair
 from ckptool.pickles import nodes
+from ckptool.tensors.tensor import TensorInfo
 
 Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
 NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
@@ -66,7 +67,19 @@ _SIDE_BY_SIDE = (
 )
 """Words for one of several models that were trained together: the larger is not the one that is meant."""
 
-_CLEAR_MAJORITY = 0.9
+_TRAINING_WORDS = _OPTIMIZER_WORDS | _SCHEDULER_WORDS | _OTHER_WORDS
+_SETTINGS_WORDS = {
+    "args", "arguments", "cfg", "config", "configuration", "hparams", "hyper_parameters", "hyperparameters", "kwargs",
+    "settings"
+}  # fmt: skip
+"""What holds the settings of a model or of its training is called so, or has it for the last word."""
+_BESIDE_WORDS = _DATA_WORDS | {
+    "acc", "accuracy", "count", "counts", "criterion", "epoch", "epochs", "error", "history", "idx", "index",
+    "indices", "iter", "iteration", "iterations", "log", "logs", "lr", "max", "mean", "means", "metric", "min",
+    "result", "results", "score", "scores", "split", "splits", "statistics", "stats", "std", "stds", "step", "steps",
+    "var", "variance"
+}  # fmt: skip
+"""Last words of counters, scores, statistics and examples."""
 
 
 def role_of(group: Group, contents: Contents) -> Role:
@@ -158,7 +171,7 @@ def _is_rng(group: Group, contents: Contents) -> bool:
     if len(group.names) > _MOST_GENERATORS:
         return False
     infos = [contents.tensors[name] for name in group.names]
-    if not all(info.dtype.name == "uint8" and info.shape in _GENERATORS for info in infos):
+    if not all(map(is_generator, infos)):
         return False
     words = {word for name in group.names for word in _words(name)}
     return bool(infos) and (any(info.shape == _CPU_GENERATOR for info in infos) or not words.isdisjoint(_RNG_WORDS))
@@ -168,15 +181,12 @@ def _words(key: str) -> set[str]:
     return {word for component in key.lower().split(".") for word in (component, *component.split("_"))}
 
 
-def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int], int]) -> int | None:
+def choose_weights(candidates: Sequence[tuple[str, Role]]) -> int | None:
     """
     Return the index of the model's weights among ``(key, role)``, or None if no one stands out.
 
-    ``numel`` gives the elements of the candidate with an index; it is asked only where nothing else tells.
-
-    The only one there is, else the one under the best known key, else the one with nine tenths of all elements, but
-    not where one is called a generator, say: then several are somebody's. Averaged weights stand in where there are
-    no others.
+    The only one there is, else the one under the best known key; never the largest, for then what is left out may be
+    another part of the model. Averaged weights stand in where there are no others.
     """
     for role in ("model", "ema"):
         found = [index for index, candidate in enumerate(candidates) if candidate[1] == role]
@@ -188,12 +198,35 @@ def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int]
             named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
             if len(named) == 1:
                 return named[0]
-        if any(_parts(candidates[index][0]) for index in found):
-            return None
-        sizes = {index: numel(index) for index in found}
-        largest = max(found, key=lambda index: sizes[index])
-        return largest if sizes[largest] > _CLEAR_MAJORITY * sum(sizes.values()) else None
+        return None
     return None
+
+
+def is_explained(path: str, names: Sequence[str] = ()) -> bool:
+    """
+    Say whether what is called so beside the weights is no part of them: settings, scores, statistics, examples.
+
+    ``path`` is of a tensor, or of a mapping with ``names``. What has a parameter as layers do may be one that works on
+    images, say: then it is no examples.
+    """
+    components = path.lower().split(".")
+    heads = {_last_word(component) for component in components}.union(components)
+    if is_of_training(path, names) or heads & _SETTINGS_WORDS or _words(path) & _TRAINING_WORDS:
+        return True
+    lasts = [name.lower().rpartition(".")[2] for name in names or (path,)]
+    if any(re.fullmatch(_PLAIN_WEIGHTS, last) for last in lasts):
+        return False
+    return not heads.isdisjoint(_BESIDE_WORDS) or (bool(names) and all(map(is_explained, names)))
+
+
+def _last_word(component: str) -> str:
+    """Return the word that says what a thing is: ``error`` of ``best_mae_error``."""
+    return component.rstrip("_0123456789").rpartition("_")[2]
+
+
+def is_generator(info: TensorInfo) -> bool:
+    """Say whether a tensor can be the state of a ``torch.Generator``, by its type and shape."""
+    return info.dtype.name == "uint8" and info.shape in _GENERATORS
 
 
 def _is_one_of_several(index: int, candidates: Sequence[tuple[str, Role]]) -> bool:

@@ -217,7 +217,10 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
         error.hint = f"{SAVE_WHOLE} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
         raise error
     if meant:
-        raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant, option)
+        fact = f"several state dicts could be the {_KINDS[which]}"
+        if beside := checkpoint.unexplained_beside(meant[0]) if len(meant) == 1 else None:
+            fact = f"{meant[0].key!r} may not be all of the {_KINDS[which]}; also there: {_listed(beside)}"
+        raise with_candidates(AmbiguousWeights(fact), meant, option)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
     from ckptool.checkpoints.embedded import find_embedded
 
@@ -226,6 +229,26 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
     raise with_candidates(error, found, "weights" if which != "auto" else option)
+
+
+def _listed(numels: Mapping[str, int]) -> str:
+    """Return what there is by name, and how many elements each has."""
+    total = f", {counted(sum(numels.values()), 'element')} in all" if len(numels) > 1 else ""
+    return some([f"{name} ({counted(numel, 'element')})" for name, numel in numels.items()]) + total
+
+
+def left_beside(checkpoint: Checkpoint, key: str | None, chosen: StateDict) -> str | None:
+    """
+    Return what there is beside weights that were chosen by their well-known key, and may be weights, too; None where
+    there is nothing, or ``key`` or a model asked for these alone.
+    """
+    weights = checkpoint.weights
+    if key is not None or weights is None or weights.key != chosen.key:
+        return None
+    beside = checkpoint.unexplained_beside(chosen)
+    if not beside:
+        return None
+    return f"beside the weights under {chosen.key!r}, also there, and left out: {_listed(beside)}"
 
 
 def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> StateDict:

@@ -15,6 +15,7 @@ from typing import Final
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import left_beside
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.sides import Aspect, Scope, Side, heads, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
@@ -100,7 +101,7 @@ def diff(
             wrapped = bool(found.only_a and found.only_b) and (
                 _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
             )
-            report = _report(checkpoints, scope, (one, other), found)
+            report = _report(checkpoints, scope, (one, other), found, (key_a, key_b))
             return report._replace(order=order, others=others, likeness=likeness, wrapped=wrapped)
 
         for checkpoint in checkpoints if values else ():
@@ -115,10 +116,15 @@ def diff(
 
 
 def _report(
-    checkpoints: Sequence[Checkpoint], scope: Scope, sides: tuple[Side, Side], found: _Differences
+    checkpoints: Sequence[Checkpoint],
+    scope: Scope,
+    sides: tuple[Side, Side],
+    found: _Differences,
+    keys: tuple[str | None, str | None],
 ) -> DiffReport:
     """Return what was found of the tensors, and of the facts about them."""
     one, other = sides
+    beside = _beside(checkpoints, sides, keys)
     parts = dict.fromkeys(f"what is in the others: {part.what}" for c in checkpoints if (part := c.part_of) is not None)
     return DiffReport(
         a=_file(checkpoints[0], one),
@@ -139,9 +145,20 @@ def _report(
         values=tuple(found.values),
         close=tuple(found.close),
         values_compared=found.comparer is not None,
-        not_compared=(*parts, *_not_compared(found, one, other), *_not_computed(found, found.comparer)),
+        not_compared=(*beside, *parts, *_not_compared(found, one, other), *_not_computed(found, found.comparer)),
         wrapped=False,
     )
+
+
+def _beside(
+    checkpoints: Sequence[Checkpoint], sides: tuple[Side, Side], keys: tuple[str | None, str | None]
+) -> Iterator[str]:
+    """Yield what there is beside the weights of each, and may belong to them."""
+    for checkpoint, side, key, label in zip(checkpoints, sides, keys, "AB", strict=True):
+        weights = checkpoint.weights
+        is_chosen = side.key is not None and weights is not None and side.key == weights.key
+        if weights is not None and is_chosen and (what := left_beside(checkpoint, key, weights)):
+            yield f"in {label}, {what}"
 
 
 def _common_nbytes(a: Side, b: Side) -> int:

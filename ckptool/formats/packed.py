@@ -178,11 +178,8 @@ def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
     """Return the member that would be the weights if all stood in one file, under their names there."""
     names = list(weights)
 
-    def numel(index: int) -> int:
-        return sum(info.numel for info in weights[names[index]].contents.tensors.values())
-
     roles: list[tuple[str, Role]] = [(name.rpartition("/")[2].partition(".")[0], "model") for name in names]
-    chosen = choose_weights(roles, numel)
+    chosen = choose_weights(roles)
     return {} if chosen is None else {names[chosen]: weights[names[chosen]]}
 
 

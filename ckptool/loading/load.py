@@ -23,7 +23,7 @@ from ckptool.checkpoints.completeness import (
 )
 from ckptool.checkpoints.quantized import CASTABLE, keep, within
 from ckptool.checkpoints.quantized_layouts import TYPES
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, left_beside, prepare
 from ckptool.errors import (
     CkptoolError,
     IncompleteWeights,
@@ -256,6 +256,8 @@ def chosen_weights(
         refuse_incomplete(checkpoint, state_dict)
     if lacking := not_averaged(checkpoint, state_dict):
         logger.warning("%s: %s", checkpoint.path, show(lacking))
+    if beside := left_beside(checkpoint, key, state_dict):
+        logger.warning("%s: %s", checkpoint.path, show(beside))
     if halves := halves_alone(state_dict):
         logger.warning("%s: %s", checkpoint.path, show(halves.fact))
     for what in (remark.what for remark in checkpoint.remarks if remark.code == "CK123"):

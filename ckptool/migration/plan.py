@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
-from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.planned import Plan
@@ -91,6 +91,8 @@ def _prepared(
     except WeightsNotFound as error:
         if error.hint is None and not error.message.endswith(EMPTY):
             error.hint = "Keep everything with `form='same'`, in a .pth file."
+        elif error.candidates and checkpoint.traits.has_tree and isinstance(error, AmbiguousWeights):
+            error.hint = f"{error.hint}. Or keep everything with `form='same'`, in a .pth file."
         raise
     names = _read(checkpoint, names, [chosen]).chosen(changes.weights)
     if not changes.allow_missing:

@@ -10,7 +10,7 @@ from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
 from ckptool.checkpoints.training import parameter_count, states
-from ckptool.checkpoints.weights import Weights, by_name
+from ckptool.checkpoints.weights import Weights, by_name, left_beside
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, show_nbytes, some
@@ -214,6 +214,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)
     if plan.weights is not None:
+        yield from filter(None, [left_beside(checkpoint, changes.key, plan.weights.state_dict)])
         yield from _outside(checkpoint, plan.weights)
         yield from _of_averages(checkpoint, plan.weights.state_dict)
     yield from selection.notes(checkpoint, plan, changes)
