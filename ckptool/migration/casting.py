@@ -259,6 +259,11 @@ class Casting:
         for one in errors:
             self._sources[one.number][2].take(one)
 
+    def passed_over(self, named: Iterable[tuple[str, TensorInfo]]) -> list[str]:
+        """Return the names of tensors that could be cast, by full path, and that were not among those to cast."""
+        paths = {path for _, path in self._names}
+        return [path for path, info in named if path not in paths and self._takes(info)]
+
     def _takes(self, info: TensorInfo) -> bool:
         return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
+from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
 from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
 from ckptool.checkpoints.training import parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside
@@ -23,6 +24,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.sections import Fact, Section, Sides, html_of, text_of
 from ckptool.sources.naming import command_line, shown_path
+from ckptool.tensors.tensor import TensorInfo
 
 _BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
 """Weights that no optimizer has states for."""
@@ -243,6 +245,27 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
             yield not_cast(plan.casting.leaves)
         elif not plan.casting.casts:
             yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
+        if plan.casting.casts and (beside := plan.casting.passed_over(_beside_weights(checkpoint, plan))):
+            many = (
+                "is no part of the weights keeps its" if len(beside) == 1 else "are no part of the weights keep their"
+            )
+            yield f"{counted(len(beside), 'tensor')} that {many} type: {some(beside)}"
+
+
+def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, TensorInfo]]:
+    """Yield the tensors by full path that are written beside the weights, but for what an optimizer keeps of them."""
+    known = {one.head + name for one in checkpoint.state_dicts if one.role in NO_WEIGHTS for name in one}
+    dropped = tuple(f"{path}." for path in plan.file.dropped)
+    if plan.form == "model":  # all of it is cast
+        return
+    names: Iterable[str] = checkpoint.tensors
+    if plan.weights is not None:  # what lies in entries that are no tensors goes with them
+        head, old_names = plan.weights.state_dict.head, plan.weights.old_names
+        names = [name for name, _ in within(names, {head + old_names[name] for name in plan.weights.others})]
+    renamed = dict(plan.file.renamed)
+    for name in names:
+        if name not in known and not is_of_training(name, [name]) and not f"{name}.".startswith(dropped or "\0"):
+            yield renamed.get(name, name), checkpoint.tensors[name].info
 
 
 def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:

@@ -306,3 +306,14 @@ def test_what_no_cast_is_about_is_named(dtype: str, tmp_path: Path, caplog: pyte
     said = "not cast, of types that no cast is about: waves (complex64)"
     assert f"2 tensors {said}, bias (sparse_coo float32)" in report.notes
     assert f"1 tensor {said}" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_what_is_no_part_of_the_weights_is_said_to_keep_its_type(form: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"embed.weight": torch.ones(3, 3), "layers": [torch.ones(2), torch.ones(2)]}, path)
+
+    report = ckptool.migrate(path, tmp_path / "b.pth", form=form, dtype="float16")
+
+    assert report.after.dtypes == {"float16": 1, "float32": 2}
+    assert "2 tensors that are no part of the weights keep their type: layers.0, layers.1" in report.notes
