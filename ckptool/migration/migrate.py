@@ -22,6 +22,7 @@ from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.kept_calls import kept_calls
+from ckptool.migration.output import mode_there, real_path
 from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import mode_of, open_sink
 from ckptool.migration.plan import make_plan
@@ -177,6 +178,8 @@ def migrate_by(
         planned = planned._replace(calls=kept_calls(plan, asked), how="clone" if clone else "copy")
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
+            if not is_far(plan.target):
+                mode_there(real_path(plan.target), plan.target)  # raises where nothing could be written
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
