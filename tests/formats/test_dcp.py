@@ -77,7 +77,7 @@ def training() -> dict[str, Any]:
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "epoch": 3,
-        "odd": {"a.b": {7: torch.ones(2)}},
+        "metrics": {"a.b": {7: torch.ones(2)}},
     }
 
 
