@@ -26,12 +26,11 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
-from ckptool.formats import evidence, filenames, numbering, sharded
+from ckptool.formats import evidence, filenames, numbering
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.numbering import numbers, set_of
 from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
-from ckptool.formats.sharded import begins_at_zero
 from ckptool.messages import counted, show, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
@@ -96,6 +95,13 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
     return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
 
 
+def _is_piece(name: str, text: str) -> bool:
+    """Say whether a file of safetensors, and what it says of pieces of tensors, are of one rank."""
+    from ckptool.formats.sharded import begins_at_zero  # which few files need
+
+    return name.startswith("shard-") or not begins_at_zero(text)
+
+
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, or what it holds, where no other is there."""
     own, what, remedy = parsed.contents.tensors, "", ""
@@ -103,7 +109,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         unnamed = filenames.unnamed([one.name for one in parsed.shards], names)
         what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
         remedy = "Get the index again, or remove what is left from another save."
-    elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
+    elif (text := parsed.metadata.get(OF_PIECES)) and _is_piece(name, text):
         what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
     elif any(map(_FLAT.fullmatch, own)):
         what = _OF_FSDP
@@ -303,10 +309,12 @@ def rank_of_megatron(path: str) -> PartOf | None:
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:
     """Return the error for a file of a set that cannot be read alone; any other error as it is."""
+    from ckptool.formats.sharded import lacks_all
+
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     command = join(("ckptool", "inspect", place or "."))
-    there = filenames.other_set(name, names) if sharded.lacks_all(error) else None
+    there = filenames.other_set(name, names) if lacks_all(error) else None
     if there is not None:
         error.message += f"; the complete set of {there.total:,} shards that is there is of another save"
         error.hint, error.command = "Give the folder, or remove the index.", command
