@@ -39,6 +39,9 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
     needed()
     import torch
 
+    for tensor in tensors.values():
+        if tensor.info.storage is None:
+            tensor.read()  # raises: on the meta device there are no values
     state = {name: tensor.torch() for name, tensor in tensors.items()}
     with _built(spec, arguments) as model:
         _refuse_mismatch(spec, state, _shapes(model))

@@ -268,7 +268,7 @@ def test_the_real_ones(corpus: Path) -> None:
 VERSIONS = {
     "text": ("2.4.0", "2.4.0"),
     "a number": (3, "3"),
-    "one too large to print": (10**5000, None),
+    "one too large to tell": (10**1000, None),
     "infinity": (float("inf"), None),
     "no number": (True, None),
 }

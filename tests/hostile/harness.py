@@ -47,8 +47,8 @@ class Process:
 
 def run(child: Process, case: Case, tmp_path: Path) -> dict[str, Any]:
     """Make the file of a case, and return what the four verbs made of it."""
-    # In no folder with a number: the files of others, one number apart, could be parts of one checkpoint.
-    home = tmp_path.with_name(tmp_path.name.translate(dict(zip(b"0123456789", "abcdefghij", strict=True))))
+    # Two folders below those of other cases, which one letter or number apart could be of parts of one checkpoint.
+    home = tmp_path / "case"
     inside, outside = home / "in", home / "out"
     inside.mkdir(parents=True)
     outside.mkdir()
