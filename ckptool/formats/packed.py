@@ -45,6 +45,8 @@ _KNOWN_OF = (
 """Members by which torch's own archives are known that no format here reads."""
 _INDEX = ".metadata"
 _ITEMS = ".distcp"
+_OF_AGENTS = "pytorch_variables"
+"""Where stable-baselines3 keeps single numbers that an agent learns, such as the coefficient of its entropy."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -176,9 +178,9 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
 
 def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
     """Return the member that would be the weights if all stood in one file, under their names there."""
-    names = list(weights)
-
-    roles: list[tuple[str, Role]] = [(name.rpartition("/")[2].partition(".")[0], "model") for name in names]
+    stems = {name: name.rpartition("/")[2].partition(".")[0] for name in weights}
+    names = [name for name in weights if stems[name] != _OF_AGENTS]
+    roles: list[tuple[str, Role]] = [(stems[name], "model") for name in names]
     chosen = choose_weights(roles)
     return {} if chosen is None else {names[chosen]: weights[names[chosen]]}
 
