@@ -256,7 +256,7 @@ def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
-    elif values or not machine.is_patient:
+    elif values or not machine.is_patient or isinstance(target, OUTSIDE):
         machine.odd("adds", target, values, "items for something that is no list", (bytearray, *OUTSIDE))
 
 
@@ -280,7 +280,7 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
-    elif pairs or not machine.is_patient:
+    elif pairs or not machine.is_patient or isinstance(target, OUTSIDE):
         machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *OUTSIDE))
 
 
