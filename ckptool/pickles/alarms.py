@@ -242,8 +242,10 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
     one = found(call) if name in (*_IMPORT, *_UFUNCS) else None
     if one is not None and re.fullmatch(table.ACTING, one.module):
         return table.IMPORTED
-    if name in _GET:  # what is looked up is asked for, and told of where it is called or passed on
-        return table.UNFOLLOWED if len(args) > 1 and type(args[1]) is not str else None
+    if name in _GET and len(args) > 1 and type(args[1]) is not str:
+        return table.UNFOLLOWED
+    if name in _GET and type(args[0]) is Call and nodes.global_of(args[0].func) == named:
+        return None  # an attribute of an attribute: what the first is of was looked at
     if name == "dill._dill._eval_repr" and type(args[0]) is str and re.fullmatch(table.LITERALS, args[0]):
         return None
     if why := reach(named):
