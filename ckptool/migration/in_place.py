@@ -248,6 +248,7 @@ def migrate_in_place(
                 check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
             checkpoint.check_unchanged()
             expected = list(expected_tensors(plan, in_its_file))
+        del checkpoint, plan  # the edited file is opened beside what is held here
         written = edit_in_place(path, fd, edit, partial(_verify, fd, expected, limits), operations)
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
