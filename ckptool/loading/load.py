@@ -37,11 +37,11 @@ from ckptool.errors import (
 from ckptool.formats import open_checkpoint
 from ckptool.formats.settings import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.loading.memory.threads import castable
-from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.gc_pause import gc_paused

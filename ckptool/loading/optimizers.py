@@ -9,11 +9,11 @@ import torch
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.training import by_number, states
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
+from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.plain_values import values_with_tensors
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 

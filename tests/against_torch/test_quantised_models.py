@@ -21,7 +21,7 @@ from torch import nn
 import ckptool
 from ckptool.checkpoints import quantized_modules
 from ckptool.errors import IncompleteWeights, UnsupportedFeature
-from ckptool.loading.plain_values import pack
+from ckptool.loading.extra_state import pack
 from tests.loading.loadable import QUICK
 from tests.scale import exhaustive
 

@@ -26,11 +26,12 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
-from ckptool.formats import evidence, filenames, numbering
+from ckptool.formats import filenames
 from ckptool.formats.filenames import ADAPTER
-from ckptool.formats.numbering import numbers, set_of
 from ckptool.formats.probe import Probe
 from ckptool.formats.safetensors import OF_PIECES
+from ckptool.formats.slices import evidence, numbering
+from ckptool.formats.slices.numbering import numbers, set_of
 from ckptool.messages import counted, show, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
