@@ -23,7 +23,7 @@ from ckptool.checkpoints.training import states
 from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused
-from ckptool.formats.settings import quantization_of
+from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.naming import is_far, is_folder, shown_path

@@ -317,7 +317,7 @@ def quantized(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK506: weights are quantised. CK507: some of them have no scale."""
     if not may_be_quantized(checkpoint):
         return
-    from ckptool.formats.settings import quantization_of  # most files hold floating numbers alone
+    from ckptool.formats.json_beside import quantization_of  # most files hold floating numbers alone
 
     found = quantization_of(checkpoint)
     if found is None:

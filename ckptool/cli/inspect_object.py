@@ -13,7 +13,7 @@ from ckptool.checkpoints.training import TrainingState, parameter_names, trainin
 from ckptool.cli.inspect_report import adapter_in
 from ckptool.cli.outputs import finding_object
 from ckptool.cli.tables import tensor_file_offset
-from ckptool.formats.settings import quantization_of
+from ckptool.formats.json_beside import quantization_of
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.pieces import Cut, cut_of

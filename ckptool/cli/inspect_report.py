@@ -160,7 +160,7 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     found = adapter_of(checkpoint)
     if found is None or found.base is not None:
         return found
-    from ckptool.formats.settings import base_model
+    from ckptool.formats.json_beside import base_model
 
     return found._replace(base=base_model(checkpoint.path, checkpoint.source))
 

@@ -35,7 +35,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import open_checkpoint
-from ckptool.formats.settings import quantization_among
+from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly, Cost

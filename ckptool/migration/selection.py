@@ -19,7 +19,7 @@ from ckptool.checkpoints.completeness import halves_alone, not_averaged, refuse_
 from ckptool.checkpoints.quantized import keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.formats.settings import quantization_among
+from ckptool.formats.json_beside import quantization_among
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.planned import Plan

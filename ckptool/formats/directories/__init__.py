@@ -25,8 +25,8 @@ from ckptool.errors import (
 from ckptool.formats import filenames, sharded, slices
 from ckptool.formats.directories import beside, pointers, several
 from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate, Choice
+from ckptool.formats.json_beside import hollow_adapter, json_object
 from ckptool.formats.probe import Probe
-from ckptool.formats.settings import hollow_adapter, json_object
 from ckptool.limits import Limits
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource

@@ -15,7 +15,7 @@ from ckptool.checkpoints.parsed import Beside, Parsed, Remark
 from ckptool.errors import Failure
 from ckptool.formats import filenames
 from ckptool.formats.filenames import ADAPTER, ENGINE, TRAINER, Choice
-from ckptool.formats.settings import json_object
+from ckptool.formats.json_beside import json_object
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.sources.folder import FolderSource

@@ -24,8 +24,8 @@ from ckptool.errors import FileUnavailable, UnsupportedFeature
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.pointers import named_by
 from ckptool.formats.filenames import MEGATRON
+from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
-from ckptool.formats.settings import json_object
 from ckptool.formats.slices import SIZES, arguments
 from ckptool.messages import counted, some
 from ckptool.pickles.nodes import Inert

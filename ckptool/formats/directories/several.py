@@ -23,9 +23,9 @@ from ckptool.formats import slices
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.side_by_side import TreeBuilder, nested
 from ckptool.formats.filenames import PIPELINE, Candidate
+from ckptool.formats.json_beside import json_object
 from ckptool.formats.members import holds_tensors, placed, with_weights
 from ckptool.formats.probe import Probe
-from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource

@@ -38,8 +38,8 @@ from ckptool.formats.directories.dcp.index import (
 )
 from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
 from ckptool.formats.directories.side_by_side import Path, TreeBuilder, nested
+from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
-from ckptool.formats.settings import json_object
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
