@@ -97,7 +97,6 @@ def _refuse_huge(machine: Machine, count: int, unit: str) -> None:
     if count > _MAX_INT_NBYTES:
         raise LimitExceeded(
             f"a number of {count:,} {unit} at byte {machine.base + machine.opcode:,}; {_MAX_INT_NBYTES:,} are allowed",
-            kind="huge-number",
             offset=machine.base + machine.opcode,
             needed=count,
             actual=_MAX_INT_NBYTES,
