@@ -61,6 +61,12 @@ def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[R
         yield Remark("CK122", f"an adapter without a tensor of these modules, and {said}", GATHER)
     elif lacking:
         yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
+    rank, varies = settings.get("r"), settings.get("rank_pattern") or settings.get("target_parameters")
+    infos = (info for name, info in names.items() if ".lora_A." in name and info.shape)
+    ranks = sorted({info.shape[0] for info in infos}) if kind == "LORA" and not varies else []
+    if isinstance(rank, int) and ranks and ranks != [rank]:
+        fact = f"the adapter's tensors have rank {', '.join(map(str, ranks[:4]))}, and {ADAPTER!r} says r = {rank}"
+        yield Remark("CK127", fact, "peft refuses it: give the settings that it was saved with.")
 
 
 def _modules(settings: Mapping[str, object], key: str) -> list[str]:

@@ -180,6 +180,10 @@ def migrate_by(
         if dry_run:
             if not is_far(plan.target):
                 mode_there(real_path(plan.target), plan.target)  # raises where nothing could be written
+            if plan.builds_model and plan.weights is not None:
+                from ckptool.torch_ops.models import refuse_unlike
+
+                refuse_unlike(str(asked.model), asked.model_arguments, plan.weights.tensors)
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())

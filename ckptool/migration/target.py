@@ -154,8 +154,14 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
     is_plain = form == "safetensors"
     other = f"a {suffix.lower()} file" if suffix.lower() in _OTHERS else None
     instead = "" if is_plain else ", or .safetensors for the weights alone"
-    ending = os.path.splitext(stem + suffix.rstrip(". "))[1].lower()  # as somebody may have misspelt it
-    if not is_plain and (ending == ".sft" or get_close_matches(ending, [".safetensors"], cutoff=0.85)):
+    endings = (stem + suffix).lower().rstrip(". ").split(".")[1:]  # as somebody may have misspelt it: x.safetensors.bak
+    if (
+        not is_plain
+        and suffix.lower() not in TORCH_SUFFIXES
+        and any(
+            ending in ("sft", "st") or get_close_matches(ending, ["safetensors"], cutoff=0.85) for ending in endings
+        )
+    ):
         other, instead = "a file of safetensors", ", or write `form='safetensors'`"
     if other is not None:
         written, right = ("safetensors", ".safetensors") if is_plain else ("torch.save's", ".pth")

@@ -110,6 +110,17 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
         yield model
 
 
+def refuse_unlike(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor]) -> None:
+    """
+    Build the model that the *user* names, and compare its names and shapes with those of the tensors.
+
+    Raises:
+        MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
+        MissingPackage: torch is not installed.
+    """
+    _refuse_mismatch(spec, tensors, model_shapes(spec, arguments))
+
+
 def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, Shape]:
     """
     Build the model that the *user* names, and return the shape of each tensor of its state_dict(), by name.

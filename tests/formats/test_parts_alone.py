@@ -111,9 +111,22 @@ def test_a_module_that_the_base_may_not_have_is_told_of(
         assert noted in caplog.text
 
 
+def test_another_rank_than_the_settings_say_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_adapter(tmp_path, lora("q_proj", rank=4) | lora("k_proj"), target_modules=["q_proj", "k_proj"])
+
+    for path in (file, tmp_path):
+        assert said(path)["CK127"] == "warning"
+        ckptool.load(path)
+        assert "have rank 2, 4, and 'adapter_config.json' says r = 2" in caplog.text
+        caplog.clear()
+
+
 @pytest.mark.parametrize(
     ("tensors", "settings"),
     [
+        (lora("q_proj") | lora("k_proj", rank=4), {"rank_pattern": {"k_proj": 4}}),
+        (lora("q_proj", rank=8), {"target_parameters": ["experts.up"]}),
+        (lora("q_proj"), {"r": "2"}),
         (lora("q_proj", "v_proj"), {"target_modules": ["q_proj", "v_proj"]}),
         (lora("self_attn.q_proj"), {"target_modules": ["self_attn.q_proj"]}),
         (lora("q_proj"), {"target_modules": r".*\.(q|k)_proj"}),

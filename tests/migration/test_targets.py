@@ -53,6 +53,9 @@ def test_names_of_checkpoints_and_of_nothing_are_taken(suffix: str, source: Path
     [
         (["model.pth", "out.safetensors", "--form", "same"], "Name it 'out.pth', or write --form safetensors"),
         (["model.pth", "out.safetensors", "--form", "state_dict"], "Name it 'out.pth', or write --form safetensors"),
+        (["model.pth", "out.safetensors.bak"], "or write --form safetensors"),
+        (["model.pth", "out.safetensors~"], "or write --form safetensors"),
+        (["model.pth", "out.st"], "Name it 'out.pth', or write --form safetensors"),
         (["model.safetensors", "out.npz", "--form", "same"], "Name it 'out.safetensors'."),
     ],
 )

@@ -182,6 +182,9 @@ class Refusing(nn.Linear):
 def test_a_class_that_does_not_take_the_weights_says_why(tmp_path: Path) -> None:
     saved(nn.Linear(3, 2).state_dict(), tmp_path / "x.pth")
 
+    for model in ("nowhere.odd:Net", "torch.nn:Identity"):
+        with pytest.raises(MigrationRefused, match=r"cannot be built|does not take these weights"):
+            ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=model, dry_run=True)
     with pytest.raises(MigrationRefused, match="does not take these weights; no such thing"):
         ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Refusing")
 
