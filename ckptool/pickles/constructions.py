@@ -65,6 +65,13 @@ def _is_one_element(call: Call, values: Values) -> bool:
 
 
 def _is_view(call: Call, values: Values) -> bool:
+    """A view in its storage, of a type that has no scales."""
+    named = values.name(call.args[6]) if len(call.args) > 6 else ""
+    is_quantised = named in _QUANTISED if named else id(call.args[0]) in values.quantised
+    return not is_quantised and _lies_within(call, values)
+
+
+def _lies_within(call: Call, values: Values) -> bool:
     stored, offset, size, stride, *others = call.args
     numel = values.storages[id(stored)]
     if len(others) > 2 and type(others[2]) is Global:  # the elements are of this type, whatever the storage's are
@@ -83,7 +90,7 @@ def _is_shallow(call: Call, values: Values) -> bool:
 def _is_quantised(call: Call, values: Values) -> bool:
     """A view of no more elements than there are; if its numbers are of an axis, as many as that is long."""
     size, (_, *numbers, axis) = call.args[2], call.args[4]
-    if dense(call.args, values) is None or not _is_view(call, values):
+    if dense(call.args, values) is None or not _lies_within(call, values):
         return False
     if len(numbers) < 2:  # one scale, and one zero point
         return True
@@ -305,6 +312,7 @@ STORAGES: Final[Mapping[str, int]] = {
     "torch.UntypedStorage": 1,
 }
 """Classes of storages in persistent ids, and the bytes of an element."""
+_QUANTISED: Final = _each("torch", "qint8 qint32 quint8 quint4x2 quint2x4")
 
 VALUES: Final = frozenset(
     _each("builtins", "Ellipsis NotImplemented int float str bool list dict tuple bytes")

@@ -54,12 +54,19 @@ class Values:
         """Where what is looked at now is used."""
         self.storages: dict[int, int] = {}
         """How many elements a storage has, by the id of what gives it."""
+        self.quantised: set[int] = set()
+        """Those of them whose type has scales: a tensor without any would end the process at its first use."""
         self.has_old_strings = False
         """Whether there are strings of Python 2, which readers give other types."""
         self._left = 16 * nbytes + 65_536
         """Bytes that may be copied: of what the pickle holds, each is there once."""
         self._keys = _MOST_KEYS
         self._nested = _MOST_NESTED
+
+    def has_storage(self, node: Inert, cls: str, numel: int) -> None:
+        self.storages[id(node)] = numel
+        if re.search(r"\.QU?Int\w+Storage$", cls):
+            self.quantised.add(id(node))
 
     def name(self, node: Inert) -> str:
         return self.names.get(id(node), "") if type(node) is Global else ""

@@ -88,7 +88,7 @@ class Judge:
         classes = {id(one) for one in pickle.globals if names[id(one)] in STORAGES}
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
-                values.storages[id(node)] = numel
+                values.has_storage(node, names[id(node.pid[1])], numel)
             elif nodes.is_call_of_package(node.pid):
                 yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
@@ -116,10 +116,11 @@ class Judge:
 
     def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
         """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
-        made, storages = values.made, values.storages
+        made = values.made
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
         foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
         values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
+        plain = {at: numel for at, numel in values.storages.items() if at not in values.quantised}
         extents: _Extents = {}
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)
         state_at, built = next(builds, _NO_BUILD)
@@ -130,7 +131,7 @@ class Judge:
             if at == ordered and call.args is _NO_ARGUMENTS and call.items is None and call.how == "reduce":
                 made[id(call)] = "ordered dict"
                 continue
-            if at == tensor and _is_plain_tensor(call, ordered, storages, extents):
+            if at == tensor and _is_plain_tensor(call, ordered, plain, extents):
                 made[id(call)] = "tensor"
                 continue
             while state_at < offset and built is not None:
@@ -141,10 +142,11 @@ class Judge:
                 values.at = offset
                 if takes(row, call, values):
                     is_stored = row is _LOADS and not is_inner
-                    numel = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
-                    if row is not _LOADS or numel is not None:
+                    stored = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
+                    if row is not _LOADS or stored is not None:
                         made[id(call)] = row.makes
-                        storages.update({} if numel is None else {id(call): numel})
+                        if stored is not None:
+                            values.has_storage(call, *stored)
                         continue
             elif at in foreign:
                 continue
@@ -170,8 +172,8 @@ class Judge:
             shown = partial("{} gets {}".format, name, cut_text(call.state))
             yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
 
-    def storage_of(self, source: Source) -> int | None:
-        """Return how many elements the storage has that a legacy stream is, and nothing else; None of any other."""
+    def storage_of(self, source: Source) -> tuple[str, int] | None:
+        """Return the class of the storage that a legacy stream is, and nothing else, and its elements; else None."""
         try:
             at = len(self._head) or _LONGEST_HEAD
             data = source.read(0, min(at + _LONGEST_HEAD, source.nbytes))
@@ -191,7 +193,7 @@ class Judge:
             return None
         is_alone = type(keys) is list and keys == [key] and not any(view or ())
         is_whole = end + 8 + numel * STORAGES.get(name, 0) == source.nbytes
-        return numel if is_alone and is_whole and name in STORAGES else None
+        return (name, numel) if is_alone and is_whole and name in STORAGES else None
 
     def _begin(self, source: Source) -> int:
         """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""

@@ -100,6 +100,10 @@ NO_DATA = {
     "types in each other": named("numpy", "dtype") + b"q\1" + array((1,), in_each_other(2000), bytes(8)),
     "a number that takes long": call(named("fractions", "Fraction"), "1e400000000"),
     "a view beyond its storage": call(REBUILD, storage(), 2, (4,), (1,), False, ORDERED),
+    "a quantised type without scales": call(REBUILD, storage(dtype="QInt8Storage"), 0, (4,), (1,), False, ORDERED),
+    "the same, by its name": call(
+        named("torch._utils", "_rebuild_tensor_v3"), *VIEW, named("torch", "qint8")
+    ),
     "a view backwards": call(REBUILD, storage(), 3, (4,), (-1,), False, ORDERED),
     "a size of a size": call(
         REBUILD, storage(), 0, call(named("torch", "Size"), call(named("torch", "Size"), (4,))), (1,), False, ORDERED

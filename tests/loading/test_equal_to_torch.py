@@ -602,3 +602,12 @@ def test_a_default_device_says_nothing_of_where_weights_go(device: str, tmp_path
         found = ckptool.load(tmp_path / "x.pth", mmap=False)
 
     assert_same(found, torch_load(tmp_path / "x.pth"))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_quantised_type_without_a_scale_ends_no_process(mmap: bool, tmp_path: Path) -> None:
+    stored = build.tensor(build.storage(dtype="QInt8Storage"))
+    (tmp_path / "x.pth").write_bytes(build.torch_zip(b"}" + build.ops("w") + stored + b"s", {"0": bytes(4)}))
+
+    with pytest.raises(ckptool.errors.UnsupportedFeature, match="a tensor of qint8 without a scale"):
+        ckptool.load(tmp_path / "x.pth", mmap=mmap)

@@ -177,7 +177,17 @@ def _quantized(info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: to
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
+    """
+    Return torch's element type.
+
+    Raises:
+        UnsupportedFeature: This torch is older than the type, or the type has scales, and the tensor has none: it would
+            end the process where it is first used.
+    """
+    if info.dtype.is_quantised and info.layout == "strided":
+        raise UnsupportedFeature(
+            f"a tensor of {info.dtype} without a scale", kind="no-scale", hint="Leave it out, or read its bytes."
+        )
     found = getattr(torch, info.dtype.name, None)
     if not isinstance(found, torch.dtype):
         raise UnsupportedFeature(
