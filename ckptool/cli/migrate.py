@@ -127,6 +127,11 @@ class _DType(click.Choice):  # type: ignore[type-arg]
 )
 @flag("--allow-missing", says="Take the weights even if SRC lacks some of them, or cannot name them.")
 @takes(
+    "--config-from",
+    "DIR",
+    "Take config.json, tokenizer and the like of this folder along, into a folder of shards.",
+)
+@takes(
     "--model", "MODULE:CLASS", "Build this class, or FILE.py:CLASS, load the weights into it, and save the whole model."
 )
 @model_arg_option
@@ -136,13 +141,12 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     metavar="DIR",
     help="Write into this folder, under the sources' own names; all paths are then sources.",
 )
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Sources to work on at once.")
 @click.option(
-    "--workers",
+    "--jobs",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes that write the files of a folder (--max-shard-size, --form dcp).",
+    help="Sources to work on at once; of one source, processes that write the files of its folder.",
 )
 @ray_option("Migrate each source, or write each file of one folder,")
 @flag("--force", says="Overwrite what exists.")
@@ -183,7 +187,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sources, target = (list(paths), None) if is_in_place else _sources(paths, options["out_dir"])
     output = output_for(options, sources, is_list=len(sources) > 1, is_bare=options["quiet"])
     work = _targets(sources, target, options, changes)
-    _check_workers(options, changes, sources)
+    if options["ray"] and options["out_dir"] is None and (options["in_place"] or not changes.makes_folder):
+        raise click.UsageError("--ray is for --out-dir, or a folder of several files: --max-shard-size, or --form dcp")
     arguments = {name: options[name] for name in ("force", "dry_run", "in_place", "deep", "compact")}
     arguments |= {"changes": changes, "verify": not options["no_verify"], "reflink": not options["no_reflink"]}
     code = 0
@@ -222,18 +227,6 @@ def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefus
         if left == []:
             return None
     return nothing_matches(left, f"no name in any of the {len(work):,} sources") if left else None
-
-
-def _check_workers(options: dict[str, Any], changes: Changes, sources: Sequence[str]) -> None:
-    makes_folder = changes.makes_folder and not options["in_place"]
-    if options["ray"] and options["out_dir"] is None and not makes_folder:
-        raise click.UsageError("--ray is for --out-dir, or a folder of several files: --max-shard-size, or --form dcp")
-    if options["workers"] == 1:
-        return
-    if not makes_folder:
-        raise click.UsageError("--workers is for what is written as a folder: --max-shard-size, or --form dcp")
-    if options["ray"] or (options["jobs"] > 1 and len(sources) > 1):
-        raise click.UsageError("--workers is for one source at a time, not for --jobs or --ray")
 
 
 def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
@@ -377,11 +370,11 @@ def _outcomes(
                 yield from outcomes(ray, work, arguments)
     elif jobs > 1 and len(work) > 1:
         yield from _in_threads(jobs, work, arguments)
-    elif options["workers"] > 1:
+    elif jobs > 1 and arguments["changes"].makes_folder and not options["in_place"]:
         from ckptool.cli.migrate_pool import FileWriters  # most are written by this process
         from ckptool.cli.pool import Processes
 
-        with Processes(options["workers"]) as pool:
+        with Processes(jobs) as pool:
             yield from _one_by_one(work, arguments, line, FileWriters(pool, _TRIES))
     else:
         yield from _one_by_one(work, arguments, line)

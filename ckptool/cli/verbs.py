@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -65,9 +65,23 @@ GUESSED: Final = {
     "--gpu": "--to cuda",
     "--device": "--to",
     "--map-location": "--to",
+    "--workers": "--jobs",
     **{f"--{name}": f"--dtype {name}" for name in ("half", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32")},
 }
 """Options that people try for those of ``migrate``. None of them is in the help: one name for one thing."""
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "migrate": {
+        "What to write": "form max_shard_size config_from model model_arguments expand_tied",
+        "What to take": "key weights include exclude drop drop_unsupported keep_calls",
+        "Names": "strip_module strip_wrappers strip_prefix add_prefix rename rename_file",
+        "Devices and types": "to dtype keep_dtype saturate break_quantized",
+        "What is refused otherwise": "allow_empty allow_missing allow_unmatched force",
+        "How it is written": "in_place compact deep no_reflink no_verify dry_run",
+        "Many, and far away": "out_dir jobs ray endpoint region anonymous connections download",
+        "Output": "brief quiet as_json as_lines",
+    }
+}
+"""How the help of a verb with many options lists them: by heading."""
 _LOAD: Final = "To load weights, call ckptool.load(path) or ckptool.load_into(model, path) in Python."
 
 # fmt: off
@@ -165,6 +179,20 @@ def color_option(*, hidden: bool = False) -> Callable[[F], F]:
 
 class Command(click.Command):
     """A verb that refuses what the last of several values would win of unseen, and an empty value."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, in groups if there are many."""
+        groups = GROUPS.get(self.name or "")
+        if groups is None:
+            super().format_options(ctx, formatter)
+            return
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {one.name: record for one in options if (record := one.get_help_record(ctx)) is not None}
+        for heading, names in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([records.pop(name) for name in names.split()])
+        with formatter.section("More"):
+            formatter.write_dl(list(records.values()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments."""

@@ -117,6 +117,11 @@ class Changes(NamedTuple):
     Keep calls that reach the system: commands, text that is run, files, connections. In a state dict, keep all that
     ``torch.load`` refuses by default.
     """
+    config_from: str | None = None
+    """
+    A folder whose ``config.json``, tokenizer and the like go along into a folder of safetensors; the type that is named
+    there becomes ``dtype``.
+    """
     model: str | None = None
     """
     ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``. It is imported because the caller
@@ -177,6 +182,7 @@ class ChangeOptions(TypedDict, total=False):
     allow_unmatched: bool
     allow_missing: bool
     keep_calls: bool
+    config_from: str | None
     model: str | None
     model_arguments: Mapping[str, object]
 

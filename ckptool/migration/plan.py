@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -73,6 +74,10 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         from ckptool.migration import safetensors_plan
 
         file = safetensors_plan.plan_weights(checkpoint, weights, changes, layout.tensors_at)
+        if changes.config_from is not None:
+            from ckptool.migration.config_files import config_files
+
+            file = replace(file, files=[*config_files(changes), *file.files])
     elif form == "dcp":
         from ckptool.migration import dcp_plan  # most plans are of files
 
@@ -210,6 +215,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
     if changes.max_shard_size is not None and form not in ("safetensors", "dcp"):
         _refuse(f"form {form!r} is not written as shards", "Leave out `form=`, or `max_shard_size=`.")
+    if changes.config_from is not None and (form != "safetensors" or changes.max_shard_size is None):
+        _refuse("settings go along into a folder of shards", "Say how large they may be, with `max_shard_size=`.")
     if changes.expand_tied and form != "safetensors":
         _refuse(f"form {form!r} keeps what is tied under each name", "Leave out `expand_tied=`.")
     if form == "same" and picks:

@@ -77,7 +77,7 @@ def compared(source: Path, numel: int, runs: int, other: Path | None, address: s
 
     work = {
         "one worker": lambda: migrated("one worker", TREE),
-        "two workers": lambda: migrated("two workers", TREE, "--workers", "2"),
+        "two workers": lambda: migrated("two workers", TREE, "--jobs", "2"),
     }
     if address is not None:
         ray = ("--ray", address, "--jobs")

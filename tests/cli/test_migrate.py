@@ -223,7 +223,7 @@ def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> Non
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [(("--dry-run",), 0), (("--include", "zzz"), 1), (("--ray", "auto"), 2), (("--workers", "2"), 2)],
+    [(("--dry-run",), 0), (("--include", "zzz"), 1), (("--ray", "auto"), 2)],
 )
 def test_a_folder_in_which_nothing_is_written_is_not_there(
     options: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ def as_json(result: Result) -> dict[str, Any]:
 def test_the_result_and_the_report_are_those_of_one(form: str, workers: int, source: Path, tmp_path: Path) -> None:
     options = (*FORMS[form], "--json", "--add-prefix", "a", "--rename", r"^a\.layers=b", "--exclude", "counter")
     one = migrate(source, tmp_path / "one", *options)
-    several = migrate(source, tmp_path / "several", *options, "--workers", workers)
+    several = migrate(source, tmp_path / "several", *options, "--jobs", workers)
 
     assert_same(tmp_path / "one", tmp_path / "several")
     assert as_json(several) == as_json(one)
@@ -63,7 +63,7 @@ def test_the_result_and_the_report_are_those_of_one(form: str, workers: int, sou
 def test_what_is_cast_says_the_same_errors(source: Path, tmp_path: Path) -> None:
     options = (*SHARDS, "--json", "--dtype", "bfloat16")
     one = migrate(source, tmp_path / "one", *options)
-    two = migrate(source, tmp_path / "two", *options, "--workers", 2)
+    two = migrate(source, tmp_path / "two", *options, "--jobs", 2)
 
     assert_same(tmp_path / "one", tmp_path / "two")
     assert as_json(two) == as_json(one)
@@ -77,23 +77,11 @@ def test_what_is_there_stays_and_no_process_starts(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_bytes(b"{}")
 
-    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
+    said = migrate(source, tmp_path / "out", *SHARDS, "--jobs", 2, code=2).stderr
 
     assert "exists already" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
-    assert "not written: a dry run" in migrate(source, *SHARDS, "--workers", 2, "--dry-run").stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "fact"),
-    [
-        ((), "written as a folder"),
-        (("--in-place", *SHARDS), "written as a folder"),
-        ((*SHARDS, "--ray", "--out-dir", "x"), "one source at a time"),
-    ],
-)
-def test_workers_are_for_one_folder(options: tuple[str, ...], fact: str, source: Path) -> None:
-    assert fact in migrate(source, *options, "--workers", 2, code=2).stderr
+    assert "not written: a dry run" in migrate(source, *SHARDS, "--jobs", 2, "--dry-run").stdout
 
 
 def test_an_error_of_a_worker_is_the_error(source: Path, tmp_path: Path) -> None:
@@ -102,7 +90,7 @@ def test_an_error_of_a_worker_is_the_error(source: Path, tmp_path: Path) -> None
     data[at + 5] ^= 1
     source.write_bytes(data)
     one = migrate(source, tmp_path / "out", *SHARDS, code=2)
-    two = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2)
+    two = migrate(source, tmp_path / "out", *SHARDS, "--jobs", 2, code=2)
 
     assert "is damaged: its CRC-32 is" in one.stderr
     assert two.stderr == one.stderr
@@ -126,7 +114,7 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
         at = dice.randrange(1, 120) if number else 60
         with monkeypatch.context() as deadly:
             do_first(dying.code(at, marker, after=after), tmp_path / f"first-{number}", deadly)
-            migrate(source, tmp_path / f"{number}", *FORMS[form], "--workers", 2)
+            migrate(source, tmp_path / f"{number}", *FORMS[form], "--jobs", 2)
         assert_same(tmp_path / "one", tmp_path / f"{number}")
         deaths += marker.exists()
         marker.unlink(missing_ok=True)
@@ -136,7 +124,7 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
 def test_a_file_at_which_two_died_is_the_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     do_first(dying.code(1, tmp_path / "died", after=False, always=True), tmp_path.parent / "first", monkeypatch)
 
-    said = migrate(source, tmp_path / "out", *SHARDS, "--workers", 2, code=2).stderr
+    said = migrate(source, tmp_path / "out", *SHARDS, "--jobs", 2, code=2).stderr
 
     assert "was not written: 2 times, the process that worked at it was ended by signal 9, Killed" in said
     assert_nothing_there(tmp_path / "out")
@@ -153,7 +141,7 @@ def test_when_the_first_process_ends_so_do_the_others_and_nothing_has_the_name(
     large = tmp_path / "large.pth"
     torch.save({f"layers.{number}": torch.randn(250_000) for number in range(times(8, 64))}, large)
     command = [sys.executable, "-m", "ckptool", "migrate", str(large), str(tmp_path / "out")]
-    command += ["--max-shard-size", "1MB", "--workers", "2"]
+    command += ["--max-shard-size", "1MB", "--jobs", "2"]
     for delay in [0.05, *(0.1 * number for number in range(1, times(1, 5)))]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -15,7 +15,7 @@ from click.testing import Result
 
 from ckptool import __version__
 from ckptool.cli import cli
-from ckptool.cli.verbs import EXAMPLES, SECTIONS, VERBS, WORDS
+from ckptool.cli.verbs import EXAMPLES, GROUPS, SECTIONS, VERBS, WORDS, Verbs
 from tests.each import each
 from tests.program import invoke
 
@@ -237,3 +237,13 @@ def test_the_help_lists_what_each_verb_says_of_itself_and_imports_none() -> None
     code = "import sys; from ckptool.cli import cli\ntry: cli.main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {f"ckptool.cli.{verb}" for verb in listed} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", GROUPS)
+def test_each_option_is_in_one_group_of_the_help(verb: str) -> None:
+    command = Verbs().get_command(click.Context(click.Command("")), verb)
+    assert command is not None
+    listed = " ".join(GROUPS[verb].values()).split()
+    options = [one.name for one in command.params if isinstance(one, click.Option) and not one.hidden]
+
+    assert sorted(listed) == sorted(map(str, options))

@@ -41,7 +41,7 @@ class Killed(NamedTuple):
 
 
 class Processes:
-    """Workers of this machine, as ``--workers`` starts them."""
+    """Workers of this machine, as ``--jobs`` starts them."""
 
     environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = "signal 9, Killed"
@@ -51,7 +51,7 @@ class Processes:
 
     def options(self, chance: random.Random) -> list[str]:
         """Return what makes a migration use them."""
-        return ["--workers", str(chance.choice([2, 3, 4]))]
+        return ["--jobs", str(chance.choice([2, 3, 4]))]
 
     def at_work(self, migration: subprocess.Popen[str]) -> list[int]:
         """Return those that a migration has now."""

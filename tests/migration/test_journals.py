@@ -407,7 +407,7 @@ def test_a_result_is_as_private_as_its_source(mode: int, tmp_path: Path) -> None
         migrate(path, tmp_path / "out.safetensors")
         migrate(path, tmp_path / "shards", form="safetensors", max_shard_size="100B")
         migrate(path, tmp_path / "dcp", form="dcp")
-        code, shown = run("migrate", path, tmp_path / "worked", "--form", "dcp", "--workers", "2")
+        code, shown = run("migrate", path, tmp_path / "worked", "--form", "dcp", "--jobs", "2")
         assert code == 0, shown
         migrate(tmp_path / "shards", tmp_path / "again.safetensors")
         expected = {"out.pth", "out.safetensors", "shards", "dcp", "worked", "again.safetensors"}

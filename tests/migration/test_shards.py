@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool import MigrationRefused, migrate, open_checkpoint
+from ckptool import CkptoolError, MigrationRefused, migrate, open_checkpoint
 from ckptool.migration.safetensors_plan import size_in_bytes
 from tests.corpus.files import FOLDER
 
@@ -279,3 +279,55 @@ def test_each_shard_names_the_framework_that_the_source_names(framework: str, tm
 
     found = [safe_open(path, "pt").metadata()["format"] for path in (tmp_path / "shards").glob("*.safetensors")]
     assert found == [framework] * 3
+
+
+# What lies beside the weights of a model
+
+
+@pytest.mark.parametrize("size", ["1KB", 30])
+def test_settings_and_tokenizer_go_along(size: int | str, tmp_path: Path) -> None:
+    base, tensors = tmp_path / "base", {"a": torch.ones(4), "b": torch.ones(4)}
+    base.mkdir()
+    settings = {"dtype": "float32", "text_config": {"torch_dtype": "float32"}, "quantization_config": {"dtype": "int8"}}
+    (base / "config.json").write_text(json.dumps(settings))
+    for name in ("tokenizer.json", "merges.txt", "modeling_x.py", "pytorch_model.bin", "optimizer.pt"):
+        (base / name).write_text(name)
+
+    folder = written(tensors, tmp_path, max_shard_size=size, config_from=str(base))
+    assert (folder / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    assert (folder / "tokenizer.json").read_text() == "tokenizer.json"
+    assert not {"modeling_x.py", "pytorch_model.bin", "optimizer.pt"} & {path.name for path in folder.iterdir()}
+
+    cast = migrate(tmp_path / "model.pth", tmp_path / "cast", max_shard_size=size, config_from=str(base), dtype="bf16")
+    changed = settings | {"dtype": "bfloat16", "text_config": {"torch_dtype": "bfloat16"}}
+    assert json.loads((tmp_path / "cast" / "config.json").read_text()) == changed
+    assert not [note for note in cast.notes if "stay there" in note]
+
+
+def test_settings_that_stay_behind_are_told_of(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(4)}, tmp_path / "model.pth")
+    (tmp_path / "config.json").write_text("{}")
+
+    notes = migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size="1KB").notes
+    assert f"config.json beside the source stay there: `config_from={str(tmp_path)!r}` takes them along" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"max_shard_size": 9, "config_from": "gone"}, "no such"),
+        ({"max_shard_size": 9, "config_from": "empty"}, "has no settings of a model"),
+        ({"config_from": "empty"}, "folder of shards"),
+        ({"config_from": "empty", "form": "dcp"}, "folder of shards"),
+    ],
+)
+def test_settings_that_cannot_go_along_are_refused(
+    options: dict[str, Any], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": torch.ones(4)}, "model.pth")
+    Path("empty").mkdir()
+
+    with pytest.raises(CkptoolError, match=fact):
+        migrate("model.pth", "out", **options)
+    assert not Path("out").exists()

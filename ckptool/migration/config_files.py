@@ -1,0 +1,108 @@
+"""
+What lies beside the weights of a Hugging Face model and is needed to open them: settings, tokenizers, templates.
+
+With ``config_from`` they go along into a folder of shards, byte for byte, but for the type of the weights in
+``config.json`` where these are cast: libraries load weights in the type that stands there.
+
+https://github.com/huggingface/transformers; src/transformers/utils/__init__.py, tokenization_utils_base.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Failure, MigrationRefused, SourceChanged, about
+from ckptool.formats.json_beside import json_object
+from ckptool.messages import some
+from ckptool.migration.changes import Changes
+from ckptool.migration.planned import Content, OutFile, file_of_bytes
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import is_far
+
+_NAMES: Final = (
+    *("config.json", "*_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
+    *("merges.txt", "chat_template.*", "*.model", "*.tiktoken", "*.spm"),
+)
+_OTHERS: Final = ("*.py", "*.pth", "*.pt", "*.bin", "*.safetensors")
+"""Code of a model is taken along by nobody who was not asked, and weights are what is written."""
+_MOST_NBYTES: Final = 128 << 20
+_TYPES: Final = ("torch_dtype", "dtype")
+_CONFIG: Final = "config.json"
+
+
+def config_files(changes: Changes) -> list[OutFile]:
+    """
+    Return the files that go along from the folder that was named.
+
+    Raises:
+        FileUnavailable: There is no such folder.
+        MigrationRefused: It has none of these files, or one is too large for what it should be.
+    """
+    place = changes.config_from
+    if place is None:
+        return []
+    with about(place), closing(FolderSource(place)) as folder:
+        found = {name: folder.nbytes_of(name) or 0 for name in _among(folder)}
+        if not found:
+            hint = "Name the folder that has the config.json of the model."
+            raise MigrationRefused(f"{place!r} has no settings of a model", kind="no-settings", hint=hint)
+        for name, nbytes in found.items():
+            if nbytes > _MOST_NBYTES:
+                fact = f"{os.path.join(place, name)!r} has {nbytes:,} bytes, and no settings have so many"
+                raise MigrationRefused(fact, kind="no-settings", hint="Copy by hand what you need of it.")
+        changed = _cast(folder, str(changes.dtype)) if changes.dtype and _CONFIG in found else None
+    files = [OutFile(name, nbytes, partial(_copied, place, name, nbytes)) for name, nbytes in found.items()]
+    if changed is not None:
+        files = [file_of_bytes(_CONFIG, changed), *(file for file in files if file.name != _CONFIG)]
+    return files
+
+
+def left_behind(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note if the source lies in a folder with settings of a model, and a folder is written without them."""
+    path = checkpoint.path
+    if is_far(path) or not os.path.exists(path):
+        return
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    try:
+        with closing(FolderSource(place)) as folder:
+            names = _among(folder)
+    except Failure:
+        return
+    if _CONFIG in names:
+        yield f"{some(names)} beside the source stay there: `config_from={place!r}` takes them along"
+
+
+def _among(folder: FolderSource) -> list[str]:
+    names = (name for name in folder.files if not any(fnmatchcase(name, other) for other in _OTHERS))
+    return sorted(name for name in names if any(fnmatchcase(name, one) for one in _NAMES))
+
+
+def _copied(place: str, name: str, nbytes: int) -> Content:
+    with closing(FolderSource(place)) as folder:
+        data = folder.content(name, _MOST_NBYTES)
+    if len(data) != nbytes:
+        raise SourceChanged(f"{os.path.join(place, name)!r} has {len(data):,} bytes, and had {nbytes:,}")
+    yield data
+
+
+def _cast(folder: FolderSource, dtype: str) -> bytes | None:
+    """Return the settings with another type for the weights; None where none is named, or they are no JSON."""
+    settings = json_object(folder, _CONFIG)
+    return json.dumps(settings, indent=2, ensure_ascii=False).encode() if _put(settings, dtype) else None
+
+
+def _put(settings: Any, dtype: str) -> bool:
+    """Put a type into settings, and into those of the parts of a model; say whether one was named there."""
+    if not isinstance(settings, dict):
+        return False
+    named = [key for key in _TYPES if isinstance(settings.get(key), str)]
+    settings.update(dict.fromkeys(named, dtype))
+    parts = [key for key in settings if key.endswith("_config") and key != "quantization_config"]
+    return any([bool(named), *(_put(settings[key], dtype) for key in parts)])
