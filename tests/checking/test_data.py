@@ -16,6 +16,7 @@ from ckptool.fleet import row
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tar_file, tensor, torch_zip, zip_file
 from tests.each import each
 from tests.program import invoke
+from tests.scale import in_turn
 
 
 def built(made: bytes, state: Any) -> bytes:
@@ -158,15 +159,13 @@ NO_DATA = {
 }  # fmt: skip
 
 
-@each("name", NO_DATA)
-def test_what_is_of_no_row_is_not_data(name: str, tmp_path: Path) -> None:
-    for data in (
-        pickled({"x": NO_DATA[name]}),
-        torch_zip({"w": tensor(storage()), "x": NO_DATA[name]}, {"0": floats(), "1": bytes(4)}),
-    ):
-        (tmp_path / "x").write_bytes(data)
-        assert check(tmp_path / "x").grade != "data"
-        assert row(str(tmp_path / "x"))["grade"] != "data"
+@each(("name", "zipped"), in_turn(NO_DATA, [False, True]))
+def test_what_is_of_no_row_is_not_data(name: str, zipped: bool, tmp_path: Path) -> None:
+    tree = {"w": tensor(storage()), "x": NO_DATA[name]}
+    data = torch_zip(tree, {"0": floats(), "1": bytes(4)}) if zipped else pickled({"x": NO_DATA[name]})
+    (tmp_path / "x").write_bytes(data)
+    assert check(tmp_path / "x").grade != "data"
+    assert row(str(tmp_path / "x"))["grade"] != "data"
 
 
 def test_a_tensor_is_data_in_these_forms_alone() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import ckptool
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
 from tests.program import invoke
@@ -98,7 +99,7 @@ def test_parameters_are_those_of_the_weights_and_elements_are_all(which: str, tm
 
     found = json.loads(invoke(["inspect", "--json", str(path)]).stdout)["summary"]
     assert (found["parameters"], found["numel"]) == (parameters, elements)
-    row = json.loads(invoke(["scan", "--jobs", "1", str(path)]).stdout)
+    row = ckptool.fleet.row(str(path))
     assert (row["parameters"], row["numel"]) == (parameters, elements)
     assert brief(path)[1:] == ["-" if parameters is None else str(parameters), str(elements)]
     said = head(path)["tensors"]

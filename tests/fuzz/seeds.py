@@ -20,6 +20,7 @@ import zipfile
 import zoneinfo
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,6 +172,7 @@ WIDTHS = {
 """Bytes of an element; of all others, 1."""
 
 
+@cache
 def seeds() -> list[Seed]:
     """Return the trees of all values: of plain pickles at some protocols, and of torch's, zip and legacy."""
     found: list[Seed] = []

@@ -21,7 +21,7 @@ from tests.scale import exhaustive, scaled, times
 
 pytest.importorskip("resource", reason="limits on memory are POSIX's")
 ROOT = Path(__file__).parents[2]
-FILES = times(500, 5000)
+FILES = times(300, 3000)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def turns() -> Iterator[Any]:
     """Yield shapes of objects, and verbs in turn, so that each verb gets several shapes; with ``--scale 2``, all."""
     for number, shape in enumerate(SHAPES):
         verbs = list(VERBS) if scale.scale > 1 else list(VERBS)[number % 4 :: 4]
-        if number % 5 == 0:
+        if number % 10 == 0:
             yield shape, verbs
         elif scale.scale > number % 2:  # of two shapes, one
             yield pytest.param(shape, verbs, marks=scale.exhaustive)

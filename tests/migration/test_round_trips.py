@@ -157,7 +157,7 @@ def same_memory(state: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     return pairs
 
 
-@pytest.mark.parametrize(("form", "name"), in_turn(["state_dict", "safetensors", "same"], FILES[::4]))
+@pytest.mark.parametrize(("form", "name"), in_turn(["state_dict", "safetensors", "same"], FILES[::8]))
 def test_a_second_time_the_file_is_the_same_byte_for_byte(name: str, form: Any, tmp_path: Path) -> None:
     if expected_refusal(name, form) is not None:
         pytest.skip("refused, as other tests say")
@@ -242,7 +242,7 @@ def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None
     assert live(found) == live(wanted)
 
 
-@pytest.mark.parametrize("name", one_of_twins(PICKLED, 3))
+@pytest.mark.parametrize("name", one_of_twins(PICKLED, 6))
 def test_the_whole_tree_is_the_same_for_us(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     migrate(source_of(name), target, form="same", to="cpu")

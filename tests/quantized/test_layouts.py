@@ -19,7 +19,7 @@ from tests.corpus.files import FOLDER, MARKS, ROWS
 from tests.each import each
 from tests.program import invoke
 from tests.quantized.layouts import LAYOUTS, Layout, State, fp8, said, whole
-from tests.scale import in_turn
+from tests.scale import in_turn, scaled, step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NORM = {"norm.weight": torch.linspace(0, 1, 8)}
@@ -57,7 +57,11 @@ def test_each_layout_is_named_and_stays_as_it_is(name: str, suffix: str, tmp_pat
     assert same(dict(ckptool.load(path)), tensors)
 
 
-@each(("name", "suffix"), in_turn([one for one in LAYOUTS if one not in ONLY_8_BITS], ["pth", "safetensors"]))
+@scaled
+@each(
+    ("name", "suffix"),
+    in_turn([one for one in LAYOUTS if one not in ONLY_8_BITS], ["pth", "safetensors"])[:: step(2)],
+)
 def test_a_cast_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     path = written(LAYOUTS[name], tmp_path, suffix)
     before = path.read_bytes()
@@ -122,7 +126,7 @@ def test_8_bits_without_scales_can_be_cast(tmp_path: Path) -> None:
         assert torch.equal(found["a.weight"], fp8(8, 8).to(torch.bfloat16))
 
 
-@each("name", LAYOUTS)
+@each("name", list(LAYOUTS)[::3])
 def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     path = written(layout, tmp_path)
@@ -137,7 +141,7 @@ def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> No
         assert invoke([*args, "--force", "--break-quantized"]).exit_code == 0
 
 
-@each("name", LAYOUTS)
+@each("name", list(LAYOUTS)[::4])
 def test_what_cannot_be_left_out_cannot_get_a_name_of_its_own(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name].tensors()
     path, ends = tmp_path / "model.safetensors", [one.removeprefix("m.") for one in layout]

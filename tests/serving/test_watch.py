@@ -65,9 +65,10 @@ class Hooked(LeNet):
         super()._load_from_state_dict(*given)
 
 
-@pytest.mark.parametrize("commit", ["in_place", "swap"])
-@pytest.mark.parametrize("kind", [LeNet, Hooked])
-@pytest.mark.parametrize("refuses", [finite, lambda weights: weights["out.bias"].isfinite().all()])
+@pytest.mark.parametrize(
+    ("commit", "kind", "refuses"),
+    [("in_place", LeNet, finite), ("swap", Hooked, lambda weights: weights["out.bias"].isfinite().all())],
+)
 def test_weights_that_the_caller_does_not_accept_never_serve(
     tmp_path: Path, commit: Any, kind: type[LeNet], refuses: Any
 ) -> None:

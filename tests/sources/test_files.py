@@ -460,7 +460,7 @@ def test_closing_from_two_threads_closes_one_descriptor(path: Path, monkeypatch:
 
 
 def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_an_error(tmp_path: Path) -> None:
-    count, rounds, readers = 50_000, times(20, 1_000), times(6, 32)
+    count, rounds, readers = 50_000, times(8, 1_000), times(6, 32)
     for name in "ab":
         tree = {"w": build.tensor(build.storage(numel=count, dtype="ByteStorage"), (count,))}
         (tmp_path / f"{name}.pth").write_bytes(build.torch_zip(tree, {"0": name.encode() * count}))
