@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation as Cancellation
     from ckptool.checking.check import CheckReport as CheckReport, check as check
     from ckptool.checking.explain import explain as explain
+    from ckptool.checking.scan import scan as scan
+    from ckptool.checking.value_survey import stat as stat
     from ckptool.checkpoints.checkpoint import Checkpoint as Checkpoint, StateDict as StateDict
     from ckptool.checkpoints.parsed import ClassSource as ClassSource, Member as Member
+    from ckptool.cli.page.report import report as report
     from ckptool.diffing.diff import diff as diff
     from ckptool.diffing.report import DiffReport as DiffReport
     from ckptool.errors import AmbiguousWeights as AmbiguousWeights, Cancelled as Cancelled
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ckptool.errors import TruncatedFile as TruncatedFile, UnreadableFile as UnreadableFile
     from ckptool.errors import WeightsNotFound as WeightsNotFound
     from ckptool.formats import open_checkpoint as open_checkpoint
+    from ckptool.inspecting.inspect import InspectReport as InspectReport, inspect as inspect
     from ckptool.limits import Limits as Limits
     from ckptool.loading.load import load as load, predict_memory as predict_memory
     from ckptool.loading.load_into import load_into as load_into
@@ -50,8 +54,11 @@ _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
     "ckptool.checking.explain": ("explain",),
+    "ckptool.checking.scan": ("scan",),
+    "ckptool.checking.value_survey": ("stat",),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
     "ckptool.checkpoints.parsed": ("ClassSource", "Member"),
+    "ckptool.cli.page.report": ("report",),
     "ckptool.diffing.diff": ("diff",),
     "ckptool.diffing.report": ("DiffReport",),
     "ckptool.errors": (
@@ -60,6 +67,7 @@ _MODULES = {
         *("TruncatedFile", "UnreadableFile", "WeightsNotFound"),
     ),
     "ckptool.formats": ("open_checkpoint",),
+    "ckptool.inspecting.inspect": ("InspectReport", "inspect"),
     "ckptool.limits": ("Limits",),
     "ckptool.loading.load": ("load", "predict_memory"),
     "ckptool.loading.load_into": ("load_into",),
@@ -84,18 +92,19 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_MODULE_OF)  # type checkers go by the imports above
 _MADE_OF_TORCH = "ckptool.loading."
-_OPENED = "ckptool.open_checkpoint(path) gives what is in a file"
-_ON_COMMAND_LINE = "it is a verb of the command line alone"
 _MEANT = {
-    **dict.fromkeys(("inspect", "open", "read", "info", "ls", "summary", "safe_open", "load_file"), _OPENED),
-    "convert": "ckptool.migrate(source, target) converts",
-    "compare": "ckptool.diff(a, b) compares",
-    "load_state_dict": "ckptool.load_into(model, path) fills a model, ckptool.load(path) gives a state dict",
-    "stat": f"{_ON_COMMAND_LINE}; ckptool.check(path, values=True) looks for NaN and infinities",
-    "scan": f"{_ON_COMMAND_LINE}; ckptool.fleet.row(path) gives one row of it",
-    **dict.fromkeys(("report", "devices", "fixtures"), _ON_COMMAND_LINE),
+    "ckptool.open_checkpoint(path) gives what is in a file, tensor by tensor": ("open", "read", "safe_open", "Reader"),
+    "ckptool.inspect(path) says what is in a file": ("info", "ls", "list", "summary", "describe", "show", "keys"),
+    "ckptool.migrate(source, target) converts": ("convert", "export", "rename", "cast", "to_safetensors"),
+    "ckptool.diff(a, b) compares": ("compare", "equal", "allclose"),
+    "ckptool.check(path) looks for what is wrong": ("verify", "validate", "is_safe", "lint"),
+    "ckptool.load(path) gives a state dict": ("load_file", "load_checkpoint", "load_weights", "torch_load"),
+    "ckptool.load_into(model, path) fills a model": ("load_state_dict", "load_into_model", "restore"),
+    "ckptool.save(state_dict, path) writes a state dict": ("save_file", "dump", "write"),
+    "ckptool.stat(path) says what the values are like": ("stats", "statistics", "describe_values"),
+    "it is a verb of the command line alone": ("devices", "fixtures"),
 }
-"""Names that people try, and what has what they look for."""
+"""What has what people look for, and the names that they try."""
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
@@ -110,6 +119,12 @@ def _torch(tensor: LazyTensor) -> Any:
     return torch_tensor(tensor)
 
 
+def _report(checkpoint: Checkpoint) -> InspectReport:
+    from ckptool.inspecting.inspect import InspectReport
+
+    return InspectReport(checkpoint)
+
+
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
@@ -121,7 +136,7 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module("ckptool.errors"), name, None) if name[0] != "_" else None
         if not (isinstance(found, type) and issubclass(found, CkptoolError)):
-            meant = f": {_MEANT[name]}" if name in _MEANT else ""
+            meant = next((f": {said}" for said, names in _MEANT.items() if name in names), "")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
         return found
     if module.startswith(_MADE_OF_TORCH):

@@ -89,6 +89,19 @@ class CkptoolError(Exception):
         text = f"{self.path}: {self.message}" if self.path else self.message
         return text.encode(errors="backslashreplace").decode()  # names of files are bytes; logs and answers want UTF-8
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON, as the command line prints it."""
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "message": self.message,
+            "hint": self.hint,
+            "command": self.command,
+            "offset": self.offset,
+            "needed": self.needed,
+            "actual": self.actual,
+        }
+
     @property
     def option(self) -> str | None:
         """The keyword that ``hint`` names first, ``drop_unsupported`` say; None if it names none."""

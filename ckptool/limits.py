@@ -54,6 +54,9 @@ class Limits(NamedTuple):
     cancellation: Cancellation | None = None
     """What can stop the call, and every later read of what it opened; None lets it run to its end."""
 
+    def __dir__(self) -> tuple[str, ...]:
+        return self._fields
+
     def __repr__(self) -> str:
         # Every signature in help() has the defaults in it.
         changed = [(name, value) for name, value in self._asdict().items() if value != self._field_defaults[name]]

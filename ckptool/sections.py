@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, takewhile
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.messages import LISTED, cut, labelled, listed, show
 
@@ -204,3 +204,21 @@ def padded(text: str, room: int, *, right: bool = False) -> str:
     """Return text with blanks up to so many cells of a terminal."""
     fill = " " * (room - _cells(text))
     return fill + text if right else text + fill
+
+
+def completed(report: object) -> list[str]:
+    """Return what a prompt completes of a named tuple: its fields and what follows from them, not what tuples have."""
+    return [name for name in type(report).__dict__ if not name.startswith("_")]
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: records as objects; infinity, NaN and complex numbers, which it has not, as text."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, complex) or (isinstance(value, float) and not abs(value) < float("inf")):
+        return str(value)
+    return value

@@ -29,8 +29,8 @@ from tests.program import invoke
 ROOT = Path(ckptool.__file__).parents[1]
 VALID = ROOT / "fixtures" / "valid"
 
-GIVEN = {"Checkpoint.__init__", "StateDict.__init__", "Checkpoint.add_attributes"}
-"""What only readers of formats call."""
+GIVEN = {"Checkpoint.__init__", "StateDict.__init__", "Checkpoint.add_attributes", "InspectReport.__init__"}
+"""What nobody calls who has only what is public."""
 
 
 def prompt(code: str) -> list[str]:
@@ -235,7 +235,7 @@ def test_numpy_and_torch_take_a_lazy_tensor_or_say_what_to_call(tmp_path: Path) 
             np.array(plain, copy=False)
 
 
-@pytest.mark.parametrize("name", ["inspect", "open", "convert", "compare", "stat", "report", "scan"])
+@pytest.mark.parametrize("name", ["open", "convert", "compare", "info", "save_file", "verify", "devices"])
 def test_names_that_people_try_are_answered(name: str) -> None:
     with pytest.raises(AttributeError, match=r"command line|ckptool\.\w+\("):
         getattr(ckptool, name)
@@ -243,7 +243,7 @@ def test_names_that_people_try_are_answered(name: str) -> None:
 
 
 def test_what_answers_name_is_there() -> None:
-    for said in ckptool._MEANT.values():  # type: ignore[attr-defined]
+    for said in ckptool._MEANT:  # type: ignore[attr-defined]
         for used in re.findall(r"ckptool\.([\w.]+)\(", said):
             found: Any = ckptool
             for part in used.split("."):
@@ -257,6 +257,91 @@ def test_a_checkpoint_completes_what_is_public() -> None:
         assert {"tensors", "weights", "form", "format", "metadata", "close"} <= set(shown)
         assert not {"walks", "rebuilder", "streams", "unmerged", "clashes"} & set(shown)
         assert all(hasattr(checkpoint, name) for name in shown)
+
+
+def test_reports_complete_their_fields_and_nothing_of_tuples(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 2).eval()
+    torch.save(net.state_dict(), tmp_path / "a.pth")
+    live = ckptool.LiveModel(net, tmp_path / "a.pth")
+    reload = live.reload(tmp_path / "a.pth")
+    with live.use() as serving, ckptool.open_checkpoint(PLAIN) as checkpoint:
+        there: list[Any] = [
+            *(ckptool.check(PLAIN), ckptool.diff(PLAIN, PLAIN), ckptool.inspect(PLAIN), live, serving, reload),
+            *(ckptool.load_into(net, tmp_path / "a.pth"), ckptool.predict_memory(PLAIN), ckptool.Limits()),
+            *(ckptool.migrate(PLAIN, tmp_path / "b.pth", dry_run=True), ckptool.Changes(), ckptool.Remote("s3://a/b")),
+            checkpoint.weights,
+        ]
+    for one in there:
+        shown = {name for name in dir(one) if name[0] != "_"}
+        assert all(hasattr(one, name) for name in shown), one
+        assert not {"count", "index", "in_full", "expanded", "node", "stores", "own_keys"} & shown, one
+        assert set(getattr(one, "_fields", ())) <= shown, one
+
+
+def test_reports_are_the_json_of_the_command_line(tmp_path: Path) -> None:
+    ckptool.migrate(OTHER, tmp_path / "a.pth")
+    reports: dict[str, Any] = {
+        "inspect": ckptool.inspect(OTHER),
+        "check": ckptool.check(OTHER),
+        "diff": ckptool.diff(PLAIN, OTHER),
+        "migrate": ckptool.migrate(OTHER, tmp_path / "a.pth", force=True),
+    }
+    given = {"diff": [PLAIN, OTHER], "migrate": [OTHER, tmp_path / "a.pth", "--force"]}
+    for verb, report in reports.items():
+        found = json.dumps(report.as_dict())
+        printed = command(verb, "--json", *given.get(verb, [OTHER]))
+        assert json.loads(with_options(found)) == json.loads(with_options(printed)), verb
+    broken = ckptool.check(b"PK").as_dict()
+    assert broken["error"]["kind"] == ckptool.check(b"PK").error.kind  # type: ignore[union-attr]
+
+
+def test_rows_are_those_of_the_command_line(tmp_path: Path) -> None:
+    (stat,) = [json.loads(command("stat", "--json", OTHER, "--include", "model.*bias*"))]
+    assert [row.name for row in ckptool.stat(OTHER, include="model.*bias*")] == [row["name"] for row in stat["rows"]]
+    assert ckptool.stat(OTHER, depth=1)[0].values is not None
+    with pytest.raises(ckptool.WeightsNotFound, match="include 'nothing' matches none"):
+        ckptool.stat(OTHER, include="nothing")
+
+    folder = VALID.parent / "folders"
+    printed = [json.loads(line) for line in command("scan", "--check", folder, PLAIN).splitlines()]
+    found = list(ckptool.scan([folder, PLAIN], check=True))
+    for row in (*printed, *found):
+        assert row.pop("scanned_ns") > 0
+    assert sorted(found, key=lambda row: row["path"]) == sorted(printed, key=lambda row: row["path"])
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    with pytest.raises(ckptool.NotACheckpoint, match="no checkpoint among 1 file"):
+        list(ckptool.scan(tmp_path))
+
+
+def test_a_page_is_that_of_the_command_line(tmp_path: Path) -> None:
+    for number, others in enumerate(([], [PLAIN])):
+        here, there = tmp_path / f"{number}.html", tmp_path / f"there{number}.html"
+        assert ckptool.report(OTHER, here, *others) is None
+        command("report", OTHER, *others, "-o", there)
+        assert here.read_bytes() == there.read_bytes()
+    with pytest.raises(ckptool.OutputExists):
+        ckptool.report(OTHER, tmp_path / "0.html")
+    with pytest.raises(ValueError, match=r"name it page\.html"):
+        ckptool.report(OTHER, "page.pth")
+    (tmp_path / "broken.pth").write_bytes(b"PK")
+    assert ckptool.report(tmp_path / "broken.pth", tmp_path / "broken.html") is not None
+
+
+def test_a_closed_checkpoint_prints_a_line_and_a_report_stays() -> None:
+    with ckptool.open_checkpoint(OTHER) as checkpoint:
+        whole = str(checkpoint)
+    assert str(checkpoint) == repr(checkpoint)
+    assert checkpoint._repr_html_().startswith("<table>")
+    assert str(ckptool.inspect(OTHER)) == whole
+
+
+def test_standard_output_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: ckptool.migrate(PLAIN, "-"), lambda: ckptool.save({"a": torch.ones(1)}, "-")):
+        with pytest.raises(ckptool.MigrationRefused, match="no output to a pipe"):
+            call()
+    assert "no output to a pipe" in invoke(["migrate", str(PLAIN), "-"]).stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_name_is_answered_with_the_nearest(wrapped: ckptool.StateDict) -> None:
@@ -317,6 +402,9 @@ def test_reports_print_as_the_command_line_prints_them(tmp_path: Path) -> None:
     written = tmp_path / "written.safetensors"
     migrated = ckptool.migrate(OTHER, written)
 
+    with ckptool.open_checkpoint(OTHER) as checkpoint:
+        assert with_options(str(checkpoint)) == with_options(str(ckptool.inspect(OTHER))) == command("inspect", OTHER)
+    assert with_options(str(ckptool.inspect(OTHER, digest=True))) == command("inspect", "--digest", OTHER)
     assert with_options(str(ckptool.check(OTHER))) == command("check", OTHER)
     assert with_options(str(ckptool.diff(PLAIN, OTHER))) == command("diff", PLAIN, OTHER)
     assert with_options(ckptool.diff(PLAIN, OTHER).verdict) == command("diff", "-q", PLAIN, OTHER)

@@ -7,39 +7,45 @@ Quick by default: the structure alone, in time that does not grow with the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Finding, finding_facts
+from ckptool.checking.finding import CODES, Finding, Severity, finding_facts
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.acts import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted, show, show_nbytes, some
+from ckptool.messages import counted, cut, show, show_nbytes, some
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sections import Fact, Section, html_of, text_of
+from ckptool.sections import Fact, Section, completed, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import is_folder, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
-    from ckptool.checking.digests import Hashing
     from ckptool.checking.folder_files import Neighbours
 
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+SCHEMA: Final = "ckptool.check/3"
+_LONGEST: Final = 4096
+"""Of a name in JSON: torch's own have some dozens of characters."""
+_RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
+_GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
+CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
+_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 class CheckReport(NamedTuple):
@@ -76,20 +82,38 @@ class CheckReport(NamedTuple):
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     member: str | None = None
     """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
-    sha256: str | None = None
-    """Of the file, if it was asked for; None where the checkpoint is several."""
-    digest: str | None = None
-    """Of the weights, if it was asked for."""
-    digest_error: CkptoolError | None = None
-    """Why there is no digest, though it was asked for."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
+
+    def __dir__(self) -> list[str]:
+        return completed(self)
 
     def __str__(self) -> str:
         return "\n".join(text_of((show(self.path), *sections_of(self), *_reason_of(self))))
 
     def _repr_html_(self) -> str:
         return html_of(f"{self.path}: {self.verdict}", (*_reason_of(self), *sections_of(self)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON, as the command line prints it, whether the file can be opened or not."""
+        head = {
+            "schema": SCHEMA,
+            "path": self.path,
+            "member": self.member,
+            "depth": self.depth,
+            "worst": self.worst,
+            "verdict": self.verdict,
+            "findings": [one._asdict() for one in self.findings],
+            "globals": [_global(one) for one in self.globals],
+            "acts": [_act(one) for one in self.acts],
+            "grade": self.grade,
+            "unseen": [cut(one, _LONGEST) for one in self.unseen],
+        }
+        if self.error is not None:
+            return {**head, "error": self.error.as_dict()}
+        names = ("format", "form", "file_nbytes", "shards", "records", "matching")
+        facts = {name: value for name, value in self._asdict().items() if name in names}
+        return {**head, "loading": list(self.loading), **facts}
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
@@ -140,6 +164,21 @@ class CheckReport(NamedTuple):
         return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
 
 
+def _act(one: Act) -> dict[str, object]:
+    name, text, package = (cut(text, _LONGEST) for text in (one.name, one.text, one.package))
+    return one._asdict() | {"name": name, "text": text, "package": package, "record": one.record or None}
+
+
+def _global(one: GlobalUse) -> dict[str, object]:
+    return {
+        "name": cut(one.name, _LONGEST),
+        "allowed": one.is_allowed,
+        "record": one.record or None,
+        "offset": one.offset,
+        "nested_at": one.nested_at,
+    }
+
+
 def _reason_of(report: CheckReport) -> Iterator[Fact]:
     error = report.error
     if error is not None:
@@ -151,9 +190,6 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
         yield Fact("format", [f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}"])
-    why = f"none: {show(report.digest_error.message)}" if report.digest_error is not None else None
-    for label, value in (("sha256", report.sha256), ("digest", report.digest or why)):
-        yield from [Fact(label, [value])] if value is not None else ()
     yield from finding_facts(_once(report.findings))
     for use in report.globals if show_globals else ():
         allowed = "allowed" if use.is_allowed else "not allowed"
@@ -184,7 +220,6 @@ def check(
     model_arguments: Mapping[str, object] | None = None,
     key: str | None = None,
     strict: bool = False,
-    digest: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
@@ -195,9 +230,8 @@ def check(
     needs torch. ``devices`` are the tags of the devices that are there, such as ``cuda:0``. ``like`` is a checkpoint,
     ``model`` a class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the
     weights are compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container
-    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``digest`` reads the file for
-    its SHA-256 and the digest of its weights, with ``deep`` in the same reading. ``progress`` is called with the bytes
-    that were read so far, and those to be read in all.
+    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with
+    the bytes that were read so far, and those to be read in all.
 
     A file that cannot be opened is a report with an ``error``. So exceptions are about the other arguments:
 
@@ -229,24 +263,20 @@ def check(
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = neighbours(origin, checkpoint, limits)
-            return _examine(
-                checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict, digest=digest
-            )
+            return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except MissingPackage:
         raise  # nothing is wrong with the file
     except Failure as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits, digest=digest)
+            return refused(shown, depth, origin, error, limits)
 
 
 def look(
-    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool, digest: bool
+    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool
 ) -> CheckReport:
     """Return the report of a checkpoint that is open, under the path that it was opened by; see ``safety.survey``."""
     beside = neighbours(path, checkpoint, limits)
-    return _examine(
-        checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances, digest=digest
-    )
+    return _examine(checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances)
 
 
 def _expected(
@@ -277,18 +307,15 @@ def _examine(
     *,
     strict: bool,
     glances: bool = False,
-    digest: bool = False,
 ) -> CheckReport:
-    whole, hashing = None, _hashing(checkpoint, limits) if digest else None
+    whole = None
     if depth != "structure":
         from ckptool.checking import integrity, value_survey
         from ckptool.sources.source import Meter
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         meter = Meter(progress, checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0))
-        # First: what was left unread of an index is read by then.
-        whole = integrity.verify(checkpoint, limits, meter, None if hashing is None else hashing.watch)
-    content, of_weights, no_digest = (None, None, None) if hashing is None else hashing.finish()
+        whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
     found, is_refused = _structure(checkpoint, devices, strict=strict)
     asked = list(torch_load.asked(checkpoint))
     members = tuple(safety.inside(checkpoint))
@@ -337,19 +364,10 @@ def _examine(
         acts=seen.acts,
         unseen=(*seen.unseen, *unread),
         member=checkpoint.member,
-        sha256=content,
-        digest=of_weights,
-        digest_error=no_digest,
         loading=would_run.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),
     )
-
-
-def _hashing(checkpoint: Checkpoint, limits: Limits) -> Hashing:
-    from ckptool.checking.digests import Hashing  # seldom asked for
-
-    return Hashing(checkpoint, limits)
 
 
 def neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
@@ -401,7 +419,6 @@ def refused(
     limits: Limits,
     *,
     is_salvaged: bool = True,
-    digest: bool = False,
 ) -> CheckReport:
     """
     Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
@@ -425,22 +442,9 @@ def refused(
         *deeds,
         *(beside.findings() if beside else ()),
     )
-    content = None
-    if digest:
-        from ckptool.checking.digests import sha256_of  # seldom asked for
-
-        content = sha256_of(origin, limits.cancellation)
     asked, member = _with_others([], seen), member_in(origin)
     return CheckReport(
-        path,
-        depth,
-        found,
-        globals=asked,
-        acts=seen.acts,
-        unseen=seen.unseen,
-        member=member,
-        sha256=content,
-        error=error,
+        path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error
     )
 
 
@@ -455,3 +459,23 @@ def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:
         return report
     kept = (one for one in report.findings if question_of(one.code) in questions or one.code == "CK115")
     return report._replace(findings=tuple(kept), only=tuple(questions))
+
+
+def fails(report: CheckReport, conditions: Iterable[str]) -> bool:
+    """
+    Say whether a report meets one of the conditions: a code; a severity, or a worse one; a grade, or a worse one.
+
+    A file that cannot be opened fails under all of them, for nothing is known of it.
+    """
+    if report.error is not None:
+        return True
+    return any(_is_met(one, report) for one in conditions)
+
+
+def _is_met(condition: str, report: CheckReport) -> bool:
+    findings = report.findings
+    if condition in _GRADES:  # what was not looked at may be of any; what only makes data fails nothing
+        return bool(report.unseen) or (report.grade != "data" and condition in _GRADES[: _RANK[report.grade]])
+    if condition in _RANKED:
+        return any(one.severity in _RANKED[_RANKED.index(condition) :] for one in findings)
+    return any(one.code == condition for one in findings)

@@ -19,9 +19,11 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking.finding import Finding, Severity, note
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import not_there, refuse_archive
 from ckptool.errors import (
     Failure,
     FileUnavailable,
@@ -30,10 +32,13 @@ from ckptool.errors import (
     SourceChanged,
     UnreadableFile,
     UnsupportedFeature,
+    about,
 )
+from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
-from ckptool.sources.files import file_under
+from ckptool.names.renaming import matches
+from ckptool.sources.files import Origin, file_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -303,6 +308,39 @@ class ValueRow(NamedTuple):
     why: str | None = None
     is_lost: bool = False
     """Whether there are values, and some cannot be read: the file is damaged, or a part of it is missing."""
+
+
+def stat(
+    origin: Origin,
+    *,
+    include: Sequence[str] = (),
+    depth: int | None = None,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[ValueRow]:
+    """
+    Return what the values of each tensor are like, as ``ckptool stat`` does. Nothing runs; needs numpy, and no torch.
+
+    ``include`` takes the names that match a glob, or one of several. With ``depth``, a row is about all tensors whose
+    names share so many first components. A row whose values cannot be read says why.
+
+    Raises:
+        AmbiguousWeights: It is an archive of several checkpoints; the hint lists them.
+        MissingPackage: numpy is not installed.
+        WeightsNotFound: ``include`` is about no name.
+        CkptoolError: The file cannot be read.
+    """
+    check_arguments(stat, locals())
+    with open_checkpoint(origin, limits=limits) as checkpoint, about(checkpoint.path):
+        tensors = checkpoint.tensors
+        if not tensors:
+            refuse_archive(checkpoint)
+        globs = [include] if isinstance(include, str) else include
+        for glob in globs:
+            if not any(matches(glob, name) for name in tensors):
+                raise not_there(f"include {glob!r} matches", glob, list(tensors))
+        chosen = [one for name, one in tensors.items() if not globs or any(matches(glob, name) for glob in globs)]
+        return list(statistics_of(checkpoint, chosen, depth=depth, progress=progress, limits=limits))
 
 
 def statistics_of(

@@ -13,7 +13,7 @@ from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights, is_explained, is_generator, role_of
 from ckptool.closing import Closing
 from ckptool.errors import DamagedFile, UnsupportedFeature
-from ckptool.messages import FORMS, counted, show_nbytes
+from ckptool.messages import show_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.plain_values import plain_value
@@ -66,6 +66,7 @@ class StateDict(Mapping[str, LazyTensor]):
         class_name: str | None,
         node: Inert = None,
         own_keys: frozenset[str] | None = None,
+        parts: tuple[StateDict, ...] = (),
     ) -> None:
         self.key = key
         """Its full dotted path; empty for the root."""
@@ -76,6 +77,8 @@ class StateDict(Mapping[str, LazyTensor]):
         """The mapping or model in the pickled tree; None where the format has no tree."""
         self.own_keys = own_keys
         """The keys of the mapping that are its, where others stand among them; None if all are."""
+        self.parts = parts
+        """The state dicts under its key that it joins, where none stands under the key itself."""
         self._tensors = ByName(tensors)
 
     @property
@@ -105,6 +108,9 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def __dir__(self) -> Iterable[str]:
+        return ("key", "role", "class_name", "numel", "keys", "values", "items", "get")
 
     def __repr__(self) -> str:
         return f"<StateDict {self.key!r} {self.role} of {len(self)} tensors>"
@@ -237,7 +243,7 @@ class Checkpoint(Parsed, Closing):
             return {}
         taken = {identity(tensor.info) for tensor in chosen.values() if tensor.info.numel}
         inside = chosen.head if chosen.own_keys is None else "\0"  # goes with it, tensor or not
-        above = {key for one in self.state_dicts for key in _above(one.key)}
+        above = {key for one in self.state_dicts for key in paths_above(one.key)}
         named: set[str] = set()
         found: dict[str, int] = {}
         for one in self.state_dicts:
@@ -312,6 +318,7 @@ class Checkpoint(Parsed, Closing):
 
     def close(self) -> None:
         """Close the file. Tensors that were not read yet cannot be read any more."""
+        self.__dict__["_is_open"] = False
         self.source.close()
 
     def __dir__(self) -> Iterable[str]:
@@ -320,12 +327,17 @@ class Checkpoint(Parsed, Closing):
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
+    def __str__(self) -> str:
+        """Return what ``ckptool inspect`` prints; once it is closed, a line."""
+        from ckptool import _report  # the package knows who can say what is in a checkpoint: nothing here prints
+
+        return str(_report(self)) if self._is_open else repr(self)
+
     def _repr_html_(self) -> str:
-        numel = sum(info.numel for info in distinct([one.info for one in self.tensors.values()]))
-        facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
-        return _html(
-            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'element')}", self.tensors
-        )
+        from ckptool import _report
+
+        found: str = _report(self)._repr_html_() if self._is_open else _html(repr(self), self.tensors)
+        return found
 
 
 def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None:
@@ -359,7 +371,7 @@ def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
     return None if chosen is None else found[chosen]
 
 
-def _above(key: str) -> Iterator[str]:
+def paths_above(key: str) -> Iterator[str]:
     """Yield the paths that a path lies under, the root last."""
     while key:
         key = key.rpartition(".")[0]

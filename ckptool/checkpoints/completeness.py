@@ -242,6 +242,9 @@ def _sizes(said: Inert) -> dict[str, int]:
 
 def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
     walk, head = walk_of(checkpoint, state_dict), state_dict.head
+    for part in state_dict.parts:
+        inner = part.head[len(head) :]
+        yield from (Gap(inner + gap.name, gap.why, inner + gap.entry) for gap in _gaps(checkpoint, part))
     if walk is None:
         return
     outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]

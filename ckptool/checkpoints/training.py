@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.key_names import parameter_numbers
 from ckptool.errors import Failure
 from ckptool.pickles import nodes
@@ -96,6 +96,7 @@ _SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval"}
 _UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
+@once
 def training_states(checkpoint: Checkpoint) -> list[TrainingState]:
     """Return what a checkpoint keeps of a training, in the order of the file. Reads the numbers that are tensors."""
     found = [_described(checkpoint, path, node, pairs, role) for path, node, pairs, role in states(checkpoint)]

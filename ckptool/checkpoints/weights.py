@@ -8,11 +8,12 @@ the entries that are not tensors (packed parameters, extra state) and the metada
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version_known, version_of
@@ -28,6 +29,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
+T = TypeVar("T")
 WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
@@ -40,6 +42,8 @@ _STATES: Final[dict[Role, str]] = {
 }
 ROOT: Final = "(root)"
 """What the outermost state dict is called, which no key names."""
+ALL: Final = "(all)"
+"""What all that is in a file is called, with names from the top."""
 _LISTED: Final = 12
 EMPTY: Final = "and nothing else"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -116,13 +120,13 @@ class Weights(NamedTuple):
         head = f"{prefix.rstrip('.')}." if prefix else ""
         for glob in include:
             if not any(renaming.matches(glob, name) for name in self.old_names):
-                raise self._not_there(f"include {glob!r} matches", glob.rstrip("*."))
+                raise not_there(f"include {glob!r} matches", glob, self.names)
         matching = [
             name for name in self.old_names if not include or any(renaming.matches(glob, name) for glob in include)
         ]
         new = {name: name[len(head) :] for name in matching if name.startswith(head)}
         if not new:
-            raise self._not_there(f"prefix {prefix!r} is that of", prefix)
+            raise not_there(f"prefix {prefix!r} is that of", prefix, self.names)
         modules = {path: facts for path, facts in self.modules.items() if f"{path}.".startswith(head)}
         return self._replace(
             tensors={new[name]: tensor for name, tensor in self.tensors.items() if name in new},
@@ -131,10 +135,6 @@ class Weights(NamedTuple):
             old_names={new[name]: old for name, old in self.old_names.items() if name in new},
             dropped=(*self.dropped, *(old for name, old in self.old_names.items() if name not in new)),
         )
-
-    def _not_there(self, what: str, text: str) -> WeightsNotFound:
-        near = some([for_shell(name) for name in by_likeness(text, self.names)], _LISTED)
-        return WeightsNotFound(f"{what} none of {counted(len(self.names), 'name')}", hint=f"It has {near}.")
 
     @property
     def names(self) -> list[str]:
@@ -147,9 +147,26 @@ class Weights(NamedTuple):
         return tuple((old, new) for new, old in self.old_names.items() if old != new)
 
 
-def under(checkpoint: Checkpoint, key: str) -> list[StateDict]:
-    """Return the state dict under a key, as far as there is one; the outermost has none, and is called so."""
-    return [one for one in checkpoint.state_dicts if (one.key or ROOT) == (key or ROOT)]
+def not_there(what: str, text: str, names: Sequence[str]) -> WeightsNotFound:
+    """Return the error for a glob or a prefix that is about none of the names; the hint lists the nearest."""
+    near = some([for_shell(name) for name in by_likeness(text.rstrip("*."), names)], _LISTED)
+    return WeightsNotFound(f"{what} none of {counted(len(names), 'name')}", hint=f"It has {near}.")
+
+
+def under(checkpoint: Checkpoint, key: str) -> StateDict | None:
+    """
+    Return the state dict under a key, or those below it as one; no key means everything, with names from the top.
+
+    The outermost of several alone is called so, and so is everything, where an empty text would be a mistake.
+    """
+    key = "" if key == ALL else key
+    found = next((one for one in checkpoint.state_dicts if (one.key or ROOT) == (key or ROOT)), None)
+    if found is not None and (key or len(checkpoint.state_dicts) == 1):
+        return found
+    head = f"{key}." if key else ""
+    own = {name[len(head) :]: one for name, one in checkpoint.tensors.items() if name.startswith(head)}
+    parts = tuple(one for one in checkpoint.state_dicts if one.head.startswith(head))
+    return StateDict(key, "model", own, None, parts=parts) if own and (parts or not key) else None
 
 
 def choose(
@@ -165,28 +182,45 @@ def choose(
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
     ``module`` means what the engine of DeepSpeed has under that name. Where nothing was said and several could be
-    meant, or none, it is the only one that ``fits``. With ``any_role``, it may also be the state of an optimizer, or
-    the only state dict. ``option`` is what a caller gives ``key`` as.
+    meant, or none, it is the only one that ``fits``; else those of several models as one, if only that ``fits``. With
+    ``any_role``, it may also be the state of an optimizer, or the only state dict. ``option`` is what a caller gives
+    ``key`` as.
 
     Raises:
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
         KeyMismatch: There are candidates, but none that ``fits``.
     """
+    there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+    there = [one for one in there if not is_of_training(one.key, one, one.class_name)]
+    is_open = fits is not None and key is None and which == "auto" and checkpoint.unmerged is None
     try:
-        return _meant(checkpoint, key, which, option, any_role=any_role)
+        found = _meant(checkpoint, key, which, option, any_role=any_role)
     except WeightsNotFound as error:
-        if fits is None or key is not None or which != "auto" or checkpoint.unmerged is not None:
+        if fits is None or not is_open:
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
-        there = [one for one in there if not is_of_training(one.key, one, one.class_name)]
         fitting = next(filter(None, ([one for one in there if one.role in some and fits(one)] for some in roles)), [])
-        if len(fitting) == 1:
-            return fitting[0]
-        if not fitting:
+        if len(fitting) > 1:
+            raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
+        whole = None if fitting else _whole_that_fits(there, fits)
+        if whole is None and not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
+        return whole or fitting[0]
+    whole = _whole_that_fits(there, fits, found) if fits is not None and is_open else None
+    return whole or found
+
+
+def _whole_that_fits(
+    there: Sequence[StateDict], fits: Callable[[StateDict], bool], chosen: StateDict | None = None
+) -> StateDict | None:
+    """Return the state dicts of models as one, with full names, where that ``fits``, and what was chosen does not."""
+    parts = tuple(one for one in there if one.role == "model")
+    if len(parts) < 2 or (chosen is not None and fits(chosen)):
+        return None
+    own = {one.head + name: tensor for one in parts for name, tensor in one.items()}
+    whole = StateDict("", "model", own, None, parts=parts)
+    return whole if fits(whole) else None
 
 
 def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option: str, *, any_role: bool) -> StateDict:
@@ -220,7 +254,9 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
         fact = f"several state dicts could be the {_KINDS[which]}"
         if beside := checkpoint.unexplained_beside(meant[0]) if len(meant) == 1 else None:
             fact = f"{meant[0].key!r} may not be all of the {_KINDS[which]}; also there: {_listed(beside)}"
-        raise with_candidates(AmbiguousWeights(fact), meant, option)
+        error = with_candidates(AmbiguousWeights(fact), meant, option)
+        error.hint = f"{error.hint}; or all of them, with names from the top: `{option}={ALL!r}`"
+        raise error
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
     from ckptool.checkpoints.embedded import find_embedded
 
@@ -254,8 +290,8 @@ def left_beside(checkpoint: Checkpoint, key: str | None, chosen: StateDict) -> s
 def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> StateDict:
     """Return the state dict under a key; the hint of the error lists the nearest first."""
     named = under(checkpoint, key)
-    if len(named) == 1:
-        return named[0]
+    if named is not None:
+        return named
     if option == "weights":
         raise with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
     raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
@@ -383,6 +419,8 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
 
 def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
     """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
+    if state_dict.parts:
+        return _joined_entries(checkpoint, state_dict)
     if state_dict.class_name is not None:
         walk = walk_of(checkpoint, state_dict)
         listed = [entry for entry in (walk.entries if walk else ()) if entry.kind is None or entry.name in state_dict]
@@ -398,7 +436,26 @@ def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str,
     return [(key[len(head) :], node) for key, node in found if key in own and key.startswith(head)]
 
 
+def _joined_entries(checkpoint: Checkpoint, whole: StateDict) -> list[tuple[str, Inert]]:
+    """Return the entries of the models that one state dict joins, but for those that hold another one."""
+    start = len(whole.head)
+    keys = {one.key for one in checkpoint.state_dicts}
+    models = [one for one in whole.parts if one.role in ("model", "ema")]
+    full = {one.head + name: node for one in models for name, node in entries_of(checkpoint, one)}
+    others = {path[start:]: node for path, node in full.items() if path[start:] not in whole and path not in keys}
+    alone = [name for name in whole if not others or others.keys().isdisjoint(paths_above(name))]
+    return [*((name, None) for name in alone), *others.items()]
+
+
+def _of_parts(whole: StateDict, of: Callable[[StateDict], Mapping[str, T]]) -> dict[str, T]:
+    """Return what is known of modules, by path, of each state dict that one joins."""
+    start = len(whole.head)
+    return {f"{one.head}{path}"[start:].rstrip("."): facts for one in whole.parts for path, facts in of(one).items()}
+
+
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
+    if state_dict.parts:
+        return _of_parts(state_dict, partial(_modules, checkpoint))
     if state_dict.class_name is not None:
         walk = walk_of(checkpoint, state_dict)
         if walk is None:
@@ -411,6 +468,8 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleF
 
 def _assumed(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, str]:
     """Return the modules of a whole model whose version nothing says, by path, and their classes."""
+    if state_dict.parts:
+        return _of_parts(state_dict, partial(_assumed, checkpoint))
     walk = walk_of(checkpoint, state_dict)
     if walk is None:
         return {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptool.cli.outputs import error_object, print_json
+from ckptool.cli.outputs import print_json, with_hints
 from ckptool.cli.text import say_sections
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import MissingPackage
@@ -39,7 +39,7 @@ def devices(*, as_json: bool) -> None:
     except MissingPackage as error:
         if not as_json:
             raise
-        print_json({"schema": SCHEMA, "error": error_object(error)})
+        print_json(with_hints({"schema": SCHEMA, "error": error.as_dict()}))
         sys.exit(2)
     if as_json:
         print_json(_object(report))

@@ -10,19 +10,17 @@ from typing import Any, Final
 import click
 
 from ckptool.cli.options import pager_option, refuse_idle
-from ckptool.cli.outputs import Failed, Json, Output, Result, Text, plain
+from ckptool.cli.outputs import Failed, Json, Output, Result, Text
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files
-from ckptool.diffing.report import DiffReport, sections_of
+from ckptool.diffing.report import SCHEMA, DiffReport, sections_of
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
 from ckptool.sections import Section
 from ckptool.sources.naming import shown_path
-
-SCHEMA = "ckptool.diff/2"
 
 
 @click.command(cls=Command)
@@ -109,7 +107,4 @@ class _Compared(Result):
         return in_options([self._report.verdict] if self._quiet else sections_of(self._report))
 
     def object(self) -> dict[str, object]:
-        report = self._report
-        fields = plain(report)
-        del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth to compare again
-        return {"schema": SCHEMA, "same": report.same, **fields, "counts": report.counts}
+        return self._report.as_dict()

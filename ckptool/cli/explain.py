@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptool.cli.outputs import error_object, print_json
+from ckptool.cli.outputs import print_json, with_hints
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command, flag
@@ -54,7 +54,7 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
     except CkptoolError as error:
         if not as_json:
             raise
-        print_json({"schema": SCHEMA, "path": shown, "error": error_object(error)})
+        print_json(with_hints({"schema": SCHEMA, "path": shown, "error": error.as_dict()}))
         return 2
     if as_json:
         print_json({"schema": SCHEMA, "path": shown, "explanations": [one._asdict() for one in found]})

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from ckptool.checking.finding import Finding
-from ckptool.checking.structure import calls, examine
+from ckptool.checking.finding import SEVERITIES, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import Summary, summarise
-from ckptool.cli import inspect_report, tables
+from ckptool.checkpoints.summary import summarise
 from ckptool.cli.options import (
     brief_option,
     choices,
@@ -26,21 +24,19 @@ from ckptool.cli.options import (
     refuse_idle,
     rows,
 )
-from ckptool.cli.outputs import Column, Failed, Result, say_each
+from ckptool.cli.outputs import Column, Failed, Result, say_each, with_hints
 from ckptool.cli.tables import Selection, selection_of
-from ckptool.cli.targets import AnyPath, Target, far_options
-from ckptool.cli.text import ProgressLine, terminal_width
+from ckptool.cli.targets import AnyPath, far_options
+from ckptool.cli.text import ProgressLine, in_options, terminal_width
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in, open_checkpoint
+from ckptool.formats.listing import Target
+from ckptool.inspecting import columns
+from ckptool.inspecting.facts import SCHEMA, extra_lines, findings_of, head_sections
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table
 from ckptool.tensors.reading import LazyTensor
-
-if TYPE_CHECKING:
-    from ckptool.checkpoints.digest import Known
-
-SCHEMA = "ckptool.inspect/2"
 
 
 @click.command(cls=Command)
@@ -54,18 +50,18 @@ SCHEMA = "ckptool.inspect/2"
 @patterns
 @click.option(
     "--sort",
-    type=click.Choice([*tables.SORT_KEYS, *tables.OTHER_SORT_KEYS]),
+    type=click.Choice([*columns.SORT_KEYS, *columns.OTHER_SORT_KEYS]),
     metavar="COLUMN",
     default="file",
     show_default=True,
-    help=f"Order of the table: {', '.join(tables.SORT_KEYS)}.",
+    help=f"Order of the table: {', '.join(columns.SORT_KEYS)}.",
 )
 @click.option(
     "--columns",
     metavar="A,B,…",
     callback=lambda _, __, value: _columns(value),
-    shell_complete=choices(lambda: (*tables.COLUMNS, "all"), is_list=True),
-    help=f"Columns of the table: all, or some of: {', '.join(tables.COLUMNS)}.",
+    shell_complete=choices(lambda: (*columns.COLUMNS, "all"), is_list=True),
+    help=f"Columns of the table: all, or some of: {', '.join(columns.COLUMNS)}.",
 )
 @rows
 @flag("--all", "show_all", says="Also list the values that are not tensors, and tensors outside the state_dict.")
@@ -101,13 +97,13 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
 
 def _columns(asked: str | None) -> Sequence[str]:
     if asked is None:
-        return tables.DEFAULT_COLUMNS
-    names = [tables.column_named(name) for name in asked.split(",") if name.strip()]
+        return columns.DEFAULT_COLUMNS
+    names = [columns.column_named(name) for name in asked.split(",") if name.strip()]
     if names == ["all"]:
-        return tuple(tables.COLUMNS)
-    unknown = [name for name in names if name not in tables.COLUMNS]
+        return tuple(columns.COLUMNS)
+    unknown = [name for name in names if name not in columns.COLUMNS]
     if unknown or not names:
-        raise click.BadParameter(f"choose from {', '.join(tables.COLUMNS)}, or all", param_hint="--columns")
+        raise click.BadParameter(f"choose from {', '.join(columns.COLUMNS)}, or all", param_hint="--columns")
     return names
 
 
@@ -131,14 +127,15 @@ class _Inspected(Result):
     def __init__(self, path: str, checkpoint: Checkpoint, selection: Selection, options: dict[str, Any]) -> None:
         super().__init__(path)
         self._checkpoint = checkpoint
+        self._digest = None
+        if options["digest"]:
+            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
+
+            self._digest = digest_or_why(checkpoint)
         self._selection = selection
         self._options = options
         self.format = checkpoint.format
         self.nbytes = checkpoint.file_nbytes
-
-    @cached_property
-    def _summary(self) -> Summary:
-        return summarise(self._checkpoint)
 
     @cached_property
     def _tensors(self) -> Sequence[LazyTensor]:
@@ -146,7 +143,7 @@ class _Inspected(Result):
 
     @cached_property
     def findings(self) -> Sequence[Finding]:
-        return (*calls(self._checkpoint), *examine(self._checkpoint))
+        return findings_of(self._checkpoint)
 
     @property
     def note(self) -> str | None:
@@ -157,16 +154,16 @@ class _Inspected(Result):
         return self._selection.nothing(self._checkpoint.tensors, self._tensors)
 
     def cells(self) -> Sequence[str]:
-        found = self._summary
+        found = summarise(self._checkpoint)
         parameters = "-" if found.parameters is None else f"{found.parameters:,}"
         sizes = (f"{found.tensors:,}", parameters, f"{found.numel:,}", show_nbytes(self.nbytes))
         return [self._checkpoint.format, self._checkpoint.form, *sizes]
 
     def object(self) -> dict[str, object]:
-        from ckptool.cli.inspect_object import inspect_object  # few are asked for
+        from ckptool.inspecting.object import inspect_object  # few are asked for
 
-        found = inspect_object(self._checkpoint, self._summary, self.findings, self._tensors, self._digest)
-        return {"schema": SCHEMA, **found}
+        checkpoint = self._checkpoint
+        return with_hints(inspect_object(checkpoint, summarise(checkpoint), self.findings, self._tensors, self._digest))
 
     def table(self, *, is_raw: bool) -> Table:
         return self._table(self._tensors[: limit_of(self._options)], is_raw=is_raw)
@@ -182,7 +179,9 @@ class _Inspected(Result):
                 yield Lines(show(line.expandtabs(8)) for line in found.text.split("\n"))
             return
         is_whole = options["wide"] or terminal_width() is None
-        yield from inspect_report.head_sections(checkpoint, self._summary, self.findings, self._digest, whole=is_whole)
+        for one in head_sections(checkpoint, summarise(checkpoint), self.findings, self._digest, whole=is_whole):
+            # Hints are of findings: other facts have texts of the file.
+            yield from in_options([one]) if isinstance(one, Fact) and one.label in SEVERITIES else [one]
         if self.note is not None:
             yield Fact("listed", [self.note])
         if self._tensors and not options["quiet"]:
@@ -192,7 +191,7 @@ class _Inspected(Result):
             yield from ("", "Not part of the state_dict:")
             yield self._table(list(checkpoint.attributes.values()))
         if options["show_all"] and checkpoint.extras:
-            yield from ("", "Not tensors:", Lines(inspect_report.extra_lines(checkpoint)))
+            yield from ("", "Not tensors:", Lines(extra_lines(checkpoint)))
 
     def _listing(self) -> Iterator[Section]:
         options, limit = self._options, limit_of(self._options)
@@ -211,14 +210,6 @@ class _Inspected(Result):
             yield left_out(len(rest), f", of {counted(numel, 'element')}, {show_nbytes(nbytes)}")
 
     def _table(self, tensors: Sequence[LazyTensor], *, is_raw: bool = False) -> Table:
-        columns = self._options["columns"]
-        spare = _SPARE if columns == tables.DEFAULT_COLUMNS else ()
-        return tables.tensor_table(self._checkpoint, tensors, columns, is_raw=is_raw)._replace(spare=spare)
-
-    @cached_property
-    def _digest(self) -> Known | None:
-        if not self._options["digest"]:
-            return None
-        from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
-
-        return digest_or_why(self._checkpoint)
+        asked = self._options["columns"]
+        spare = _SPARE if asked == columns.DEFAULT_COLUMNS else ()
+        return columns.tensor_table(self._checkpoint, tensors, asked, is_raw=is_raw)._replace(spare=spare)

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_option, ray_option, refuse_idle
-from ckptool.cli.outputs import Failed, Result, output_for, plain
+from ckptool.cli.outputs import Failed, Result, output_for
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
 from ckptool.cli.verbs import GIVEN, ORDER, flag, takes
@@ -25,7 +25,7 @@ from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.migrate import migrate_by, unmatched
-from ckptool.migration.report import MigrationReport, sections_of
+from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sections import Section
@@ -46,7 +46,6 @@ _DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
 """Tags that are asked for most."""
 
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
-_SCHEMA: Final = "ckptool.migrate/2"
 _TRIES: Final = 2
 """Of one file of a folder, each by another process;"""
 _TRIES_ON_RAY: Final = 4
@@ -443,17 +442,14 @@ class _Migrated(Result):
         return [f"{report.target}: {report.after.format}, {show_nbytes(report.nbytes)}{left}"]
 
     def object(self) -> dict[str, object]:
-        fields = plain(self._report)
-        del fields["dropped_at_root"]  # they are among those that are dropped
-        head = {name: fields.pop(name) for name in ("source", "target", "form")}
-        return {"schema": _SCHEMA, **head, "source_format": self._report.before.format, **fields}
+        return self._report.as_dict()
 
 
 class _NotMigrated(Failed):
     """A source of which nothing was written. Refused is what would lose something."""
 
     def __init__(self, source: str, error: CkptoolError) -> None:
-        super().__init__(source, error, schema=_SCHEMA, source=source)
+        super().__init__(source, error, schema=SCHEMA, source=source)
         self.exit_code = 1 if isinstance(error, MigrationRefused | WeightsNotFound) else 2
 
     @property

@@ -11,16 +11,18 @@ from typing import Any, Final
 import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
+from ckptool.checkpoints.weights import refuse_archive
 from ckptool.cli.options import left_out, limit_of, many_files, patterns, refuse_idle, rows
-from ckptool.cli.outputs import Failed, Result, plain, say_each
+from ckptool.cli.outputs import Failed, Result, say_each
 from ckptool.cli.tables import selection_of
-from ckptool.cli.targets import AnyPath, Target, far_options
+from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
+from ckptool.formats.listing import Target
 from ckptool.messages import show
-from ckptool.sections import Fact, Section, Table
+from ckptool.sections import Fact, Section, Table, plain
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"
@@ -59,9 +61,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     @contextmanager
     def look(target: Target, line: ProgressLine) -> Iterator[Result]:
         with open_checkpoint(target.path) as checkpoint:
-            if checkpoint.form == "archive" and not checkpoint.tensors:
-                from ckptool.checkpoints.weights import refuse_archive  # few files need it
-
+            if not checkpoint.tensors:
                 with about(checkpoint.path):
                     refuse_archive(checkpoint)
             chosen = selection.of(checkpoint)

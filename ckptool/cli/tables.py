@@ -1,36 +1,28 @@
 """
-Tables of tensors: which columns there are, and how rows become text.
+Tables of tensors in the formats that people paste elsewhere, and which tensors of a file to list.
 
 Nothing from a file reaches a terminal raw: ``show`` escapes all that is not printable (control characters,
 bidirectional marks, zero-width and private characters, lone surrogates).
-
-Which tensors of a file to list, and in which order, as the options of several verbs say.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from ckptool import messages
 from ckptool.cli.text import say
-from ckptool.messages import show, show_nbytes, some
-from ckptool.sections import Row, Table, cut_middle
+from ckptool.inspecting.columns import LONGEST_CELL, OTHER_SORT_KEYS, SORT_KEYS
+from ckptool.sections import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.names.renaming import Filter
 
-
-_SHARED_SHOWN = 3
-_LONGEST = 256
-"""What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
 
 _TAKE_HTML = frozenset(
     {"github", "pipe", "mediawiki", "moinmoin", "textile", "jira", "youtrack", "unsafehtml", "orgtbl", "asciidoc"}
@@ -39,146 +31,6 @@ _TAKE_HTML = frozenset(
 
 RAW_FORMATS = ("csv", "tsv", "json")
 """Formats for programs, which take numbers as they are."""
-
-
-class Related(NamedTuple):
-    """What the tensors of a file have to do with each other, by name."""
-
-    shared: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """All names of tensors that share memory."""
-    parameters: Mapping[str, str] = MappingProxyType({})
-    """The parameter that an optimizer keeps a tensor for."""
-
-
-class Column(NamedTuple):
-    """One column: its header, whether its values are numbers, and how to get one from a tensor."""
-
-    header: str
-    is_number: bool
-    value: Callable[[str, TensorInfo, Related], str]
-    raw: Callable[[TensorInfo], object] | None = None
-    """The value for programs, where its text is for people."""
-
-
-def _of_info(
-    header: str, raw: Callable[[TensorInfo], object], shown: Callable[[Any], str] = str, *, is_number: bool = True
-) -> Column:
-    """Return a column of what the file says of a tensor by itself, with how it is shown to people."""
-    return Column(header, is_number, lambda _name, info, _related: shown(raw(info)), raw)
-
-
-def _dtype(_name: str, info: TensorInfo, _related: Related) -> str:
-    what = info.subclass or info.layout
-    return info.dtype.name if what == "strided" else f"{info.dtype.name} ({show(what[:_LONGEST])})"
-
-
-def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
-    others = [show(cut_middle(other, _LONGEST)) for other in related.shared.get(name, ()) if other != name]
-    return some(others, _SHARED_SHOWN)
-
-
-def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
-    from ckptool.tensors.pieces import cut_of  # a column that few ask for
-
-    found = cut_of(info)
-    return "-" if found is None else f"{found}: {some([show(cut_middle(file, _LONGEST)) for file in found.files])}"
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _yes_no(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
-
-
-COLUMNS: dict[str, Column] = {
-    "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
-    "shape": _of_info("shape", lambda info: list(info.shape), is_number=False),
-    "dtype": Column("dtype", False, _dtype),
-    "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "elements": _of_info("elements", lambda info: info.numel, "{:,}".format),
-    "size": _of_info("size", lambda info: info.total_nbytes, show_nbytes),
-    "bytes": _of_info("bytes", lambda info: info.total_nbytes),
-    "stride": _of_info("stride", lambda info: list(info.stride), is_number=False),
-    "storage": Column("storage", False, lambda _name, info, _related: show(info.storage.key) if info.storage else "-"),
-    "storage_offset": _of_info("storage offset", lambda info: info.storage_offset),
-    "file_offset": _of_info("file offset", lambda info: tensor_file_offset(info), _or_dash),
-    "requires_grad": _of_info("requires grad", lambda info: info.requires_grad, _yes_no, is_number=False),
-    "kind": _of_info("kind", lambda info: info.kind, lambda kind: kind or "-", is_number=False),
-    "of_parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
-    "shared_with": Column("shared with", False, _shared_with),
-    "pieces": Column("pieces", False, _pieces),
-}
-"""Each is called as its header, with ``_`` for a space."""
-_OTHER_NAMES = {"numel": "elements", "parameters": "elements", "nbytes": "bytes", "parameter": "of_parameter"}
-DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "elements", "size")
-
-_NUMBERS = re.compile("([0-9]{1,18})")
-SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
-    "file": lambda _tensor: 0,
-    "name": lambda tensor: [int(one) if at % 2 else one for at, one in enumerate(_NUMBERS.split(tensor.name))],
-    "size": lambda tensor: -tensor.info.total_nbytes,
-    "elements": lambda tensor: -tensor.info.numel,
-    "dtype": lambda tensor: tensor.info.dtype.name,
-    "device": lambda tensor: tensor.info.location,
-}
-OTHER_SORT_KEYS = {"numel": "elements", "parameters": "elements", "bytes": "size", "nbytes": "size"}
-"""Other names for them, as those of columns."""
-
-
-def column_named(text: str) -> str:
-    """Return the name of a column as it is called here; text that is none as it is."""
-    name = "_".join(text.lower().replace("-", " ").split())
-    return _OTHER_NAMES.get(name, name)
-
-
-def tensor_file_offset(info: TensorInfo) -> int | None:
-    """Return the offset of a tensor's first element in the file; None where its bytes are not there as they are."""
-    start = info.storage.file_offset if info.storage else None
-    return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
-
-
-def tensor_table(
-    checkpoint: Checkpoint, tensors: Iterable[LazyTensor], columns: Sequence[str], *, is_raw: bool = False
-) -> Table:
-    """
-    Return a row for each tensor, and one for each part of a tensor that is in parts.
-
-    If it is raw, for programs, headers are the names of columns, and numbers are numbers, in elements and bytes.
-    """
-    chosen = [COLUMNS[name] for name in columns]
-    related = _related(checkpoint, columns)
-    named = ((name, info, its) for tensor in tensors for name, info, its in _with_parts(tensor, related))
-    if is_raw:
-        rows: list[Any] = [
-            [one.raw(info) if one.raw else one.value(name, info, its) for one in chosen] for name, info, its in named
-        ]
-    else:
-        values = [one.value for one in chosen]
-        rows = [[value(name, info, its) for value in values] for name, info, its in named]
-    headers = columns if is_raw else [one.header for one in chosen]
-    return Table(headers, rows, [one.is_number for one in chosen])
-
-
-def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
-    shared: dict[str, Sequence[str]] = {}
-    parameters: dict[str, str] = {}
-    if "shared_with" in columns:
-        from ckptool.checkpoints.summary import sharing
-
-        shared = {name: group for group in sharing(checkpoint.tensors.values()) for name in group}
-    if "of_parameter" in columns:
-        from ckptool.checkpoints.training import parameter_names  # seldom asked for
-
-        parameters = parameter_names(checkpoint)
-    return Related(shared, parameters)
-
-
-def _with_parts(tensor: LazyTensor, related: Related) -> Iterator[tuple[str, TensorInfo, Related]]:
-    yield tensor.name, tensor.info, related
-    for part, info in tensor.info.parts:
-        yield f"{tensor.name}[{part}]", info, Related()
 
 
 def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str) -> str:
@@ -206,7 +58,7 @@ def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], 
 
     from tabulate import tabulate  # thirty milliseconds that only this path needs
 
-    rows = [[cut_middle(cell, _LONGEST) for cell in row] for row in rows]
+    rows = [[cut_middle(cell, LONGEST_CELL) for cell in row] for row in rows]
     if table_format in _TAKE_HTML:
         rows = [[escape(cell, quote=False) for cell in row] for row in rows]
     if table_format in ("github", "pipe", "jira"):

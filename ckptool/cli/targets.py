@@ -1,6 +1,4 @@
 """
-Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many.
-
 Paths and addresses on the command line: the shell completes paths, and whoever opens one says what is wrong with it.
 
 How a file far away is reached is said by options, which are read before any path.
@@ -8,153 +6,12 @@ How a file far away is reached is said by options, which are read before any pat
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
 from ckptool.cli.verbs import F, together
-from ckptool.errors import CkptoolError, NotACheckpoint
-from ckptool.messages import counted
-from ckptool.sources.naming import is_far, shown_path
-
-if TYPE_CHECKING:
-    from ckptool.sources.remote.address import Remote
-
-
-_PATTERN = frozenset("*?[")
-
-
-class Target(NamedTuple):
-    """One thing to open."""
-
-    path: str
-    is_meant: bool = True
-    """It was named, or its own name says that it is a checkpoint. That another file is none is not worth a word."""
-
-    @property
-    def shown(self) -> str:
-        """What to call it, without what is secret in an address."""
-        return shown_path(self.path)
-
-    def passes_over(self, error: CkptoolError) -> bool:
-        """Say whether an error only means that a file among many is something else."""
-        return not self.is_meant and means_other(type(error).__name__, error.kind)
-
-
-def means_other(error: str | None, kind: str) -> bool:
-    """Say whether an error of this class and kind means that a file with any name is no checkpoint."""
-    return error in ("NotACheckpoint", "UnknownFormat") or kind == "empty"
-
-
-def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] | None = None) -> list[Target]:
-    """
-    Return what the paths stand for, in their order. What a folder stands for comes but once.
-
-    What is not there and has ``*``, ``?`` or ``[`` in it is a pattern; ``**`` is folders at any depth. With
-    ``recursive``, a folder stands for every checkpoint in it and below; folders that are not looked into are
-    ``passed``.
-    """
-    found: list[Target] = []
-    for path in paths:
-        for one in _matches(path):
-            if recursive and os.path.isdir(one):
-                known = {target.path for target in found}
-                found += (target for target in _in_folder(one, passed) if target.path not in known)
-            else:
-                found.append(Target(one))
-    return found
-
-
-class Listing:
-    """What paths stand for and, of folders, every checkpoint in them and below, each once, found when asked for."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._far: Remote | None = None
-        """How addresses are reached that were found beside others."""
-        self._targets = self._each(one for path in paths for one in _matches(path))
-        self._beside: list[str] = []
-        self.passed: list[str] = []
-        """Folders that were not looked into."""
-        self._seen: set[int] = set()
-
-    def add(self, paths: Iterable[str]) -> None:
-        """List these, too: what was found beside a checkpoint when it was opened."""
-        self._beside += paths
-
-    def next(self) -> Target | None:
-        """Return the next; None if there is none now."""
-        while True:
-            target = next(self._targets, None)
-            if target is None and self._beside:
-                self._targets, self._beside = self._each(self._beside, are_asked=False), []
-                continue
-            place = hash(os.path.abspath(target.path)) if target is not None else 0
-            if place not in self._seen or target is None:
-                self._seen.add(place)
-                return target
-
-    def _each(self, paths: Iterable[str], *, are_asked: bool = True) -> Iterator[Target]:
-        for path in paths:
-            if is_far(path):
-                yield from self._at(path)
-                continue
-            if not os.path.isdir(path):
-                yield Target(path)
-                continue
-            yield from _in_folder(path, self.passed, opens=False, or_itself=are_asked)
-
-    def _at(self, address: str) -> Iterator[Target]:
-        from ckptool.formats.directories.walk import checkpoints_at
-        from ckptool.sources.remote.address import Remote
-
-        if isinstance(address, Remote):
-            self._far = address
-        try:
-            yield from map(Target, checkpoints_at(self._far.elsewhere(address) if self._far else Remote(address)))
-        except CkptoolError:  # opening it says why
-            yield Target(address)
-
-
-def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:
-    """
-    Say so if all that was found was passed over.
-
-    Raises:
-        NotACheckpoint: There are files, and none is a checkpoint.
-    """
-    if found and passed == len(found):
-        fact = f"no checkpoint among {counted(passed, 'file')}"
-        raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(map(shown_path, paths)))
-
-
-def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:
-    """Say whether paths stand for several things, be it that only one of them is there."""
-    return [one.path for one in found] != list(paths[:1])
-
-
-def _matches(path: str) -> list[str]:
-    """Return the paths that a pattern matches, sorted; a path that is none, or that nothing matches, as it is."""
-    if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
-        return [path]
-    from glob import glob  # shells do this, mostly
-
-    return sorted(glob(path, recursive=True)) or [path]
-
-
-def _in_folder(
-    folder: str, passed: list[str] | None, *, opens: bool = True, or_itself: bool = True
-) -> Iterator[Target]:
-    """Yield the checkpoints in a folder and below; the folder itself if there are none."""
-    from ckptool.formats.directories.walk import checkpoints_below
-
-    for path, is_meant in checkpoints_below(folder, opens=opens, passed=passed):
-        or_itself = False
-        yield Target(path, is_meant)
-    if or_itself:
-        yield Target(os.path.join(folder, ""))
-
 
 _ASKED: Final = "ckptool.remote"
 """Where a context keeps how files far away are reached."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, show, some
-from ckptool.sections import Fact, Section, Table, html_of, text_of
+from ckptool.sections import Fact, Section, Table, completed, html_of, plain, text_of
 from ckptool.torch_ops.differences import Likeness, Number
+
+SCHEMA: Final = "ckptool.diff/2"
 
 
 class ShapeChange(NamedTuple):
@@ -77,11 +79,20 @@ class DiffReport(NamedTuple):
     unwrapped: str | None = None
     """The verdict without what training wrappers added to names, where more of them are the same then."""
 
+    def __dir__(self) -> list[str]:
+        return completed(self)
+
     def __str__(self) -> str:
         return "\n".join(text_of(sections_of(self)))
 
     def _repr_html_(self) -> str:
         return html_of(f"{self.a.path}, {self.b.path}: {self.verdict}", facts_of(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON, as the command line prints it."""
+        fields = plain(self)
+        del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth to compare again
+        return {"schema": SCHEMA, "same": self.same, **fields, "counts": self.counts}
 
     @property
     def verdict(self) -> str:

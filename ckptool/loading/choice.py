@@ -19,7 +19,7 @@ from ckptool.errors import (
     WeightsNotFound,
 )
 from ckptool.loading.custom_loading import own_loader, rehearse
-from ckptool.loading.load import chosen_weights, torch_state_dict
+from ckptool.loading.load import Strip, chosen_weights, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.placement import META, placement
 from ckptool.loading.model_plan import FillPlan, name_changes, plan
@@ -39,44 +39,44 @@ def choose_targets(
     *,
     strict: bool = True,
     allow_missing: bool = False,
+    include: Sequence[str] = (),
+    prefix: str = "",
 ) -> tuple[StateDict, FillPlan] | None:
     """
     Return the chosen state dict and how it fits; of several, the only one that does.
+
+    ``include`` are globs of names of the model; of the file, only names below the ``prefix`` are taken, without it.
 
     None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan explains
     (entries for a module that is None, a number that was saved as a list of one).
 
     Raises:
         WeightsNotFound, WeightsMismatch, UnsupportedFeature: As ``plan``.
+        UnsupportedFeature: A part is asked for, and the model takes part in loading.
     """
-    if own_loader(model) is not None:
+    is_part = bool(include or prefix)
+    if (own := own_loader(model)) is not None:
+        if is_part:
+            hint = "Load the part with ckptool.load(), and give it to model.load_state_dict(part, strict=False)."
+            raise UnsupportedFeature(f"the model is filled by its own code, for {own}, as a whole", hint=hint)
         return None
-    try:
-        return _planned(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
-    except WeightsMismatch:
-        if _torch_takes(model, checkpoint, key, weights, strict=strict):
-            return None
-        raise
-
-
-def _planned(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    *,
-    strict: bool,
-    allow_missing: bool,
-) -> tuple[StateDict, FillPlan]:
 
     def fits(found: Mapping[str, LazyTensor]) -> bool:
-        with suppress(WeightsMismatch):
-            return bool(plan(model, found))
+        head = f"{prefix.rstrip('.')}." if prefix else ""
+        below = {name[len(head) :]: one for name, one in found.items() if name.startswith(head)} if prefix else found
+        with suppress(WeightsMismatch, WeightsNotFound):
+            return bool(below and plan(model, below, include=include))
         return False
 
-    chosen = _chosen(checkpoint, key, weights, fits, allow_missing=allow_missing)
-    filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others))
-    return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
+    try:
+        chosen = _chosen(checkpoint, key, weights, fits, "wrappers" if prefix else None, allow_missing=allow_missing)
+        chosen = chosen.part((), prefix)
+        filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
+        return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
+    except WeightsMismatch:
+        if not is_part and _torch_takes(model, checkpoint, key, weights, strict=strict):
+            return None
+        raise
 
 
 def _torch_takes(
@@ -148,12 +148,13 @@ def _chosen(
     key: str | None,
     weights: WeightsChoice,
     fits: Callable[[StateDict], bool],
+    strip: Strip = None,
     *,
     allow_missing: bool,
 ) -> Weights:
     """Return the weights that were chosen, or that alone fit; else those of a model without tensors, if it is one."""
     try:
-        return chosen_weights(checkpoint, key, weights, fits=fits, allow_missing=allow_missing)
+        return chosen_weights(checkpoint, key, weights, strip, fits, allow_missing=allow_missing)
     except (IncompleteWeights, WeightsMismatch, WeightsNotFound) as error:
         is_chosen = isinstance(error, IncompleteWeights) or weights != "auto"
         bare = None if is_chosen else _without_tensors(checkpoint, key)

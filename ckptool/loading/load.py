@@ -42,6 +42,7 @@ from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.loading.memory.threads import castable
+from ckptool.loading.shares import Shard, share_of
 from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.gc_pause import gc_paused
@@ -66,6 +67,7 @@ def load(
     strip: Strip = "wrappers",
     include: Sequence[str] = (),
     prefix: str = "",
+    shard: Shard | None = None,
     dtype: torch.dtype | str | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
@@ -80,21 +82,22 @@ def load(
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
     ``torch.load`` takes, and ``device`` another word for it; tags that were saved are never obeyed, and no accelerator
-    is started that it does not name. ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the
-    ``raw`` ones, or those that DeepSpeed computed with (``module``), which may be rounded. ``strip`` takes off what
-    wrappers put before every name; where only some names have it, they all keep it. Of these names, ``include`` takes
-    those that match a glob, or one of several, and ``prefix`` those below it, without it. The rest is not read.
+    is started that it does not name. ``key`` picks a state dict by its path, or all with names from the top if it is
+    empty; ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed computed with (``module``),
+    which may be rounded. ``strip`` takes off what wrappers put before every name; where only some have it, all keep it.
+    Of these names, ``include`` takes those that match a glob, or one of several, and ``prefix`` those below it, without
+    it. ``shard`` takes of those that match a glob one rank's part: ``(dimension, rank, ranks)``. The rest is not read.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
     maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to: ``torch.float16``, ``"float16"``, ``"fp16"``; quantised weights, whose scales would be rounded, are
-    refused then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales
-    are not among the weights. ``verify`` first compares the file with the checksums in it, in a separate pass.
-    ``allow_missing`` goes on where the file does not have all that the model's own ``state_dict()`` would hold, or only
-    code could make it. ``progress`` is called with the bytes that were read so far, and those to be read in all; what
-    is mapped is not read. A process that has loaded can fork. Safe to call from several threads.
+    are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded, are refused then,
+    unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales are not among
+    the weights. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes
+    on where the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
+    ``progress`` is called with the bytes that were read so far, and those to be read in all, which what is mapped is
+    not. A process that has loaded can fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -103,18 +106,15 @@ def load(
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
-            quantised, or lose values, which are finite and too large for ``dtype``.
-        WeightsNotFound: No state dict is the chosen weights, or ``include`` or ``prefix`` is about none of its names.
+            quantised, or lose values, which are finite and too large for ``dtype``; or ``shard`` cannot cut it evenly.
+        WeightsNotFound: No state dict is the chosen weights, or ``include``, ``prefix`` or ``shard`` is about no name.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
         TypeError: An argument is of another type than its annotation says.
-        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take; or
-            ``map_location`` and ``device`` differ.
+        ValueError: It has a value that it does not take, or ``map_location`` and ``device`` differ.
     """
     check_arguments(load, locals())
-    if device is not None and map_location not in ("cpu", device):
-        raise ValueError(f"map_location={map_location!r} and device={device!r} are two words for one thing: give one")
-    place = placement(map_location if device is None else device)
+    place = placement(map_location, device)
     cast_to = castable(dtype)
 
     def state_dict() -> OrderedDict[str, Any]:
@@ -122,6 +122,7 @@ def load(
             if verify:
                 checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing).part(include, prefix)
+            taken = share_of(chosen, shard)  # what is verified is whole
             if also := checkpoint.also_under(chosen.state_dict.key):
                 logger.info("%s: the same weights are under %s, too", checkpoint.path, show(some(also)))
             if verify:
@@ -130,7 +131,7 @@ def load(
             if not break_quantized:
                 _check_quantized(checkpoint, chosen, cast_to)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
-            state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
+            state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
             return state
 
@@ -140,11 +141,15 @@ def load(
 
 def predict_memory(
     source: Origin,
-    device: MapLocation = "cpu",
+    map_location: MapLocation = "cpu",
     dtype: torch.dtype | str | None = None,
     *,
+    device: str | torch.device | None = None,
     key: str | None = None,
     weights: WeightsChoice = "auto",
+    include: Sequence[str] = (),
+    prefix: str = "",
+    shard: Shard | None = None,
     mmap: Mmap = "auto",
     limits: Limits = DEFAULT_LIMITS,
 ) -> Cost:
@@ -156,10 +161,10 @@ def predict_memory(
         ValueError: As ``load``.
     """
     check_arguments(predict_memory, locals())
-    place = placement(device)
+    place = placement(map_location, device)
     dtype = castable(dtype)
     with opened(source, limits) as checkpoint:
-        chosen = chosen_weights(checkpoint, key, weights)
+        chosen = share_of(chosen_weights(checkpoint, key, weights, "wrappers").part(include, prefix), shard)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
 
 
@@ -219,10 +224,10 @@ def check_model(model: object) -> None:
 
 
 def check_placing(
-    model: torch.nn.Module, map_location: MapLocation, asked: object
+    model: torch.nn.Module, map_location: MapLocation, other: str | torch.device | None, asked: object
 ) -> tuple[Placement, torch.dtype | None]:
     """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
-    place, dtype = placement(map_location), castable(asked)
+    place, dtype = placement(map_location, other), castable(asked)
     device, found = place.everywhere, (place, dtype)
     tensors = (*model.parameters(), *model.buffers())
     if (dtype is None and device in (None, CPU)) or any(tensor.is_meta for tensor in tensors):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from ckptool.arguments import check_arguments
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.checkpoints.quantized_layouts import TYPES
@@ -59,6 +59,9 @@ def load_into(
     strict: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
     map_location: MapLocation = "cpu",
+    device: str | torch.device | None = None,
+    include: Sequence[str] = (),
+    prefix: str = "",
     dtype: torch.dtype | str | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
@@ -76,8 +79,10 @@ def load_into(
     wrapper, or by one prefix that all of the model's need, are matched, and reported. ``strict`` fails on names that
     either side lacks, but not on buffers that models compute themselves (``num_batches_tracked``, ``position_ids``),
     and on different values for names that the model ties, of which else the last name's counts. If several state dicts
-    could be the weights, the one that fits is taken. ``optimizer`` gets the state that the file has for it, on the
-    devices of its parameters.
+    could be the weights, the one that fits is taken; if none does, all of them together, where names from the top of
+    the file are those of the model. ``include`` fills only what has a name in the model that matches a glob, or one of
+    several, and ``prefix`` takes what is below it in the file, without it. ``optimizer`` gets the state that the file
+    has for it, on the devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -87,8 +92,7 @@ def load_into(
     Guarantee: all is checked before the first byte is copied, so a load that fails changes nothing. But some weights
     may be new if, while they are read, the file turns out to be damaged, a device fails, the call is cancelled or
     ``progress`` raises; or if a model that takes part fails without a copy, or after its copy did not (the error says
-    so). What a hook raises after loading is raised unchanged: then all weights are new. ``verify``, ``allow_missing``
-    and ``break_quantized`` are as for ``load``.
+    so). What a hook raises after loading is raised unchanged: then all weights are new. The rest is as for ``load``.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -104,21 +108,17 @@ def load_into(
     """
     check_model(model)
     check_arguments(load_into, locals())
-    started, place, dtype = time.perf_counter(), *check_placing(model, map_location, dtype)
+    started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-        targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
+        choice = partial(choose_targets, model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
+        targets = choice(include=include, prefix=prefix)
         if targets is not None:
-            found, filling = targets
-            refuse_broken_plan(checkpoint, filling, dtype, allowed=break_quantized)
-            if verify:
-                check_storages(filling.taken.values(), ())
-            apart = tied_apart(model, checkpoint, filling.taken, strict=strict)
-            _load_plainly(model, checkpoint, filling, assembly, mmap, progress)
-            report = report_of(model, checkpoint.path, found.key, filling, started, apart)
+            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized)
+            report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
             load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
@@ -228,14 +228,23 @@ def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
         raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
 
 
-def _load_plainly(
+def _load(
     model: torch.nn.Module,
     checkpoint: Checkpoint,
-    filling: FillPlan,
     assembly: Assembly,
+    started: float,
+    found: StateDict,
+    filling: FillPlan,
     mmap: Mmap,
     progress: Progress | None,
-) -> None:
+    *,
+    strict: bool,
+    verify: bool,
+) -> LoadReport:
+    """Fill a model as it was planned, and return the report."""
+    if verify:
+        check_storages(filling.taken.values(), ())
+    apart = tied_apart(model, checkpoint, filling.taken, strict=strict)
     fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
     checkpoint.announce(one.source for one in filling.targets)
     made = assembly.tensors(fresh, progress) if fresh else {}
@@ -245,6 +254,7 @@ def _load_plainly(
     checkpoint.check_unchanged()
     _fill(rest, mmap, progress)
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
+    return report_of(model, checkpoint.path, found, filling, started, apart)
 
 
 def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:

@@ -19,22 +19,28 @@ from ckptool.names.wrappers import COMPONENTS
 
 
 def load_model(
-    path: str | os.PathLike[str], *, trust: bool, map_location: MapLocation = "cpu", unwrap: bool = True
+    path: str | os.PathLike[str],
+    *,
+    trust: bool,
+    map_location: MapLocation = "cpu",
+    device: str | torch.device | None = None,
+    unwrap: bool = True,
 ) -> torch.nn.Module:
     """
     Unpickle a whole model, **running the code that the file names**. Its classes must be importable.
 
     Only for files of people whose code you would run: pass ``trust=True`` to say so. ``load`` gives the weights of the
-    same file without running anything. ``map_location`` is what ``torch.load`` takes. ``unwrap`` takes the model, and
-    those inside it, out of what training wraps them in (DataParallel, DistributedDataParallel, torch.compile, FSDP,
-    activation checkpointing), before anything is unpickled: it needs neither a GPU nor a process group.
+    same file without running anything. ``map_location`` is what ``torch.load`` takes, and ``device`` another word for
+    it. ``unwrap`` takes the model, and those inside it, out of what training wraps them in (DataParallel,
+    DistributedDataParallel, torch.compile, FSDP, activation checkpointing), before anything is unpickled: it needs
+    neither a GPU nor a process group.
 
     Raises:
         UnsafePickle: ``trust`` is not True.
         UnsupportedFeature: The file holds weights and no model, or its classes cannot be imported or unpickled.
         CkptoolError: The file cannot be read.
     """
-    check_arguments(load_model, {"path": path, "map_location": map_location, "unwrap": unwrap})
+    check_arguments(load_model, {"path": path, "map_location": map_location, "device": device, "unwrap": unwrap})
     name = os.fspath(path)
     if trust is not True:
         raise UnsafePickle(
@@ -42,7 +48,7 @@ def load_model(
             path=name,
             hint="Take its weights with ckptool.load, or pass trust=True if you know where the file is from.",
         )
-    place = placement(map_location)
+    place = placement(map_location, device)
     with open_checkpoint(path) as checkpoint:
         form, is_packed = checkpoint.form, checkpoint.member is not None
         is_script = checkpoint.traits.loader == "torch.jit.load"

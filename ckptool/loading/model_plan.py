@@ -13,11 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from ckptool.checkpoints.weights import not_there
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.loading.memory.placement import torch_dtype
 from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
+from ckptool.names.renaming import Filter, matches
 from ckptool.names.suggestions import guess_renames, nearest
 from ckptool.tensors.reading import LazyTensor
 
@@ -62,11 +64,13 @@ def plan(
     *,
     strict: bool = True,
     others: Collection[str] = (),
+    include: Sequence[str] = (),
 ) -> FillPlan:
     """
     Return where each tensor of the file goes; ``others`` are the names of its entries that are no tensors.
 
-    Without ``strict``, names may be left over on both sides, but not on all of one.
+    Without ``strict``, names may be left over on both sides, but not on all of one. Where ``include`` has globs, it is
+    about the names of the model that match one, and others in the file, too.
 
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
@@ -80,6 +84,7 @@ def plan(
     matched = best if _is_certain(best, tensors) else matching.by_name(expected, shapes)
     _refuse_others(others, expected, matched.changes)
     matched = matched._replace(unexpected=(*matched.unexpected, *others))
+    matched = _part(matched, include, list(expected)) if include else matched
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
     hint = partial(_hint, model, matched, best, expected, shapes)
@@ -96,13 +101,25 @@ def plan(
         matched.unexpected,
         tied,
         tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
-        _left_out(matched, found),
+        _left_out(matched, found) if matched.changes or include else (),
+    )
+
+
+def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> KeyMatch:
+    """Return what is said of names that match one of some globs."""
+    for glob in [include] if isinstance(include, str) else include:
+        if not any(matches(glob, name) for name in expected):
+            raise not_there(f"include {glob!r} matches", glob, expected)
+    takes = Filter((include,) if isinstance(include, str) else tuple(include)).takes
+    return matched._replace(
+        pairs={name: old for name, old in matched.pairs.items() if takes(name)},
+        missing=tuple(filter(takes, matched.missing)),
+        unexpected=tuple(filter(takes, matched.unexpected)),
+        reshaped=tuple(one for one in matched.reshaped if takes(one.name)),
     )
 
 
 def _left_out(matched: KeyMatch, found: Collection[str]) -> tuple[str, ...]:
-    if not matched.changes:
-        return ()
     known = {*matched.pairs.values(), *matched.unexpected, *(one.found_name for one in matched.reshaped)}
     return tuple(name for name in found if name not in known)
 

@@ -9,12 +9,13 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ckptool.checkpoints.checkpoint import StateDict
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading, own_loader
 from ckptool.loading.model_plan import FillPlan, entries_of, is_lazy
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
-from ckptool.sections import Fact, html_of
+from ckptool.sections import Fact, completed, html_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -64,6 +65,11 @@ class LoadReport(NamedTuple):
     """Other keys under which the file has the same weights."""
     tied_apart: tuple[tuple[str, str], ...] = ()
     """Names that the model ties, and for which the file has different values: the second's were taken."""
+    joined: tuple[str, ...] = ()
+    """Keys of the state dicts that together are the model, where no single one is; names are those from ``key`` on."""
+
+    def __dir__(self) -> list[str]:
+        return completed(self)
 
     def __str__(self) -> str:
         return "\n  ".join(filter(None, (self._head(), "; ".join(self._facts()))))
@@ -88,6 +94,7 @@ class LoadReport(NamedTuple):
     def _facts(self) -> Iterator[str]:
         """Yield what was done, and then what is not there, or not as in the file."""
         facts = (
+            _listed("state dicts together", self.joined),
             f"names changed by {' '.join(map(str, self.changes))}" if self.changes else "",
             _listed("cast", [f"{name} {old} -> {new}" for name, old, new in self.cast]),
             _listed("tied", [f"{name} = {kept}" for name, kept in self.tied]),
@@ -113,13 +120,13 @@ def _listed(what: str, names: Iterable[str]) -> str:
 def report_of(
     model: torch.nn.Module,
     path: str,
-    key: str,
+    found: StateDict,
     filling: FillPlan,
     started: float,
     tied_apart: tuple[tuple[str, str], ...] = (),
 ) -> LoadReport:
     """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
-    report = _report(model, path, key, {one.name for one in filling.targets} | set(filling.tied), started)
+    report = _report(model, path, found, {one.name for one in filling.targets} | set(filling.tied), started)
     return report._replace(
         nbytes=_nbytes(one.source for one in filling.targets),
         missing=filling.missing,
@@ -135,7 +142,7 @@ def report_of(
 def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
     """Return the same of a model that has loaded through code of its own."""
     loaded = entries_of(model).keys() - {*taken.missing, *taken.forgiven}
-    return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
+    return _report(model, path, chosen.state_dict, loaded, started)._replace(
         nbytes=_nbytes(chosen.tensors.values()),
         missing=taken.missing,
         unexpected=taken.unexpected,
@@ -150,7 +157,9 @@ def _nbytes(tensors: Iterable[LazyTensor]) -> int:
     return sum({identity(tensor.info): tensor.info.total_nbytes for tensor in tensors}.values())
 
 
-def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str], started: float) -> LoadReport:
+def _report(
+    model: torch.nn.Module, path: str, found: StateDict, loaded: AbstractSet[str], started: float
+) -> LoadReport:
     entries = entries_of(model)
     numel: dict[int, int] = {}
     reached: set[int] = set()
@@ -161,11 +170,12 @@ def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str
     named = (*model.named_parameters(), *model.named_buffers())
     return LoadReport(
         path=path,
-        key=key,
+        key=found.key,
         loaded=len(loaded),
         expected=len(entries),
         share=sum(numel[one] for one in reached) / max(1, sum(numel.values())),
         still_meta=tuple(name for name, tensor in named if tensor.is_meta),
         seconds=time.perf_counter() - started,
+        joined=tuple(one.key for one in found.parts),
         hooks=tuple(type(one).__name__ for one in model.modules() for _ in one._load_state_dict_post_hooks),
     )

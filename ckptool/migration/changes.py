@@ -130,6 +130,9 @@ class Changes(NamedTuple):
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
+    def __dir__(self) -> tuple[str, ...]:
+        return self._fields
+
     def in_full(self) -> Changes:
         """
         Return the same changes with lists of texts, rules for all that changes names, and torch's name of the type.

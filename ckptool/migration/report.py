@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.origin import lightning_attribute
@@ -23,10 +23,11 @@ from ckptool.migration.planned import OutFile, Plan, Planned
 from ckptool.names.wrappers import is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
-from ckptool.sections import Fact, Section, Sides, html_of, text_of
+from ckptool.sections import Fact, Section, Sides, completed, html_of, plain, text_of
 from ckptool.sources.naming import command_line, shown_path
 from ckptool.tensors.tensor import TensorInfo
 
+SCHEMA: Final = "ckptool.migrate/2"
 _BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
 """Weights that no optimizer has states for."""
 
@@ -99,11 +100,21 @@ class MigrationReport(NamedTuple):
     unused_nbytes: int = 0
     """Bytes of tensors that are left out, and stay in a file that is edited in place."""
 
+    def __dir__(self) -> list[str]:
+        return completed(self)
+
     def __str__(self) -> str:
         return "\n".join(text_of((show(self.target), *sections_of(self))))
 
     def _repr_html_(self) -> str:
         return html_of(f"{self.target}: {_result(self)}", sections_of(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON, as the command line prints it."""
+        fields = plain(self)
+        del fields["dropped_at_root"]  # they are among those that are dropped
+        head = {name: fields.pop(name) for name in ("source", "target", "form")}
+        return {"schema": SCHEMA, **head, "source_format": self.before.format, **fields}
 
 
 def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | None = None) -> MigrationReport:

@@ -211,6 +211,10 @@ def _like(like: str, taken: _Taken) -> Checkpoint:
         with about(checkpoint.path):
             checkpoint.check_index()
             chosen = choose(checkpoint, taken.key, taken.weights)
+            if chosen.parts:
+                hint = f"Say which one with `key=`: {some([repr(one.key) for one in chosen.parts])}"
+                fact = f"{taken.key!r} joins {counted(len(chosen.parts), 'state dict')}, and one is replaced at a time"
+                raise MigrationRefused(fact, kind="several-state-dicts", hint=hint)
             if all(chosen is not one for one in checkpoint.state_dicts):
                 raise MigrationRefused(
                     "the averaged weights stand among the others, under other names",

@@ -134,7 +134,10 @@ def _refuse_option(dst: str) -> None:
 
 
 def refuse_address(dst: str | None) -> None:
-    """Raise MigrationRefused for an address of what cannot be written to."""
+    """Raise MigrationRefused for an address of what cannot be written to, and for a stream."""
+    if dst == "-":
+        hint = "Name a file or a folder; one that is called so is './-'."
+        raise MigrationRefused("there is no output to a pipe", kind="stream-as-target", hint=hint)
     if dst is None or "://" not in dst:
         return
     from ckptool.sources.remote.address import STORES, as_remote

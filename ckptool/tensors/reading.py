@@ -95,27 +95,32 @@ class LazyTensor:
         found: Tensor = _torch(self)
         return found
 
-    def __getitem__(self, rows: slice) -> LazyTensor:
+    def __getitem__(self, rows: slice | tuple[slice, ...]) -> LazyTensor:
         """
-        Return a lazy tensor of some rows, as ``tensor[2:10]``: it reads their bytes alone where they lie together.
+        Return a lazy tensor of some rows, as ``tensor[2:10]``, or columns, as ``tensor[:, 2:10]``.
+
+        It reads their bytes alone where they lie together, as rows do, and else few more.
 
         Raises:
-            TypeError: It is no slice of the first dimension, or there is none.
-            ValueError: The step is below 1.
+            TypeError: It is no slice, or there are more than dimensions.
+            ValueError: A step is below 1.
             UnsupportedFeature: The file has no plain rows of it: a sparse or a quantised tensor.
         """
         info, storage = self.info, self.info.storage
-        given: object = rows
-        if not isinstance(given, slice) or not info.shape:
-            what = "has one element" if not info.shape else "takes a slice of its first dimension, as tensor[2:10]"
+        given: tuple[object, ...] = rows if isinstance(rows, tuple) else (rows,)
+        slices = [one for one in given if isinstance(one, slice)]
+        if not slices or len(slices) < len(given) or len(slices) > len(info.shape):
+            what = "takes a slice of each dimension, as tensor[2:10]" if info.shape else "has one element"
             raise TypeError(f"{self!r} {what}: torch() and numpy() give what can be indexed")
-        start, stop, step = rows.indices(info.shape[0])
-        if step < 1:
-            raise ValueError(f"the step of a slice is at least 1, not {step}")
+        taken = [range(size)[one] for one, size in zip(slices, info.shape, strict=False)]
+        if any(one.step < 1 for one in taken):
+            raise ValueError(f"the step of a slice is at least 1, not {min(one.step for one in taken)}")
         if storage is None or info.layout != "strided" or info.dtype.packed > 1:
             raise UnsupportedFeature(f"tensor {self.name!r} has no plain rows: {info.layout}", kind="no-plain-bytes")
-        shape, steps = (len(range(start, stop, step)), *info.shape[1:]), (info.stride[0] * step, *info.stride[1:])
-        begin = info.storage_offset + start * info.stride[0] if shape[0] else info.storage_offset
+        shape = (*map(len, taken), *info.shape[len(taken) :])
+        steps = (*(one.step * step for one, step in zip(taken, info.stride, strict=False)), *info.stride[len(taken) :])
+        first = sum(one.start * step for one, step in zip(taken, info.stride, strict=False))
+        begin = info.storage_offset + first if prod(shape) else info.storage_offset
         info = info._replace(shape=shape, stride=steps, storage_offset=begin, parts=())
         if info.is_contiguous:  # then its bytes are a storage of their own
             own = SliceSource(storage.source, storage.offset + begin * info.dtype.itemsize, info.nbytes)
@@ -123,8 +128,7 @@ class LazyTensor:
                 storage=storage._replace(source=own, offset=0, nbytes=info.nbytes, crc32=0, whole=None),
                 storage_offset=0,
             )
-        found = f"{rows.start if rows.start is not None else ''}:{rows.stop if rows.stop is not None else ''}"
-        return LazyTensor(f"{self.name}[{found}{f':{step}' if step > 1 else ''}]", info)
+        return LazyTensor(f"{self.name}[{', '.join(map(_spelled, slices))}]", info)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return what ``numpy`` does, for ``numpy.asarray``; it says so if numpy has no such type."""
@@ -188,6 +192,12 @@ class LazyTensor:
     def __repr__(self) -> str:
         info = self.info
         return f"<LazyTensor {self.name!r} {info.dtype} {list(info.shape)} {info.location}>"
+
+
+def _spelled(one: slice) -> str:
+    """Return a slice as it is written between brackets."""
+    start, stop, step = ("" if bound is None else str(bound) for bound in (one.start, one.stop, one.step))
+    return f"{start}:{stop}{f':{step}' if step not in ('', '1') else ''}"
 
 
 def in_memory(storage: StorageRef) -> StorageRef:

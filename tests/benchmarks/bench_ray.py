@@ -31,7 +31,7 @@ from ckptool.checking.row import NOTHING, Place, Rows, row
 from ckptool.cli.on_ray import OnRay
 from ckptool.cli.pool import MOST_ITEMS, Pool, Processes
 from ckptool.cli.scan import CONNECTIONS
-from ckptool.cli.targets import Listing
+from ckptool.formats.listing import Listing
 
 WORKERS = 2
 

@@ -19,8 +19,8 @@ from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from ckptool import check, migrate
-from ckptool.cli.targets import targets
 from ckptool.fleet import row
+from ckptool.formats.listing import targets
 from tests.program import invoke
 from tests.scale import exhaustive, times
 from tests.workers import do_first

@@ -63,7 +63,12 @@ def test_the_outermost_weights_have_a_name(model: str) -> None:
     words = ["migrate", model, "new.safetensors", "--key", "(root)", "--drop-unsupported"]
     assert invoke(words).exit_code == 0
     assert ckptool.load("new.safetensors").keys() == {"a.weight"}
-    assert ckptool.load(model, key="(root)").keys() == ckptool.load(model, key="").keys() == {"a.weight", "teacher"}
+    assert ckptool.load(model, key="(root)").keys() == {"a.weight", "teacher"}
+    assert "with names from the top: --key '(all)'" in refused.stderr
+    assert invoke(["migrate", model, "all.safetensors", "--key", "(all)"]).exit_code == 0
+    assert (
+        ckptool.load("all.safetensors").keys() == ckptool.load(model, key="").keys() == {"a.weight", "teacher.b.weight"}
+    )
     assert invoke(["diff", model, model, "--key-a", "(root)", "--key-b", "teacher"]).exit_code == 1
 
 

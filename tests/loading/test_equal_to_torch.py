@@ -318,7 +318,7 @@ def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path)
         load(several)
     assert not isinstance(caught.value, ckptool.MigrationRefused)
     assert caught.value.candidates == ("a", "b")
-    assert caught.value.hint == "Pick one with `key=`: 'a', 'b'"
+    assert caught.value.hint == "Pick one with `key=`: 'a', 'b'; or all of them, with names from the top: `key='(all)'`"
     with pytest.raises(ckptool.WeightsNotFound, match="there are no averaged weights") as missing:
         load(several, weights="ema")
     assert missing.value.candidates == ("a", "b")

@@ -409,7 +409,8 @@ def test_one_that_fits_is_taken_and_without_one_the_candidates_are_told(tmp_path
     assert fill(torch.nn.Linear(2, 3), path).key == "c"
     with pytest.raises(ckptool.KeyMismatch, match="no state dict fits the model: several") as caught:
         fill(torch.nn.Linear(3, 3), path)
-    assert caught.value.hint == "Pick one with `key=`: 'a', 'b', 'c'"
+    all_of_them = "; or all of them, with names from the top: `key='(all)'`"
+    assert caught.value.hint == f"Pick one with `key=`: 'a', 'b', 'c'{all_of_them}"
 
 
 @where.on_any

@@ -69,3 +69,46 @@ def test_what_is_left_out_may_be_damaged(path: Path) -> None:
     with pytest.raises(ckptool.DamagedFile):
         ckptool.load(path, verify=True)
     assert len(ckptool.load(path, verify=True, prefix="encoders")) == 2
+
+
+def test_a_part_of_a_model_is_filled_and_the_rest_left_as_it_was(path: Path) -> None:
+    whole = ckptool.load(path)
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "encoders": nn.Linear(9, 9)})
+    before = model["encoders"].weight.clone()
+
+    report = ckptool.load_into(model, path, include="encoder.*")  # the other layer has another shape
+
+    assert torch.equal(model["encoder"][0].weight, whole["encoder.0.weight"])  # type: ignore[index]
+    assert torch.equal(model["encoders"].weight, before)
+    assert (report.loaded, report.missing, report.unexpected) == (7, (), ())
+    assert report.left_out == ("module.encoders.weight", "module.encoders.bias")
+    assert "left out 2" in str(report)
+    with pytest.raises(WeightsNotFound, match="include 'nothing' matches none of 9 names"):
+        ckptool.load_into(model, path, include="nothing")
+    model["encoder"].append(nn.Linear(2, 2, bias=False))  # type: ignore[operator]
+    with pytest.raises(ckptool.KeyMismatch, match=r"1 of 10 names are missing: encoder\.2\.weight"):
+        ckptool.load_into(model, path, include=["encoder.*"])
+
+
+def test_a_module_is_filled_from_what_is_below_its_name(path: Path) -> None:
+    encoder = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+    report = ckptool.load_into(encoder, path, prefix="encoder")
+
+    assert_same(dict(encoder.state_dict()), dict(ckptool.load(path, prefix="encoder")))
+    assert report.share == 1
+    with pytest.raises(WeightsNotFound, match="prefix 'enc' is that of none of 9 names"):
+        ckptool.load_into(encoder, path, prefix="enc")
+
+
+def test_a_model_with_its_own_code_takes_no_part(path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.register_load_state_dict_post_hook(lambda *_: None)
+    with pytest.raises(ckptool.UnsupportedFeature, match="by its own code"):
+        ckptool.load_into(model, path, include="0.*")
+
+
+def test_the_cost_of_a_part_is_known(path: Path) -> None:
+    cost = ckptool.predict_memory(path, include="encoder.0.*", dtype="half", mmap=False)
+    assert cost.host_nbytes == 2 * (3 * 2 + 2)
+    assert ckptool.predict_memory(path, prefix="encoders", mmap=False).host_nbytes == 8

@@ -44,3 +44,39 @@ def test_two_devices_for_one_load_are_refused(path: Path) -> None:
         ckptool.load(path, "meta", device="cpu")
     assert ckptool.load(path, "meta", device="meta")["weight"].is_meta
     assert ckptool.load(path, device="meta")["weight"].is_meta
+
+
+@pytest.mark.parametrize("word", ["map_location", "device"])
+def test_each_function_takes_either_word(word: str, path: Path) -> None:
+    def on_meta() -> nn.Module:
+        return nn.Linear(3, 2, device="meta").eval()
+
+    torch.save(nn.Linear(3, 2), path.with_name("model.pth"))
+    calls: list[Any] = [
+        lambda **there: ckptool.load(path, **there)["weight"],
+        lambda **there: ckptool.load_into(on_meta(), path, **there),
+        lambda **there: ckptool.LiveModel(on_meta(), path, **there),
+        lambda **there: ckptool.load_model(path.with_name("model.pth"), trust=True, **there),
+        lambda **there: ckptool.predict_memory(path, **there),
+    ]
+    for call in calls:
+        call(**{word: "cpu"})
+        with pytest.raises(ckptool.DeviceUnavailable, match="'nowhere' is no device"):
+            call(**{word: "nowhere"})
+        with pytest.raises(ValueError, match="are two words for one thing"):
+            call(map_location="meta", device="cpu")
+
+
+@pytest.mark.parametrize("text", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_types_are_spelled_alike_everywhere(text: str, path: Path) -> None:
+    fresh = nn.Linear(3, 2, device="meta")
+    ckptool.load_into(fresh, path, dtype=text)
+    live = ckptool.LiveModel(nn.Linear(3, 2, device="meta").eval(), path, dtype=text)
+    found = ckptool.load(path, dtype=text)
+    ckptool.migrate(path, path.with_name("o.pth"), dtype=text)
+    ckptool.save(ckptool.load(path), path.with_name("s.pth"), dtype=text)
+    written = [ckptool.load(path.with_name(name)) for name in ("o.pth", "s.pth")]
+
+    assert {one["weight"].dtype for one in (found, *written)} == {torch.bfloat16}
+    assert {fresh.weight.dtype, live.model.weight.dtype} == {torch.bfloat16}
+    assert ckptool.predict_memory(path, dtype=text, mmap=False).host_nbytes == 2 * 8

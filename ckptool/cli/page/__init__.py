@@ -26,14 +26,12 @@ from ckptool.checking.check import CheckReport
 from ckptool.checking.value_survey import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.cli.check import check_object
-from ckptool.cli.inspect_report import extra_lines, head_facts
-from ckptool.cli.outputs import plain
-from ckptool.cli.tables import COLUMNS, Related
 from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
+from ckptool.inspecting.columns import COLUMNS, Related
+from ckptool.inspecting.facts import extra_lines, head_facts
 from ckptool.messages import LISTED, cut, show
-from ckptool.sections import Fact
+from ckptool.sections import Fact, plain
 from ckptool.sources.files import packaged
 from ckptool.sources.naming import local_name
 from ckptool.tensors.reading import LazyTensor
@@ -203,7 +201,7 @@ def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]
 
 def report_facts(report: CheckReport) -> dict[str, object]:
     """Return what a check says of a file, whether it can be opened or not: of its object, what a page shows."""
-    found = check_object(report)
+    found = report.as_dict()
     name = local_name(report.path).rstrip("/").rpartition("/")[2] or report.path
     said = {field: shown(found.get(field)) for field in ("path", "worst", "findings", "loading", "error")}
     return {**said, "name": shown(name), "verdict": shown(report.outcome)}

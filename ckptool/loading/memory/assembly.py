@@ -32,6 +32,7 @@ from ckptool.loading.memory.placement import (
 )
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.messages import not_cast, show
+from ckptool.sections import completed
 from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.pieces import PiecesSource, Place
@@ -58,6 +59,9 @@ class Cost(NamedTuple):
     """Memory of accelerators, when all is loaded."""
     passing_nbytes: int
     """What is needed on top while loading: uncast bytes, staging buffers."""
+
+    def __dir__(self) -> list[str]:
+        return completed(self)
 
     def __str__(self) -> str:
         return (

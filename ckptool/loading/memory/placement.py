@@ -40,15 +40,19 @@ class Placement(NamedTuple):
         return self.everywhere if self.everywhere is not None else self.by_tag.get(tag, CPU)
 
 
-def placement(map_location: MapLocation) -> Placement:
+def placement(map_location: MapLocation, device: str | torch.device | None = None) -> Placement:
     """
     Return what ``map_location`` says; it may be what ``torch.load`` takes: a device, a mapping of tags, a function.
 
-    None is the CPU. No device is started here but those that it names.
+    None is the CPU. ``device`` is another word for it. No device is started here but those that it names.
 
     Raises:
         DeviceUnavailable: It names no device, or one that this machine does not have.
+        ValueError: It and ``device`` differ.
     """
+    if device is not None and map_location not in ("cpu", device):
+        raise ValueError(f"map_location={map_location!r} and device={device!r} are two words for one thing: give one")
+    map_location = map_location if device is None else device
     if map_location is None:
         return Placement(CPU, {})
     if isinstance(map_location, str | torch.device):

@@ -63,6 +63,7 @@ from ckptool.loading.serving.commit import (
 from ckptool.loading.serving.watcher import Watcher, import_readers
 from ckptool.messages import show
 from ckptool.names.matching import Renames
+from ckptool.sections import completed
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
 from ckptool.sources.versions import version_under
@@ -79,6 +80,9 @@ class Reload(NamedTuple):
     report: LoadReport
     digest: str
     """That of the weights, the number that ``inspect`` prints for the file: equal weights have equal digests."""
+
+    def __dir__(self) -> list[str]:
+        return completed(self)
 
     def __str__(self) -> str:
         return f"{self.report}\n  {self.digest}"
@@ -99,6 +103,9 @@ class Serving(NamedTuple):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
         return self.model(*arguments, **keywords)
+
+    def __dir__(self) -> list[str]:
+        return completed(self)
 
     def __repr__(self) -> str:
         return f"<Serving {type(self.model).__name__} {self.digest}>"
@@ -134,6 +141,7 @@ class LiveModel(Closing):
         key: str | None = None,
         weights: WeightsChoice = "auto",
         map_location: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
         accept: Callable[[Mapping[str, torch.Tensor]], object] | None = None,
@@ -146,7 +154,7 @@ class LiveModel(Closing):
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
-        place, self._dtype = check_placing(model, map_location, dtype)
+        place, self._dtype = check_placing(model, map_location, device, dtype)
         self._device = place.everywhere or CPU  # no mapping is taken here
         self._mmap: Mmap = mmap
         self._accept = accept
@@ -281,7 +289,7 @@ class LiveModel(Closing):
             lambda: overwrite(model, filling.targets, staged),
             cancellation,
         )
-        return Reload(report_of(self.model, checkpoint.path, found.key, filling, started), digest)
+        return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, limits: Limits) -> Reload:
         """Let a copy of the model load in its own way, and serve that; in place, then the model itself."""

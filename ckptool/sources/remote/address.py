@@ -72,6 +72,9 @@ class Remote(str):
         made.connections, made.download = max(1, connections), download
         return made
 
+    def __dir__(self) -> list[str]:
+        return [*self.reached, "scheme"]
+
     def elsewhere(self, address: str) -> Remote:
         """Return another address, reached in the same way."""
         found = Remote(address)

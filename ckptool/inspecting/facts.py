@@ -1,4 +1,4 @@
-"""What ``inspect`` prints about one checkpoint for people."""
+"""What a checkpoint is, fact by fact, for people."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checking.advice import state_dict
 from ckptool.checking.finding import Finding, finding_facts
+from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.summary import Summary
-from ckptool.cli.text import in_options
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckptool.checkpoints.parsed import Beside
     from ckptool.checkpoints.training import TrainingState
 
+SCHEMA = "ckptool.inspect/2"
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _BESIDE_SHOWN = 16
 _WORD = 32
@@ -54,6 +55,11 @@ class Room(NamedTuple):
 SHORT, WHOLE = Room(), Room(*[sys.maxsize] * 3)
 
 
+def findings_of(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """Return what is notable about a checkpoint, as far as its index shows that."""
+    return (*calls(checkpoint), *examine(checkpoint))
+
+
 def head_sections(
     checkpoint: Checkpoint,
     summary: Summary,
@@ -72,7 +78,7 @@ def head_sections(
     to_load = list(_to_load(checkpoint))
     # How to get the weights is said at the end, once; with what takes off a prefix, there.
     others = [one._replace(hint=None, command=None) if one.code == "CK404" and to_load else one for one in findings]
-    yield from in_options(finding_facts(others))
+    yield from finding_facts(others)
     said = [one.command for one in others if one.command]
     yield Fact("to load", [show(line) for line in to_load if not any(f"Run: {one}".startswith(line) for one in said)])
 

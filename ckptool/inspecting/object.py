@@ -1,19 +1,18 @@
-"""The object that ``inspect --json`` prints for a file."""
+"""What is in a checkpoint as an object for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
-from ckptool.cli.inspect_report import adapter_in
-from ckptool.cli.outputs import finding_object
-from ckptool.cli.tables import tensor_file_offset
 from ckptool.formats.json_beside import quantization_of
+from ckptool.inspecting.columns import tensor_file_offset
+from ckptool.inspecting.facts import SCHEMA, adapter_in
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.pieces import Cut, cut_of
@@ -37,13 +36,14 @@ def inspect_object(
     findings: Sequence[Finding],
     tensors: Iterable[LazyTensor],
     digest: Known | None = None,
-) -> dict[str, object]:
-    """Return the object but for its schema; its tensors are made as they are asked for."""
+) -> dict[str, Any]:
+    """Return the object; its tensors are made as they are asked for."""
     asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
     parameters = parameter_names(checkpoint)
     return {
+        "schema": SCHEMA,
         "path": checkpoint.path,
         "member": checkpoint.member,
         "file_nbytes": checkpoint.file_nbytes,
@@ -88,7 +88,7 @@ def inspect_object(
             for path, node in checkpoint.extras
         ],
         "globals": [str(found) for found in checkpoint.globals],
-        "findings": [finding_object(finding) for finding in findings],
+        "findings": [finding._asdict() for finding in findings],
     }
 
 

@@ -1,0 +1,184 @@
+"""``report``: write a page of one checkpoint, or of two."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+from ckptool import __version__
+from ckptool.arguments import check_arguments
+from ckptool.checking.check import CheckReport, check
+from ckptool.checking.value_survey import ValueRow, facts_of, statistics_of, survey
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.cli.page import (
+    add_values,
+    compared_rows,
+    comparison_facts,
+    document,
+    file_facts,
+    packed,
+    parts_of,
+    report_facts,
+    tensor_rows,
+)
+from ckptool.diffing.diff import diff
+from ckptool.diffing.sides import side_of
+from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import show
+from ckptool.migration.output import Output
+from ckptool.migration.output.opening import mode_of
+from ckptool.sources.paths import is_same_file
+from ckptool.sources.source import SILENT, Progress
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+from ckptool.torch_ops.values import ValueFacts
+
+SCHEMA: Final = "ckptool.page/2"
+
+
+def report(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    other: str | os.PathLike[str] | None = None,
+    *,
+    values: bool | None = None,
+    key_a: str | None = None,
+    key_b: str | None = None,
+    ignore_wrappers: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CkptoolError | None:
+    """
+    Write a page of HTML that says what is in a checkpoint or, with ``other``, where the two differ. Nothing runs.
+
+    With ``values``, it also shows what the values are like, for which all are read; those of two files are compared
+    unless it is False. ``key_a``, ``key_b`` and ``ignore_wrappers`` are as for ``diff``. Whoever may not read the files
+    may not read the page. A file that is there and cannot be opened has a page that says why, and that error is
+    returned; else None.
+
+    Raises:
+        OutputExists: The page is there, and ``force`` does not say to overwrite it.
+        OutputFailed: It cannot be written.
+        CkptoolError: ``path`` is not there, or one of two files cannot be read.
+        ValueError: ``output`` is no name of a page, or is what is read; or what is about two files is given for one.
+    """
+    check_arguments(report, locals())
+    if other is None and (key_a or key_b or ignore_wrappers):
+        raise ValueError("key_a, key_b and ignore_wrappers are about two files: give other, too")
+    name, a, b = os.fspath(output), os.fspath(path), None if other is None else os.fspath(other)
+    error: CkptoolError | None = None
+    with Output(page_path(name, (a, b)), force=force, shown=name) as page:
+        # It is there before anything is read: a name that cannot be written to is said at once.
+        if b is None:
+            content, error = _of_one(a, page, progress, limits, with_values=bool(values))
+        else:
+            sides = {"key_a": key_a, "key_b": key_b, "ignore_wrappers": ignore_wrappers}
+            content = _of_two(a, b, page, progress, limits, values=values, **sides)
+        page.write(content)
+        page.publish()
+    return error
+
+
+def page_path(output: str, files: tuple[str, str | None]) -> str:
+    """Return the path of the page; raise ValueError for one under which something else was meant, or that is read."""
+    if "://" in output:
+        raise ValueError("an address, and pages are written to files here")
+    stem, suffix = os.path.splitext(output)
+    if suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"a page is a file of HTML: name it {show(stem)}.html")
+    if any(one is not None and is_same_file(output, one.partition("::")[0]) for one in files):
+        raise ValueError(f"{show(output)} is what is read: write to another file")
+    return output
+
+
+def _of_one(
+    path: str, page: Output, progress: Progress | None, limits: Limits, *, with_values: bool
+) -> tuple[bytes, CkptoolError | None]:
+    """Return a page of one file, and why that cannot be opened."""
+    found = check(path, limits=limits)
+    if found.error is not None:
+        if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
+            raise found.error
+        with suppress(OSError, ValueError):  # far away
+            page.narrow(os.stat(path.partition("::")[0]).st_mode)
+        return _page([report_facts(found)]), found.error
+    with open_checkpoint(path, limits=limits) as checkpoint:
+        parts = parts_of(checkpoint)
+        rows = tensor_rows(parts)
+        if with_values:
+            found_rows: list[ValueRow] = []
+            for head, one in parts.items():
+                tensors = [*one.tensors.values(), *one.attributes.values()]
+                own = list(_rows(one, tensors, progress, limits))
+                found_rows += own[: len(one.tensors)]
+                found = _with_values(found, one, zip(tensors, own, strict=True), f"{head[:-1]}: " if head else "")
+            add_values(rows, found_rows)
+        facts = file_facts(checkpoint, found)
+        page.narrow(mode_of(checkpoint.source))
+        checkpoint.check_unchanged()
+    return _page([facts], rows), None
+
+
+def _of_two(
+    a: str, b: str, page: Output, progress: Progress | None, limits: Limits, *, values: bool | None, **sides: Any
+) -> bytes:
+    """Return a page of two files, and of where they differ; without ``values``, these are compared, and no more."""
+    compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=limits, **sides)
+    with ExitStack() as stack:
+        checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
+        both = []
+        for one, label in zip(checkpoints, "ab", strict=True):
+            side = side_of(one, compared.scope, sides[f"key_{label}"], label, aligned=sides["ignore_wrappers"])
+            both.append(side.tensors | side.attributes)
+        rows = compared_rows(compared, *both)
+        found = [check(path, limits=limits) for path in (a, b)]
+        if values:
+            names = dict.fromkeys((*both[0], *both[1]))
+            for at, (one, tensors) in enumerate(zip(checkpoints, both, strict=True)):
+                own = dict(zip(tensors, _rows(one, list(tensors.values()), progress, limits), strict=True))
+                add_values(rows, map(own.get, names))
+                found[at] = _with_values(found[at], one, zip(tensors.values(), own.values(), strict=True))
+        facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
+        for one in checkpoints:
+            page.narrow(mode_of(one.source))
+            one.check_unchanged()
+    return _page(facts, rows, comparison_facts(compared))
+
+
+def _with_values(
+    found: CheckReport, checkpoint: Checkpoint, rows: Iterable[tuple[LazyTensor, ValueRow]], head: str = ""
+) -> CheckReport:
+    """Return what was found in a file, with what is odd about the values of a checkpoint in it, as `check` says it."""
+    by_place = {identity(tensor.info): row for tensor, row in rows}
+
+    def known(tensor: LazyTensor) -> ValueFacts | str:
+        row = by_place.get(identity(tensor.info))
+        return "they are not compared" if row is None else facts_of(row, tensor)
+
+    odd = (one._replace(message=f"{head}{one.message}") for one in survey(checkpoint, DEFAULT_LIMITS, SILENT, known))
+    return found._replace(depth="values", findings=(*found.findings, *odd))
+
+
+def _rows(
+    checkpoint: Checkpoint, tensors: Sequence[LazyTensor], progress: Progress | None, limits: Limits
+) -> Iterator[ValueRow]:
+    return statistics_of(checkpoint, tensors, depth=None, progress=progress, limits=limits)
+
+
+def _page(
+    files: list[dict[str, object]], rows: Sequence[dict[str, Any]] | None = None, compared: object = None
+) -> bytes:
+    title = " and ".join(str(file["name"]) for file in files)
+    content = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "files": files,
+        "compared": compared,
+        "tensors": None if rows is None else packed(rows),
+    }
+    return document(title, content)

@@ -1,0 +1,1 @@
+"""What is in a checkpoint, for people and for programs."""

@@ -1,0 +1,98 @@
+"""
+One rank's share of the weights: tensors cut along a dimension, of which the rest is not read.
+
+Rows lie together in the file, and are a slice of it. Columns are gathered when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from ckptool.checkpoints.weights import Weights, not_there
+from ckptool.errors import UnsupportedFeature
+from ckptool.names.renaming import matches
+from ckptool.tensors.pieces import boxes_of
+from ckptool.tensors.reading import LazyTensor, part_of
+from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
+
+Cut: TypeAlias = tuple[int, int, int]
+"""The dimension that a tensor is cut along, the number of the rank from 0 on, and how many ranks there are."""
+Shard: TypeAlias = Mapping[str, Cut]
+"""Cuts by the globs of the names that they are of."""
+
+
+def share_of(weights: Weights, shard: Shard | None) -> Weights:
+    """
+    Return weights with the parts of one rank in place of those that are cut.
+
+    Raises:
+        UnsupportedFeature: A tensor has no such parts: they would not be equal, or it has no plain elements.
+        ValueError: There is no such rank; or two globs match a name, and say different things of it.
+        WeightsNotFound: A glob matches no name.
+    """
+    cuts: dict[str, Cut] = {}
+    for glob, cut in (shard or {}).items():
+        _, rank, world = cut
+        if not 0 <= rank < world:
+            raise ValueError(f"shard[{glob!r}] is (dimension, rank, ranks), and has rank {rank} of {world}")
+        names = [name for name in weights.tensors if matches(glob, name)]
+        if not names:
+            raise not_there(f"shard {glob!r} matches", glob, list(weights.tensors))
+        for name in names:
+            if cuts.setdefault(name, cut) != cut:
+                raise ValueError(f"shard says {cut} of {name!r} for {glob!r}, and {cuts[name]} for another glob")
+    parts: dict[object, TensorInfo] = {}  # what is tied stays so
+    tensors = dict(weights.tensors)
+    for name, cut in cuts.items():
+        key = identity(tensors[name].info), cut
+        if key not in parts:
+            parts[key] = _part(tensors[name], *cut)
+        tensors[name] = LazyTensor(tensors[name].name, parts[key])
+    return weights._replace(tensors=tensors)
+
+
+def _part(tensor: LazyTensor, dim: int, rank: int, world: int) -> TensorInfo:
+    """Return the facts of one part of a tensor, as of one that is stored by itself."""
+    shape = list(tensor.shape)
+    if not -len(shape) <= dim < len(shape):
+        raise _uneven(tensor, f"has no dimension {dim}: its shape is {shape}")
+    rows, left = divmod(shape[dim], world)
+    if left:
+        fact = f"{shape[dim]:,} = {world:,} * {rows:,} + {left:,}"
+        raise _uneven(tensor, f"{shape} has no {world:,} equal parts along dimension {dim}: {fact}")
+    part = tensor[(*[slice(None)] * (dim % len(shape)), slice(rank * rows, (rank + 1) * rows))]
+    info = part.info
+    if info.is_contiguous or info.storage is None:
+        return info
+    storage = StorageRef(info.storage.key, info.location, info.nbytes, _Gathered(part), 0)
+    return info._replace(stride=row_major(info.shape), storage_offset=0, storage=storage, conj=False, neg=False)
+
+
+def _uneven(tensor: LazyTensor, fact: str) -> UnsupportedFeature:
+    return UnsupportedFeature(f"tensor {tensor.name!r} {fact}", kind="uneven-shard", hint="Cut it in another way.")
+
+
+class _Gathered:
+    """The elements of a view, one after the other: a source that reads them where they are."""
+
+    is_compressed = False
+
+    def __init__(self, view: LazyTensor) -> None:
+        self._view = view
+        self.nbytes = view.info.nbytes
+        self.cancellation = view.info.storage.source.cancellation if view.info.storage is not None else None
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes from ``offset``: whole elements, as all who read tensors want them."""
+        info, itemsize = self._view.info, self._view.info.dtype.itemsize
+        first = offset // itemsize
+        boxes = boxes_of(info.shape, first, first + -(-nbytes // itemsize))
+        return b"".join(LazyTensor(self._view.name, part_of(info, *box)).read() for box in boxes)
+
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - a source
+        """The file does not hold these bytes as they are."""
+        return None
+
+    def close(self) -> None:
+        """The checkpoint closes what it reads from."""
