@@ -8,6 +8,7 @@ from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
 
 if TYPE_CHECKING:
+    from ckptool.sources.checksums import Take
     from ckptool.sources.source import Meter
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
@@ -175,14 +176,16 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     return b"".join(chunks)
 
 
-def check_records(archive: Archive, limits: Limits, meter: "Meter") -> tuple[list[tuple[Record, str]], list[Record]]:
-    """Return the records that are damaged, with how, and those without a checksum."""
+def check_records(
+    archive: Archive, limits: Limits, meter: "Meter", watch: "Take | None" = None
+) -> tuple[list[tuple[Record, str]], list[Record]]:
+    """Return the records that are damaged, with how, and those without a checksum. See ``checksums_of_file``."""
     from ckptool.sources.checksums import checksums_of_file  # most archives are only listed
 
     records = [record for record in archive.values() if record.crc32 is not None]
     stored = [record for record in records if record.compression == "stored"]
     ranges = [(record.offset, record.offset + record.nbytes) for record in stored]
-    found, _ = checksums_of_file(archive.source, ranges, meter)
+    found, _ = checksums_of_file(archive.source, ranges, meter, watch)
     computed = dict(zip((record.name for record in stored), found, strict=True))
     damaged: list[tuple[Record, str]] = []
     bare: list[Record] = [record for record in archive.values() if record.crc32 is None]

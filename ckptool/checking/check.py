@@ -7,14 +7,14 @@ Quick by default: the structure alone, in time that does not grow with the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import CODES, Finding, Severity, finding_facts
+from ckptool.checking.finding import Finding, finding_facts
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
@@ -31,6 +31,7 @@ from ckptool.sources.source import Progress
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
+    from ckptool.checking.digests import Hashing
     from ckptool.checking.folder_files import Neighbours
 
 
@@ -39,13 +40,9 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 SCHEMA: Final = "ckptool.check/3"
 _LONGEST: Final = 4096
 """Of a name in JSON: torch's own have some dozens of characters."""
-_RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
-_GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
-CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
-_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 class CheckReport(NamedTuple):
@@ -82,6 +79,12 @@ class CheckReport(NamedTuple):
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     member: str | None = None
     """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
+    sha256: str | None = None
+    """Of the file, if it was asked for; None where the checkpoint is several."""
+    digest: str | None = None
+    """Of the weights, if it was asked for."""
+    digest_error: CkptoolError | None = None
+    """Why there is no digest, though it was asked for."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
@@ -190,6 +193,9 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
         yield Fact("format", [f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}"])
+    why = f"none: {show(report.digest_error.message)}" if report.digest_error is not None else None
+    for label, value in (("sha256", report.sha256), ("digest", report.digest or why)):
+        yield from [Fact(label, [value])] if value is not None else ()
     yield from finding_facts(_once(report.findings))
     for use in report.globals if show_globals else ():
         allowed = "allowed" if use.is_allowed else "not allowed"
@@ -220,6 +226,7 @@ def check(
     model_arguments: Mapping[str, object] | None = None,
     key: str | None = None,
     strict: bool = False,
+    digest: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
@@ -230,8 +237,9 @@ def check(
     needs torch. ``devices`` are the tags of the devices that are there, such as ``cuda:0``. ``like`` is a checkpoint,
     ``model`` a class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the
     weights are compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container
-    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with
-    the bytes that were read so far, and those to be read in all.
+    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``digest`` reads the file for
+    its SHA-256 and the digest of its weights, with ``deep`` in the same reading. ``progress`` is called with the bytes
+    that were read so far, and those to be read in all.
 
     A file that cannot be opened is a report with an ``error``. So exceptions are about the other arguments:
 
@@ -263,20 +271,24 @@ def check(
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = neighbours(origin, checkpoint, limits)
-            return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
+            return _examine(
+                checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict, digest=digest
+            )
     except MissingPackage:
         raise  # nothing is wrong with the file
     except Failure as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits)
+            return refused(shown, depth, origin, error, limits, digest=digest)
 
 
 def look(
-    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool
+    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool, digest: bool
 ) -> CheckReport:
     """Return the report of a checkpoint that is open, under the path that it was opened by; see ``safety.survey``."""
     beside = neighbours(path, checkpoint, limits)
-    return _examine(checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances)
+    return _examine(
+        checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances, digest=digest
+    )
 
 
 def _expected(
@@ -307,15 +319,18 @@ def _examine(
     *,
     strict: bool,
     glances: bool = False,
+    digest: bool = False,
 ) -> CheckReport:
-    whole = None
+    whole, hashing = None, _hashing(checkpoint, limits) if digest else None
     if depth != "structure":
         from ckptool.checking import integrity, value_survey
         from ckptool.sources.source import Meter
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         meter = Meter(progress, checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0))
-        whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
+        # First: what was left unread of an index is read by then.
+        whole = integrity.verify(checkpoint, limits, meter, None if hashing is None else hashing.watch)
+    content, of_weights, no_digest = (None, None, None) if hashing is None else hashing.finish()
     found, is_refused = _structure(checkpoint, devices, strict=strict)
     asked = list(torch_load.asked(checkpoint))
     members = tuple(safety.inside(checkpoint))
@@ -364,10 +379,19 @@ def _examine(
         acts=seen.acts,
         unseen=(*seen.unseen, *unread),
         member=checkpoint.member,
+        sha256=content,
+        digest=of_weights,
+        digest_error=no_digest,
         loading=would_run.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),
     )
+
+
+def _hashing(checkpoint: Checkpoint, limits: Limits) -> Hashing:
+    from ckptool.checking.digests import Hashing  # seldom asked for
+
+    return Hashing(checkpoint, limits)
 
 
 def neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
@@ -419,6 +443,7 @@ def refused(
     limits: Limits,
     *,
     is_salvaged: bool = True,
+    digest: bool = False,
 ) -> CheckReport:
     """
     Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
@@ -442,9 +467,22 @@ def refused(
         *deeds,
         *(beside.findings() if beside else ()),
     )
+    content = None
+    if digest:
+        from ckptool.checking.digests import sha256_of  # seldom asked for
+
+        content = sha256_of(origin, limits.cancellation)
     asked, member = _with_others([], seen), member_in(origin)
     return CheckReport(
-        path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error
+        path,
+        depth,
+        found,
+        globals=asked,
+        acts=seen.acts,
+        unseen=seen.unseen,
+        member=member,
+        sha256=content,
+        error=error,
     )
 
 
@@ -459,23 +497,3 @@ def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:
         return report
     kept = (one for one in report.findings if question_of(one.code) in questions or one.code == "CK115")
     return report._replace(findings=tuple(kept), only=tuple(questions))
-
-
-def fails(report: CheckReport, conditions: Iterable[str]) -> bool:
-    """
-    Say whether a report meets one of the conditions: a code; a severity, or a worse one; a grade, or a worse one.
-
-    A file that cannot be opened fails under all of them, for nothing is known of it.
-    """
-    if report.error is not None:
-        return True
-    return any(_is_met(one, report) for one in conditions)
-
-
-def _is_met(condition: str, report: CheckReport) -> bool:
-    findings = report.findings
-    if condition in _GRADES:  # what was not looked at may be of any; what only makes data fails nothing
-        return bool(report.unseen) or (report.grade != "data" and condition in _GRADES[: _RANK[report.grade]])
-    if condition in _RANKED:
-        return any(one.severity in _RANKED[_RANKED.index(condition) :] for one in findings)
-    return any(one.code == condition for one in findings)

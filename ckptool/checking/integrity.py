@@ -21,7 +21,7 @@ from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
-from ckptool.sources.checksums import checksum_of_range, checksums_of_file
+from ckptool.sources.checksums import Take, checksum_of_range, checksums_of_file
 from ckptool.sources.source import Meter, prefetch
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -46,9 +46,9 @@ class Integrity(NamedTuple):
     """Of them, those that are what was saved."""
 
 
-def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
+def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | None = None) -> Integrity:
     """
-    Read every byte of the file, and compare each record that has a checksum with it.
+    Read every byte of the file, and compare each record that has a checksum with it. ``watch`` gets each of its bytes.
 
     Raises:
         CkptoolError: The file cannot be read any more, or changed meanwhile.
@@ -61,10 +61,12 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
     findings += inside.findings
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in inside.files)):
         if not any(archive.source is source for archive in checkpoint.archives):
-            checksums_of_file(source, [(0, source.nbytes)], meter)  # for the reading: a disk that cannot says so
+            own = watch if source is checkpoint.source else None
+            checksums_of_file(source, [(0, source.nbytes)], meter, own)  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
-        damaged, without = check_records(archive, limits, meter)
+        own = watch if archive.source is checkpoint.source else None
+        damaged, without = check_records(archive, limits, meter, own)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
         if len(damaged) > MOST_FINDINGS:
             more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"

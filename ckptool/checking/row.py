@@ -30,6 +30,7 @@ from ckptool.sources.naming import is_far, is_folder, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 if TYPE_CHECKING:
+    from ckptool.checking.policy import Policy
     from ckptool.sources.remote.address import Remote
 
 SCHEMA: Final = "ckptool.scan/2"
@@ -109,16 +110,23 @@ class Sizes(NamedTuple):
 
 
 def row(
-    path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS, *, tell: Callable[[Row], None] | None = None
+    path: str,
+    asked: Asked = NOTHING,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    tell: Callable[[Row], None] | None = None,
+    policy: Policy | None = None,
 ) -> Row:
     """
     Return what a checkpoint is, as a dict for JSON. Nothing in it runs. ``tell`` is called with a row for each tensor.
+
+    With a ``policy``, the row says what that makes of it.
 
     A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
     """
     found = identity(path, asked)
     try:
-        return {**found, **_facts(path, asked, limits, found, tell)}
+        return {**found, **_facts(path, asked, limits, found, tell, policy)}
     except Cancelled:
         raise
     except MemoryError as error:
@@ -136,22 +144,34 @@ def _opened(path: str, checkpoint: Checkpoint) -> Row:
     return stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
 
 
-def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
+def _facts(
+    path: str,
+    asked: Asked,
+    limits: Limits,
+    known: Row,
+    tell: Callable[[Row], None] | None,
+    policy: Policy | None,
+) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
-            facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
-            judged = _checked(look(path, checkpoint, depth, limits, glances=not (asked.check or asked.deep)))
+            facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary)}
+            glances = not (asked.check or asked.deep)
+            report = look(path, checkpoint, depth, limits, glances=glances, digest=asked.digest)
+            error = report.digest_error
+            facts.update(digest=report.digest, digest_error=error and error.kind, **_content(report, asked))
+            judged = _checked(report, path, policy)
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
             facts.update(judged, error=None)
             return facts
     except Failure as error:
-        report = _checked(refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep))
+        report = refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep, digest=asked.digest)
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
-        return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
+        failed = failure(error.kind, error.message, type(error).__name__)
+        return {**failed, **_content(report, asked), **_checked(report, path, policy), **others}
 
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
@@ -210,19 +230,27 @@ def _sizes(dicts: Sequence[StateDict], summary: Summary) -> Sizes:
     return Sizes(count, sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
 
 
-def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
-    if not asked.digest:
-        return {"digest": None, "digest_error": None}
-    from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
-
-    digest, error = digest_or_why(checkpoint, limits)
-    return {"digest": digest, "digest_error": error and error.kind}
+def _content(report: CheckReport, asked: Asked) -> Row:
+    return {"sha256": report.sha256} if asked.digest else {}
 
 
-def _checked(report: CheckReport) -> Row:
+def _checked(report: CheckReport, path: str, policy: Policy | None) -> Row:
     codes = [one.code for one in report.findings]
     counts = {code: codes.count(code) for code in dict.fromkeys(codes)}
-    return {"grade": report.known_grade, "findings": counts, "worst": report.worst}
+    found: Row = {"grade": report.known_grade, "findings": counts, "worst": report.worst}
+    if policy is not None:
+        from ckptool.checking.policy import judge  # most scans are no gates
+
+        judged = judge(policy, report, path)
+        let = [one.code for one, _ in judged.let]
+        failing = sorted({one.code for one in judged.failing})
+        found["gate"] = {
+            "policy": policy.identity,
+            "outcome": judged.outcome,
+            "failing": failing,
+            "let_through": {code: let.count(code) for code in let},
+        }
+    return found
 
 
 def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
@@ -269,8 +297,9 @@ class _Tell(Protocol):
 class Rows:
     """Tells the row of each of several places, as a line of JSON; before it, if asked for, those of its tensors."""
 
-    def __init__(self, asked: Asked, threads: int) -> None:
+    def __init__(self, asked: Asked, threads: int, policy: Policy | None = None) -> None:
         self._asked = asked
+        self._policy = policy
         self._threads = threads
         """For files far away."""
         self._stores: dict[tuple[str, str], Any] = {}
@@ -292,7 +321,8 @@ class Rows:
 
     def _row(self, path: str, tell: Callable[..., None]) -> bytes:
         told = (lambda one: tell(_line(one), more=True)) if self._asked.tensors else None
-        return _line(row(path, self._asked, tell=told))
+        limits = DEFAULT_LIMITS if self._policy is None else self._policy.limits
+        return _line(row(path, self._asked, limits, tell=told, policy=self._policy))
 
     def _tell_of_far(self, place: Place, tell: Callable[..., None]) -> None:
         try:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from functools import cache, lru_cache
 from itertools import chain, repeat
 from typing import Final
@@ -22,6 +23,7 @@ from ckptool.formats.runnable.acts import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import read_as_far
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far
@@ -142,6 +144,14 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
         acts=tuple(act for act in found.acts if act.record.startswith(member)),
         names=tuple(name for name in found.names if name.record.startswith(member)),
     )
+
+
+def asks_for(origin: Origin, is_module: Callable[[str], object]) -> bool:
+    """Say whether a loader of pickles would call something, or import a module, before it sees that a file is none."""
+    source, _ = open_source(origin)
+    with closing(source):
+        found = read_as_far(source)
+        return bool(found.calls) or any(is_module(one.module) for one in found.globals)
 
 
 def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
@@ -29,11 +30,13 @@ def digest_of(
     limits: Limits = DEFAULT_LIMITS,
     weights: StateDict | None = None,
     in_memory: InMemory = lambda _: None,
+    hashed: Mapping[tuple[object, ...], str] = MappingProxyType({}),
 ) -> str:
     """
     Return ``sha256:`` and the digest of the weights. Every byte of them is read, 4 MiB at a time.
 
-    ``weights`` are those that were chosen already. What ``in_memory`` has the elements of is not read again.
+    ``weights`` are those that were chosen already. What ``in_memory`` has the elements of is not read again, nor what
+    is ``hashed``: the SHA-256 of elements, by the identity of their tensor.
 
     Raises:
         WeightsNotFound: No state dict is the weights.
@@ -41,16 +44,25 @@ def digest_of(
         LimitExceeded: Views repeat the same bytes far too often.
         CkptoolError: The file cannot be read any more.
     """
-    tensors = _named(checkpoint, choose(checkpoint, None, "auto") if weights is None else weights)
+    tensors = tensors_of(checkpoint, limits, weights)
     distinct = {identity(one.info): one for one in tensors.values()}
-    refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
     known = {
-        key: _described(one.info, one.name, limits, in_memory)
+        key: _described(one.info, one.name, limits, in_memory, hashed.get(key))
         for key, one in each(distinct.items(), checkpoint.source.cancellation)
     }
     lines = sorted(_line(known[identity(one.info)], name) for name, one in tensors.items())
     text = "\n".join(lines)
     return f"sha256:{_hex(text)}"
+
+
+def tensors_of(
+    checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, weights: StateDict | None = None
+) -> Mapping[str, LazyTensor]:
+    """Return what the digest is made of, by the names in it; raises what ``digest_of`` does but for the reading."""
+    tensors = _named(checkpoint, choose(checkpoint, None, "auto") if weights is None else weights)
+    distinct = {identity(one.info): one for one in tensors.values()}
+    refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
+    return tensors
 
 
 class Known(NamedTuple):
@@ -100,17 +112,17 @@ def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, L
             yield name[len(head) :], tensor
 
 
-def _described(info: TensorInfo, name: str, limits: Limits, in_memory: InMemory) -> str:
+def _described(info: TensorInfo, name: str, limits: Limits, in_memory: InMemory, hashed: str | None = None) -> str:
     """Return type, shape and contents; of what is not plain memory, its layout, its numbers and its parts, too."""
     if info.storage is None and not info.parts:
         raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")
     contents = sha256()
-    if info.storage is not None:
+    if info.storage is not None and hashed is None:
         known = in_memory(info)
         for chunk in LazyTensor(name, info).chunks(CHUNK_NBYTES, limits=limits) if known is None else known:
             contents.update(chunk)
     shape = ",".join(map(str, info.shape))
-    words = [info.dtype.name, f"[{shape}]", contents.hexdigest()]
+    words = [info.dtype.name, f"[{shape}]", hashed or contents.hexdigest()]
     if info.layout != "strided":
         words += [info.layout, *(f"{key}={value!r}" for key, value in info.details)]
     words += [_line(_described(one, f"{name}.{part}", limits, in_memory), part) for part, one in info.parts]

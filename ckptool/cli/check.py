@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import click
 
-from ckptool.checking.check import CONDITIONS, QUESTIONS, CheckReport, fails, narrowed, sections_of
+from ckptool.checking.check import QUESTIONS, CheckReport, narrowed, sections_of
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
+from ckptool.checking.policy import Judgement, Policy, judge
+from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import brief_option, choices, many_files, model_arg_option, pager_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, print_json, say_each, with_hints
 from ckptool.cli.targets import AnyPath, far_options
@@ -22,7 +24,7 @@ from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
 from ckptool.formats.listing import Target
 from ckptool.messages import show, show_nbytes, some
-from ckptool.sections import Section
+from ckptool.sections import Fact, Section
 
 CODES_SCHEMA = "ckptool.codes/1"
 
@@ -30,8 +32,10 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, metavar="FILE...", type=AnyPath())
 @brief_option
+@flag("-q", "--quiet", says="Print only what makes files fail, by code; with -b, a line for each such file.")
 @many_files
 @flag("--deep", says="Read every byte, and compare it with the checksums.")
+@flag("--digest", says="Add the SHA-256 of the file and the digest of its weights, from the same reading as --deep.")
 @flag("--values", says="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @flag("--strict", says="Treat odd containers as errors: bytes outside tensors or records.")
 @flag("--device-check", says="Compare device tags with the devices of this machine. Needs torch.")
@@ -49,15 +53,7 @@ CODES_SCHEMA = "ckptool.codes/1"
     shell_complete=choices(lambda: QUESTIONS, is_list=True),
     help=f"Report only what answers these: {', '.join(QUESTIONS)}.",
 )
-@click.option(
-    "--fail-on",
-    multiple=True,
-    metavar="WHAT",
-    callback=lambda _, __, value: _conditions(value),
-    shell_complete=choices(lambda: CONDITIONS),
-    help="Exit with 1 only for a code (CK205), or for a grade (code, system) or severity (info, warning, error) and "
-    "all that is worse. Repeatable; by default: warning.",
-)
+@gate_options("warning")
 @takes(
     "--explain",
     "TEXT",
@@ -73,7 +69,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 
     Nothing in them runs. Each finding has a line, with what to do about it below. The verdict says how much was looked
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
-    or what --fail-on names; 2, a file cannot be opened.
+    or what --fail-on names; 2, nothing fails, but a file cannot be opened.
     """
     refuse_idle()
     if options["explain"] is not None:
@@ -95,13 +91,15 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--like and --model ask whether it fits, which --only leaves out: add fits.")
     if options["model_arguments"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
-    arguments = _arguments(options)
+    arguments, policy = _arguments(options), policy_of(options)
 
     @contextmanager
     def look(target: Target, line: ProgressLine) -> Iterator[Result | None]:
-        report = narrowed(check_file(target.path, progress=line, **arguments), options["only"])
+        report = check_file(target.path, progress=line, **arguments, limits=(policy or _NO_POLICY).limits)
+        judged = judge(policy or _NO_POLICY, report, target.path, options["only"])
         is_other = report.error is not None and not _is_notable(report) and target.passes_over(report.error)
-        yield None if is_other else _Checked(target.shown, report, options)
+        report = narrowed(report, options["only"])
+        yield None if is_other else _Checked(target.shown, report, judged, options, has_policy=policy is not None)
 
     def failed(target: Target, error: CkptoolError) -> Result:  # not of this file, but of what it is compared with
         if not (options["as_json"] or options["as_lines"]):
@@ -111,6 +109,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         return Failed(target.shown, error, **{**empty.as_dict(), **nothing})
 
     sys.exit(say_each(files, options, look, failed))
+
+
+_NO_POLICY: Final = Policy()
 
 
 def _is_notable(report: CheckReport) -> bool:
@@ -125,13 +126,6 @@ def _questions(value: str | None) -> tuple[str, ...]:
     return asked
 
 
-def _conditions(value: tuple[str, ...]) -> tuple[str, ...]:
-    if unknown := [word for word in value if word not in CONDITIONS]:
-        choices = "a code of `check --list`, data, code, system, info, warning, error"
-        raise click.BadParameter(f"{unknown[0]!r} is none of these: {choices}", param_hint="--fail-on")
-    return value or ("warning",)
-
-
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     devices = None
     if options["device_check"]:
@@ -139,7 +133,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         found = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
-    names = ("deep", "values", "strict", "like", "model", "model_arguments", "key")
+    names = ("deep", "values", "strict", "digest", "like", "model", "model_arguments", "key")
     return {**{name: options[name] for name in names}, "devices": devices}
 
 
@@ -155,24 +149,33 @@ def _list_codes(*, as_json: bool) -> None:
 class _Checked(Result):
     """A file that was looked at, be it that it cannot be opened."""
 
-    def __init__(self, path: str, report: CheckReport, options: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str, report: CheckReport, judged: Judgement, options: dict[str, Any], *, has_policy: bool
+    ) -> None:
         super().__init__(path)
         self._report = report
+        self._judged = judged
+        self._has_policy = has_policy
+        self._has_digest = options["digest"]
         self._shows_globals = options["show_globals"]
         self.error = report.error
         self.format = report.format
         self.nbytes = report.file_nbytes or 0
         self.grade = report.known_grade
-        self.exit_code = 2 if report.error is not None else int(fails(report, options["fail_on"]))
+        self.exit_code = judged.exit_code
+        self.let_through, self.failing = judged.let, judged.failing
 
     @property
     def findings(self) -> Sequence[Finding]:
-        return self._report.findings
+        return self._judged.left
 
     def sections(self) -> Iterator[Section]:
         if self.error is None or self.findings:
             yield show(self._report.path)
-            yield from in_options(sections_of(self._report, show_globals=self._shows_globals))
+            left = self._report._replace(findings=self._judged.left)
+            yield from in_options(sections_of(left, show_globals=self._shows_globals))
+        for one, why in self.let_through:
+            yield Fact("let through", [f"{one.code} {show(one.message)}", show(why)])
 
     def cells(self) -> Sequence[str]:
         """Return the first of the severest findings, with how many more there are."""
@@ -189,7 +192,11 @@ class _Checked(Result):
         return [f"{found[0].code} {found[0].message}{more}"]
 
     def object(self) -> dict[str, object]:
-        return with_hints(self._report.as_dict())
+        let = [{"code": one.code, "path": one.path, "reason": why} for one, why in self.let_through]
+        gate = {"gate": self._judged.outcome, "let_through": let} if self._has_policy else {}
+        error = self._report.digest_error
+        hashed = {"sha256": self._report.sha256, "digest": self._report.digest, "digest_error": error and error.kind}
+        return {**with_hints(self._report.as_dict()), **(hashed if self._has_digest else {}), **gate}
 
 
 _OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")

@@ -35,7 +35,10 @@ _OF_FILES: Final = (
     "key",
     "show_globals",
     "only",
-    "fail_on",
+    "quiet",
+    "output",
+    "digest",
+    *("fail_on", "policy", "allow", "ignore", "baseline"),
 )
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
@@ -51,7 +54,8 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "check": (
         ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
         ("explain", "explains a message", _OF_FILES),
-        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "show_globals")),
+        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals")),
+        ("as_json", "is an object with all about a file", ("quiet",)),
         ("brief", "is a line for each file", ("show_globals",)),
     ),
     "diff": (
@@ -116,6 +120,7 @@ many_files = together(
     ),
     flag("--json", "as_json", says="Print one JSON object for each file; a list if there are several."),
     flag("--jsonl", "as_lines", says="Print a line of JSON for each file, as it comes."),
+    click.option("-o", "--output", metavar="OUT", help="Write the JSON to OUT, and print what is for people."),
 )
 """What verbs take that look at any number of files, one after the other."""
 pager_option = flag("--pager", says="Show everything in a pager.")
@@ -184,6 +189,14 @@ def refuse_idle() -> None:
     if "as_json" in given and "as_lines" in given:
         raise click.UsageError("--json and --jsonl are two forms: give one of them.")
     given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
+    if (
+        "output" in given
+        and "as_json" in (one.name for one in context.command.params)
+        and given.keys().isdisjoint(("as_json", "as_sarif"))
+    ):
+        raise click.UsageError("-o takes what --json and the like print: give one of them, too.")
+    if "output" in given and not {"as_json", "as_sarif"} <= given.keys():  # the text is printed, too
+        given = {name: option for name, option in given.items() if name not in ("as_json", "as_lines", "as_sarif")}
     for owner, does, others in _IDLE.get(context.command.name or "", ()):
         idle = next((name for name in others if name in given), None) if owner in given else None
         if idle is not None:

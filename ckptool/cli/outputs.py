@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeAlias
 
 import click
 
@@ -49,6 +49,10 @@ class Result:
     nbytes: int = 0
     grade: str | None = None
     exit_code: int = 0
+    failing: Sequence[Finding] = ()
+    """Those of the findings that make it fail."""
+    let_through: Sequence[tuple[Finding, str]] = ()
+    """Findings that do not count, and why."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -64,6 +68,11 @@ class Result:
         """How it is, in a word."""
         found = {"error"} if self.error is not None else {one.severity for one in self.findings}
         return next((one for one in _PAINTED if one in found), self.otherwise)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it cannot be opened, and that is no fault of it."""
+        return self.error is not None and not self.exit_code
 
     @property
     def counted_as(self) -> str:
@@ -132,17 +141,19 @@ def say_each(
     is_bare: bool = False,
 ) -> int:
     """
-    Say what is found in each of the files that paths stand for, and return the worst exit code.
+    Say what is found in each of the files that paths stand for, and return the exit code: 1 if that of any is.
 
     Raises:
         NotACheckpoint: There are files, and none is a checkpoint.
     """
     unseen: list[str] = []
     found = targets(files, recursive=options["recursive"], passed=unseen)
-    code = passed = 0
-    with pager(asked=options["pager"]):
+    codes, passed = {0}, 0
+    with pager(asked=options["pager"]), written(options["output"]) as stream:
         paths, is_list = [one.shown for one in found], is_many(files, found)
-        output = output_for(options, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
+        output = output_for(
+            options, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare, stream=stream
+        )
         line = ProgressLine(len(found), shown=output.shows_progress)
         for target in found:
             line.next(target.path)
@@ -160,12 +171,12 @@ def say_each(
                 passed += 1
                 output.passed_over(target.shown)
             else:
-                code = max(code, result.exit_code)
+                codes.add(result.exit_code)
         output.end()
     for text in left_out(unseen):
         say(text, err=True)
     refuse_none(passed, found, files)
-    return code
+    return 1 if 1 in codes else max(codes)
 
 
 def output_for(
@@ -176,12 +187,22 @@ def output_for(
     columns: Sequence[Column] = (),
     has_totals: bool = True,
     is_bare: bool = False,
+    stream: TextIO | None = None,
 ) -> Output:
-    """Return what says results as the options ask; where it is ``bare``, people get nothing but that."""
-    if options.get("as_sarif"):
-        return Sarif()
-    if options["as_json"] or options["as_lines"]:
-        return Json(as_lines=options["as_lines"], is_list=is_list)
+    """
+    Return what says results as the options ask; where it is ``bare``, people get nothing but that.
+
+    Where there is a ``stream``, that gets what is for programs, and standard output what is for people.
+    """
+    is_json = options["as_json"] or options["as_lines"]
+    if options.get("as_sarif") or is_json:
+        formal = Json(as_lines=options["as_lines"], is_list=is_list, stream=stream) if is_json else Sarif(stream)
+        if stream is None:
+            return formal
+        plain = {**options, **dict.fromkeys(("as_sarif", "as_json", "as_lines"), False)}
+        return Both(
+            output_for(plain, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare), formal
+        )
     if options.get("table_format") is not None:
         return Rows(options["table_format"], has_paths=is_list)
     if is_bare:
@@ -189,7 +210,9 @@ def output_for(
     width = None if options.get("wide") else terminal_width()
     totals = Totals(whole=width is None)
     if options.get("brief"):
-        return Brief(paths, width, columns, totals)
+        return Brief(paths, width, columns, totals, is_quiet=bool(options.get("quiet")))
+    if options.get("quiet") and has_totals and "fail_on" in options:
+        return ByCode(width, totals)
     return Text(width, totals if has_totals else None)
 
 
@@ -209,6 +232,45 @@ class Output:
         """Say what comes after all."""
 
 
+class Both(Output):
+    """Two ways at once: one on standard output, the other in a file."""
+
+    def __init__(self, printed: Output, written: Output) -> None:
+        self._each = (printed, written)
+        self.shows_progress = printed.shows_progress
+
+    def add(self, result: Result) -> None:
+        for one in self._each:
+            one.add(result)
+
+    def passed_over(self, path: str) -> None:
+        for one in self._each:
+            one.passed_over(path)
+
+    def end(self) -> None:
+        for one in self._each:
+            one.end()
+
+
+@contextmanager
+def written(path: str | None) -> Iterator[TextIO | None]:
+    """Open the file of -o, which gets its name when all is in it; JSON that has it is replaced, and nothing else."""
+    if path is None:
+        yield None
+        return
+    import io
+
+    from ckptool.migration.output import Output as File
+    from ckptool.migration.output.lines import OutputStream, refuse_others
+
+    refuse_others(path, (b"", b"{", b"["), "JSON")
+    with File(path, force=True, shown=path) as file:
+        stream = io.TextIOWrapper(io.BufferedWriter(OutputStream(file)), "utf-8")
+        yield stream
+        stream.flush()
+        file.publish()
+
+
 class Text(Output):
     """For people: all about each file. What is to be pasted is ``bare``: nothing but what was asked for."""
 
@@ -222,6 +284,9 @@ class Text(Output):
     def add(self, result: Result) -> None:
         if self._totals is not None:
             self._totals.add(result)
+        if result.is_other and result.error is not None:
+            say(f"{show(result.path)}: passed over: {show(result.error.message)}")
+            return
         if result.error is not None:
             say(error_text(result.error), err=True)
         if self._is_bare and result.note is not None:
@@ -241,8 +306,17 @@ class Text(Output):
 class Brief(Output):
     """A line for each file, as soon as it is known: how it is, its path, and a text or columns. At the end, a total."""
 
-    def __init__(self, paths: Iterable[str], width: int | None, columns: Sequence[Column], totals: Totals) -> None:
+    def __init__(
+        self,
+        paths: Iterable[str],
+        width: int | None,
+        columns: Sequence[Column],
+        totals: Totals,
+        *,
+        is_quiet: bool = False,
+    ) -> None:
         self._width = width
+        self._is_quiet = is_quiet
         self._totals = totals
         self._columns = columns
         self._shown = [index for index, one in enumerate(columns) if width is None or width >= one.from_width]
@@ -255,9 +329,15 @@ class Brief(Output):
 
     def add(self, result: Result) -> None:
         self._totals.add(result)
+        if self._is_quiet and not result.exit_code:
+            return
         cells = result.cells()
         is_text = result.error is not None or not self._columns
-        self._say(result.word, result.path, "; ".join(cells) if is_text else self._in_columns(cells))
+        self._say(
+            "other" if result.is_other else result.word,
+            result.path,
+            "; ".join(cells) if is_text else self._in_columns(cells),
+        )
 
     def passed_over(self, path: str) -> None:
         self._totals.passed_over(path)
@@ -286,6 +366,40 @@ _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
 _SHARE_OF_TEXT: Final = 0.45
 """Of the width of a terminal, at least."""
+
+
+class ByCode(Output):
+    """Only what makes files fail, by its code, and what cannot be opened; at the end, a total."""
+
+    def __init__(self, width: int | None, totals: Totals) -> None:
+        self._width = width
+        self._totals = totals
+        self._found: dict[str, list[str]] = {}
+        self._levels: dict[str, str] = {}
+
+    def add(self, result: Result) -> None:
+        self._totals.add(result)
+        if not result.exit_code:
+            return
+        failing = [(one.code, one.severity, one.path, one.message) for one in result.failing]
+        if result.error is not None:
+            failing.append((NOT_OPENED, "error", None, result.error.message))
+        for code, severity, path, message in failing or [("", "error", None, f"loading it reaches {result.grade}")]:
+            self._levels[code] = "error" if severity == "error" else self._levels.get(code, severity)
+            self._found.setdefault(code, []).append(f"  {show(path or result.path)}: {show(with_options(message))}")
+
+    def passed_over(self, path: str) -> None:
+        self._totals.passed_over(path)
+
+    def end(self) -> None:
+        from ckptool.checking.finding import CODES
+
+        lines: list[Section] = []
+        for code in sorted(self._found, key=lambda one: (self._levels[one] != "error", one == NOT_OPENED, one)):
+            says = CODES[code].says.removesuffix(".") if code in CODES else ""
+            what = f"{self._levels[code]:<{_WORD}}{_GAP}{code}{' ' if says else ''}{says}"
+            lines += [f"{what} ({len(self._found[code]):,})", *self._found[code]]
+        say_sections([*lines, *(self._totals.lines() if self._totals.files > 1 else ())], self._width)
 
 
 class Rows(Output):
@@ -325,22 +439,24 @@ class Json(Output):
 
     shows_progress = False
 
-    def __init__(self, *, as_lines: bool, is_list: bool) -> None:
+    def __init__(self, *, as_lines: bool, is_list: bool, stream: TextIO | None = None) -> None:
+        self._stream = stream
         self._as_lines = as_lines
         self._is_list = is_list
         self._printed = 0
 
     def add(self, result: Result) -> None:
+        stream = self._stream or sys.stdout
         if self._as_lines:
-            print_json(result.object())
+            print_json(result.object(), stream)
         else:
-            sys.stdout.write((", " if self._printed else "[") if self._is_list else "")
-            sys.stdout.writelines(_pieces(result.object(), _DEPTH))
+            stream.write((", " if self._printed else "[") if self._is_list else "")
+            stream.writelines(_pieces(result.object(), _DEPTH))
         self._printed += 1
 
     def end(self) -> None:
         if not self._as_lines:
-            click.echo(("]" if self._printed else "[]") if self._is_list else "")
+            click.echo(("]" if self._printed else "[]") if self._is_list else "", self._stream)
 
 
 class Sarif(Output):
@@ -348,35 +464,42 @@ class Sarif(Output):
 
     shows_progress = False
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
         self._results: list[dict[str, object]] = []
 
     def add(self, result: Result) -> None:
-        found = [(one.code, _LEVELS[one.severity], one.message, one.hint, one.path) for one in result.findings]
+        for one in result.findings:
+            self._add(one.code, _LEVELS[one.severity], one, one.path or result.path)
+        for one, why in result.let_through:
+            self._add(one.code, _LEVELS[one.severity], one, one.path or result.path, why)
         if result.error is not None:
-            found.append((_UNREADABLE, "error", result.error.message, result.error.hint, None))
-        self._results += (
-            {
-                "ruleId": code,
-                "level": level,
-                "message": {"text": with_options(f"{message}. {hint}" if hint else message)},
-                "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(path or result.path)}}}],
-            }
-            for code, level, message, hint, path in found
-        )
+            self._add(_UNREADABLE, "note" if result.is_other else "error", result.error, result.path)
+
+    def _add(self, code: str, level: str, what: Finding | CkptoolError, path: str, why: str | None = None) -> None:
+        found: dict[str, object] = {
+            "ruleId": code,
+            "level": level,
+            "message": {"text": with_options(f"{what.message}. {what.hint}" if what.hint else what.message)},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}],
+        }
+        if why is not None:
+            found["suppressions"] = [{"kind": "external", "status": "accepted", "justification": why}]
+        self._results.append(found)
 
     def end(self) -> None:
         from ckptool.checking.finding import CODES
 
-        rules = [{"id": code, "shortDescription": {"text": entry.says}} for code, entry in CODES.items()]
-        rules.append({"id": _UNREADABLE, "shortDescription": {"text": "The file cannot be opened."}})
+        says = {code: entry.says for code, entry in CODES.items()} | {_UNREADABLE: "The file cannot be opened."}
+        rules = [{"id": one, "shortDescription": {"text": text}, "helpUri": _HELP} for one, text in says.items()]
         driver = {"name": "ckptool", "version": __version__, "rules": rules}
         print_json(
             {
                 "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
                 "version": "2.1.0",
                 "runs": [{"tool": {"driver": driver}, "results": self._results}],
-            }
+            },
+            self._stream,
         )
 
 
@@ -389,11 +512,15 @@ def _uri(path: str) -> str:
 
 _LEVELS: Final = {"info": "note", "warning": "warning", "error": "error"}
 _UNREADABLE: Final = "unreadable"
+_HELP: Final = "https://pypi.org/project/ckptool/"
+"""The page of the package, which leads to the list of codes."""
 
 
 COUNTED_AS: Final = {"warning": "with warnings", "error": "with errors"}
 NOT_OPENED: Final = "not opened"
 _LAST: Final = (*COUNTED_AS.values(), NOT_OPENED)
+_SEVERITIES: Final = {shown: word for word, shown in COUNTED_AS.items()} | {NOT_OPENED: "unreadable"}
+SUMMARY_SCHEMA: Final = "ckptool.summary/1"
 _GRADES: Final = ("data", "program", "code", "system", "unknown")
 _NAMED: Final = 4
 """Of files that were passed over."""
@@ -405,28 +532,47 @@ class Totals:
     def __init__(self, *, whole: bool = False) -> None:
         self._named = sys.maxsize if whole else _NAMED
         self._found: Counter[str] = Counter()
-        self._formats: Counter[str] = Counter()
-        self._grades: Counter[str] = Counter()
+        self._facts: dict[str, Counter[str]] = {}
         self._nbytes = 0
         self._passed = 0
         self._others: list[str] = []
         """The first of those that were passed over."""
+        self._pointers: list[str] = []
+        self._said_to_be_others = 0
+        self._let_through: Counter[str] = Counter()
 
     @property
     def files(self) -> int:
-        """How many were counted."""
-        return self._found.total()
+        """How many were counted, or are said to be something else."""
+        return self._found.total() + self._said_to_be_others
 
     def add(self, result: Result) -> None:
         """Count a file."""
-        self.count(result.counted_as, result.nbytes, result.format, result.grade)
+        self.let_through(one.code for one, _ in result.let_through)
+        if result.is_other and result.error is not None:
+            self.other(result.path, result.error.kind)
+            return
+        self.count(result.counted_as, result.nbytes, formats=result.format, grades=result.grade)
 
-    def count(self, word: str, nbytes: int, file_format: str | None, grade: str | None) -> None:
-        """Count a file by how it is and, as far as it is known, by its format and by what unpickling it would do."""
+    def count(self, word: str, nbytes: int, **facts: str | None) -> None:
+        """Count a file by how it is and, as far as they are known, by its facts."""
         self._found[word] += 1
         self._nbytes += nbytes
-        self._formats.update(filter(None, [file_format]))
-        self._grades.update(filter(None, [grade]))
+        for name, value in facts.items():
+            if value is not None:
+                self._facts.setdefault(name, Counter())[value] += 1
+
+    def other(self, path: str, kind: str) -> None:
+        """Count a file that cannot be opened, and that is no fault of it."""
+        self._said_to_be_others += 1
+        if kind.endswith("-pointer"):
+            self._pointers.append(show(path))
+        else:
+            self.passed_over(path)
+
+    def let_through(self, codes: Iterable[str]) -> None:
+        """Count findings that do not count."""
+        self._let_through.update(codes)
 
     def passed_over(self, path: str) -> None:
         """Count a file that is no checkpoint, and was not said to be one."""
@@ -440,17 +586,35 @@ class Totals:
         how = ", ".join(f"{self._found[word]:,} {word}" for word in kinds)
         yield ""
         size = f", {show_nbytes(self._nbytes)}" if self._nbytes else ""
-        yield f"{counted(self.files, 'checkpoint')}{size}{': ' if how else ''}{how}"
-        if self._formats:
-            most_first = sorted(self._formats.items(), key=lambda one: (-one[1], one[0]))
-            yield labelled("formats", counts(dict(most_first)))
-        if self._grades:
-            yield labelled("grades", counts({grade: self._grades[grade] for grade in _GRADES if self._grades[grade]}))
+        yield f"{counted(self._found.total(), 'checkpoint')}{size}{': ' if how else ''}{how}"
+        for name, found in self._facts.items():
+            rank = _GRADES.index if name == "grades" else lambda one: -found[one]  # noqa: B023 - it is called here
+            yield labelled(name, counts({one: found[one] for one in sorted(sorted(found), key=rank)}))
         if self._passed:
             rest = self._passed - len(self._others)
             more = f" and {rest:,} more" if rest else ""
             what = f"{counted(self._passed, 'file')} of other kinds"
             yield labelled("passed over", f"{what}: {', '.join(self._others)}{more}")
+        if self._pointers:
+            what = f"{counted(len(self._pointers), 'pointer')} in the place of files that were not fetched"
+            yield labelled("not here", f"{what}: {some(self._pointers, _NAMED)}")
+        if self._let_through:
+            yield labelled("let through", f"by the policy: {counts(dict(sorted(self._let_through.items())))}")
+
+    def object(self) -> dict[str, object]:
+        """Return the totals for programs."""
+        facts = {name: dict(self._facts.get(name, {})) for name in ("grades", "formats", "forms", "frameworks")}
+        severities = {_SEVERITIES.get(word, word): count for word, count in self._found.items()}
+        return {
+            "schema": SUMMARY_SCHEMA,
+            "checkpoints": self._found.total(),
+            "nbytes": self._nbytes,
+            "severities": severities,
+            **facts,
+            "passed_over": self._passed,
+            "not_here": len(self._pointers),
+            "let_through": dict(self._let_through),
+        }
 
 
 def left_out(folders: Sequence[str]) -> Iterator[str]:
@@ -464,10 +628,10 @@ _DEPTH: Final = 2
 """Of an object, the members of its members are pieces."""
 
 
-def print_json(found: object) -> None:
+def print_json(found: object, stream: TextIO | None = None) -> None:
     """Print a value as one line of ASCII."""
-    sys.stdout.writelines(_pieces(found, _DEPTH))
-    click.echo("")
+    (stream or sys.stdout).writelines(_pieces(found, _DEPTH))
+    click.echo("", stream)
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:

@@ -13,17 +13,19 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
+from ckptool.checking.policy import Policy
 from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Place, Rows, lost_row
 from ckptool.checking.scan import is_other
+from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import RayCommand, ray_option
-from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out
+from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, as_asked, reach_options
-from ckptool.cli.text import say
+from ckptool.cli.text import painted, say
 from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.formats.listing import Listing, refuse_others
-from ckptool.messages import counted, labelled
+from ckptool.messages import counted, labelled, rough, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.files import packaged
@@ -62,7 +64,10 @@ _ROUNDS: Final = 4
 )
 @flag("--check", says="Look at every pickle and container, as 'check' does.")
 @flag("--deep", says="Read every byte, and compare it with the checksums.")
-@flag("--digest", says="Read the weights, and add their digest: equal weights have the same in any form.")
+@flag("--digest", says="Read the file, and add its SHA-256 and the digest of its weights, the same in any form.")
+@gate_options("nothing")
+@flag("--summary", says="Print only what all come to.")
+@flag("--json", "as_json", says="Print the summary as a JSON object.")
 @click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
 @flag("--parquet", says="At the end, also write the files of -o and --tensors as tables.")
 @click.option(
@@ -77,15 +82,22 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     """
     Print a line of JSON for every checkpoint in folders and below.
 
+    To fail on what is found, say on what (--fail-on, --policy), or use 'check', which does by itself. On a terminal,
+    what is printed is a table.
+
     PATH is a folder, a checkpoint of any kind, an address of either, or '-' for a list of them on standard input.
-    Nothing in them runs. A file that cannot be opened has a line that says why, and does not stop the scan. Exit code 2
-    means that a file could not be opened.
+    Nothing in them runs. A file that cannot be opened has a line that says why, and does not stop the scan. Exit codes:
+    1, a file fails; 2, none does, and one could not be opened.
     """
     lists = [listed] if listed is not None else []
     if "-" in paths:
         lists.append(sys.stdin.buffer)
     if not (paths or lists):
         raise click.UsageError("Missing argument 'PATH...'.")
+    if options["as_json"] and not options["summary"]:
+        raise click.UsageError("--json is the form of --summary: rows are lines of JSON in any case.")
+    policy = policy_of(options)
+    options["check"] |= policy is not None  # a gate looks at everything
     asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
     if options["parquet"]:
         if not (options["output"] or options["tensors"]):
@@ -101,15 +113,15 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
             path and files.enter_context(Lines(path, head))
             for path, head in ((options["output"], _HEAD), (options["tensors"], _HEAD_OF_TENSOR))
         )
-        run = _Run(asked, lines, options["output"], tensors)
+        run = _Run(asked, lines, options["output"], tensors, policy, is_summary=options["summary"])
         with pool:
             run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
             for one, path, name in ((lines, options["output"], "scan"), (tensors, options["tensors"], "tensors")):
                 if one is not None:
                     write_table(one, path, json.loads(packaged(Path(__file__).parent / "schemas" / f"{name}.json")))
-    run.say_totals(paths)
-    sys.exit(2 if run.failed else 0)
+    run.say_totals(paths, as_json=options["as_json"])
+    sys.exit(run.exit_code)
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
@@ -129,14 +141,27 @@ class _Known(NamedTuple):
     """What matters of a row that is there already."""
 
     beside: Sequence[str]
-    has_error: bool
+    exit_code: int
 
 
 class _Run:
     """One call: what it has been asked, and what it has met."""
 
-    def __init__(self, asked: Asked, lines: Lines | None, output: str | None, tensors: Lines | None) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        lines: Lines | None,
+        output: str | None,
+        tensors: Lines | None,
+        policy: Policy | None,
+        *,
+        is_summary: bool,
+    ) -> None:
         self._asked = asked
+        self._policy = policy
+        self._is_summary = is_summary
+        self._is_table = lines is None and sys.stdout.isatty()
+        self._codes = {0}
         self._tensors = tensors
         if tensors is not None:
             deque(tensors, maxlen=0)  # which takes back what was cut off
@@ -150,7 +175,7 @@ class _Run:
         self._listing = Listing(())
         self._totals = Totals()
         self._printed = sys.stdout.buffer
-        self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
+        self._rows = self._skipped = self._passed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
         """Return what a file of rows has already, as far as it has all that is asked for."""
@@ -160,6 +185,8 @@ class _Run:
                 row = json.loads(line)
                 path, version, beside, error = (row[name] for name in ("path", "version", "beside", "error"))
                 kind, columns = error and error["kind"], set(row["asked"])
+                exit_code = _exit_code(row)
+                is_judged = self._policy is None or row.get("gate", {}).get("policy") == self._policy.identity
             except (ValueError, KeyError, TypeError) as cause:
                 fact = f"line {number:,} is no row of scan"
                 raise OutputFailed(
@@ -167,16 +194,16 @@ class _Run:
                 ) from cause
             if kind in _PASSING:
                 self._unfinished.add(hash(path))
-            elif version is not None and set(self._asked.columns) <= columns:
+            elif version is not None and set(self._asked.columns) <= columns and is_judged:
                 if is_far(path):
                     self._versions[hash(path)] = version
-                found[hash((path, version))] = _Known(beside or (), kind is not None)
+                found[hash((path, version))] = _Known(beside or (), exit_code)
         return found
 
     @property
-    def failed(self) -> int:
-        """How many could not be opened, by this run or by those before."""
-        return self._failed + self._skipped_failed
+    def exit_code(self) -> int:
+        """1 if anything fails, by this run or by those before; else 2 if anything could not be opened."""
+        return 1 if 1 in self._codes else max(self._codes)
 
     def scan(self, paths: Iterable[str], pool: Pool, connections: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
@@ -185,7 +212,7 @@ class _Run:
         # Files that are read whole take long each; of files far away, many are on their way at once.
         most = 1 if self._asked.deep or self._asked.digest else MOST_ITEMS
         for answers in pool.answers(
-            Rows(self._asked, threads),
+            Rows(self._asked, threads, self._policy),
             self._next,
             least=lambda place: _ROUNDS * threads if is_far(place.path) else 1,
             most=most,
@@ -226,7 +253,8 @@ class _Run:
 
     def _skip(self, known: _Known) -> None:
         self._skipped += 1
-        self._skipped_failed += known.has_error
+        self._skipped_failed += known.exit_code == 2
+        self._codes.add(known.exit_code)
         self._listing.add(known.beside)
 
     def _write(self, rows: Sequence[bytes], of_tensors: Sequence[bytes]) -> None:
@@ -235,7 +263,9 @@ class _Run:
             self._tensors.append(of_tensors)
         if rows and self._lines is not None:
             self._lines.append(rows)
-        elif rows:
+        elif rows and self._is_table and not self._is_summary:
+            say("\n".join(map(_shown, rows)))
+        elif rows and not self._is_summary:
             self._printed.write(b"".join(b"%b\n" % row for row in rows))
             self._printed.flush()
 
@@ -249,14 +279,25 @@ class _Run:
             self._totals.passed_over(row["path"])
             return False
         self._rows += 1
-        self._failed += bool(error)
+        self._codes.add(_exit_code(row))
+        gate = row.get("gate") or {"outcome": "", "failing": (), "let_through": {}}
+        self._totals.let_through(code for code, count in gate["let_through"].items() for _ in range(count))
+        if gate["outcome"] == "fails":
+            say(f"fails  {show(row['path'])}: {', '.join(gate['failing']) or (error or row)['message']}", err=True)
+        if error and gate["outcome"] in ("other", "passes"):
+            self._totals.other(row["path"], error["kind"])
+            return True
         word = NOT_OPENED if error else COUNTED_AS.get(row["worst"], "fine")
-        self._totals.count(word, 0 if error else row["nbytes"], row["format"], row["grade"])
+        facts = {"formats": row["format"], "grades": row["grade"]}
+        if self._is_summary:
+            writer = row["writer"]
+            facts |= {"forms": row["form"], "frameworks": writer and writer["name"]}
+        self._totals.count(word, 0 if error else row["nbytes"], **facts)
         return True
 
-    def say_totals(self, paths: Iterable[str]) -> None:
+    def say_totals(self, paths: Iterable[str], *, as_json: bool) -> None:
         """
-        Say on standard error what all came to.
+        Say on standard error what all came to; if that is all that is asked for, on standard output.
 
         Raises:
             NotACheckpoint: There are files, and none is a checkpoint; or no path was given at all.
@@ -265,12 +306,32 @@ class _Run:
             raise NotACheckpoint("nothing to scan: the list of paths is empty", kind="no-checkpoint")
         if self._passed and not (self._rows or self._skipped):
             refuse_others(self._passed, paths)
+        if as_json:
+            print_json(self._totals.object())
+            return
         for line in (*self._totals.lines(), *left_out(self._listing.passed)):
-            say(line, err=True)
+            say(line, err=not self._is_summary)
         if self._skipped:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
+
+
+def _exit_code(row: dict[str, Any]) -> int:
+    """Return 1 for a row of what fails, 2 for one of what could not be opened; what a policy lets pass is fine."""
+    outcome = (row.get("gate") or {}).get("outcome", "unknown" if row["error"] else "passes")
+    return {"fails": 1, "unknown": 2}.get(outcome, 0)
+
+
+def _shown(line: bytes) -> str:
+    """Return a row as a line of a table, the path last: it may be long."""
+    row, _ = _ROW(line.decode())
+    word = "error" if row["error"] else row["worst"] or "fine"
+    size = show_nbytes(row["nbytes"]) if row["nbytes"] is not None else "-"
+    parameters = rough(row["parameters"]).strip(" ()") or f"{row['parameters']:,}" if row["parameters"] else "-"
+    text = f"  {row['error']['message']}" if row["error"] else ""
+    cells = f"{row['grade']:<8} {row['format'] or '-':<12} {row['form'] or '-':<11} {parameters:>9} {size:>9}"
+    return f"{painted(word)}{' ' * (7 - len(word))}  {cells}  {show(row['path'] + text)}"
 
 
 def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 
+Take: TypeAlias = Callable[[int, memoryview], None]
 PIECE_NBYTES: Final = 1 << 18
 """Read and written at a time: what stays in a core's cache meanwhile."""
 RUN_NBYTES: Final = 1 << 22
@@ -97,15 +98,56 @@ def checksum_of_range(source: Source, start: int, stop: int) -> int:
     return found
 
 
+def read_once(source: Source, take: Take, meter: Meter = SILENT) -> None:
+    """Read all bytes in order, and hand each piece on with its offset; it is good until the next one comes."""
+    under = file_under(source, 0)
+    if under is None:
+        found = ((start, memoryview(source.read(start, stop - start))) for start, stop in runs(0, source.nbytes))
+    else:
+        file, shift = under
+        found = ((at - shift, piece) for at, piece in pieces(file, shift, shift + source.nbytes))
+    for at, piece in found:
+        take(at, piece)
+        meter.read(len(piece))
+
+
+def _checksums_in_order(
+    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter, watch: Take
+) -> tuple[list[int], int]:
+    found, todo = [0] * len(ranges), list(enumerate(ranges))[::-1]
+    outside = 0
+
+    def take(start: int, piece: memoryview) -> None:
+        nonlocal outside
+        watch(start, piece)
+        at, end = start, start + len(piece)
+        while at < end:
+            while todo and todo[-1][1][1] <= at:
+                todo.pop()
+            number, (begin, stop) = todo[-1] if todo else (-1, (end, end))
+            until = min(end, stop if at >= begin else begin)
+            part = piece[at - start : until - start]
+            if at >= begin:
+                found[number] = crc32(part, found[number])
+            else:
+                outside = crc32(part, outside)
+            at = until
+
+    read_once(source, take, meter)
+    return found, outside
+
+
 def checksums_of_file(
-    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT
+    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT, watch: Take | None = None
 ) -> tuple[list[int], int]:
     """
     Return the CRC-32 of each range, and that of everything outside them joined together.
 
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
-    the rest in one sweep.
+    the rest in one sweep; where somebody is to ``watch`` them, all of them in order.
     """
+    if watch is not None:
+        return _checksums_in_order(source, ranges, meter, watch)
     large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
     with threads() if large else nullcontext() as pool:
         work = chain.from_iterable(runs(*bounds) for bounds in large)

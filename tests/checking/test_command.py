@@ -40,7 +40,8 @@ def test_exit_codes_tell_nothing_something_and_unreadable_apart() -> None:
     run(PLAIN, code=0)
     run(STATE_DICT, code=0)  # notes alone
     run(PLAIN, CHECKPOINT, code=1)
-    run(CHECKPOINT, TRUNCATED, PLAIN, code=2)
+    run(CHECKPOINT, TRUNCATED, PLAIN, code=1)  # what fails is not hidden by what cannot be opened
+    run(TRUNCATED, PLAIN, code=2)
     run("no-such-file.pth", code=2)
     run(code=2)
     run("--deep", code=2)
@@ -55,7 +56,7 @@ def test_json_has_the_published_shape() -> None:
     assert {"code", "severity", "message", "hint", "command", "path"} == set(found["findings"][0])
     assert {"name", "allowed", "record", "offset", "nested_at"} == set(found["globals"][0])
     assert {one["name"]: one["allowed"] for one in found["globals"]}["argparse.Namespace"] is False
-    both = json.loads(run(CHECKPOINT, TRUNCATED, "--json", code=2))
+    both = json.loads(run(CHECKPOINT, TRUNCATED, "--json", code=1))
     assert both[1]["error"]["kind"] == "truncated-zip"
     assert both[1]["findings"][0]["code"] == "CK106"
     assert both[1]["verdict"] == "cannot be opened"

@@ -26,7 +26,7 @@ FILES = {
 def folder(tmp_path: Path) -> Path:
     for name, tree in FILES.items():
         (tmp_path / name).write_bytes(torch_zip(tree, {"0": floats()}))
-    (tmp_path / "broken").write_bytes(b"PK")
+    (tmp_path / "broken").write_bytes(torch_zip({}, {"0": floats()})[:-30])
     return tmp_path
 
 
@@ -52,7 +52,7 @@ FAILS = {
 def test_what_fails_is_what_was_asked_for(conditions: tuple[str, ...], folder: Path) -> None:
     options = [word for one in conditions for word in ("--fail-on", one)]
     assert {name for name in FILES if code(folder, name, *options)} == FAILS[conditions]
-    assert code(folder, "broken", *options) == 2
+    assert code(folder, "broken", *options) == (1 if conditions == ("info",) else 2)  # CK106
 
 
 @pytest.mark.parametrize("option", [("--fail-on", "CK999"), ("--fail-on", "bad"), ("--only", "safe,nice")])
@@ -93,7 +93,7 @@ def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
         result = invoke(["check", str(path), "--json", "--fail-on", "system"])
         found = json.loads(result.stdout)
 
-        assert result.exit_code == 2
+        assert result.exit_code == (1 if grade == "system" else 2)  # what cannot be opened may be worse
         assert found["grade"] == grade
         assert found["verdict"].startswith("cannot be opened; what unpickles it all the same ")
         assert ("os.system('true')" in found["verdict"]) == (grade == "system")
@@ -104,7 +104,7 @@ def test_no_refused_file_that_calls_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "data").write_bytes(REFUSED["text behind a pickle of protocol 0"](SYSTEM))
     result = invoke(["check", "-b", "-r", str(tmp_path)])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "calls os.system('true')" in result.stdout
     said = [line for line in result.stdout.splitlines() if "notes.txt" in line]
     assert said == [f"  passed over  1 file of other kinds: {tmp_path}/notes.txt"]

@@ -19,7 +19,7 @@ def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> N
     found = json.loads(result.stdout)
     (run,) = found["runs"]
 
-    assert (result.exit_code, found["version"], run["tool"]["driver"]["name"]) == (2, "2.1.0", "ckptool")
+    assert (result.exit_code, found["version"], run["tool"]["driver"]["name"]) == (1, "2.1.0", "ckptool")
     codes = json.loads(invoke(["check", "--list", "--json"]).stdout)["codes"]
     assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {*(one["code"] for one in codes), "unreadable"}
     by_rule = {one["ruleId"]: one for one in run["results"]}

@@ -61,7 +61,7 @@ def test_the_schemas_are_schemas_and_allow_no_other_fields(verb: str) -> None:
 
 
 def test_each_schema_has_the_name_and_number_of_the_objects_that_it_describes() -> None:
-    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat", "tensors"}
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat", "summary", "tensors"}
     for verb in SCHEMAS:
         names = {found["schema"]["const"] for found in objects(schema(verb)) if "const" in found.get("schema", ())}
         kind, _, number = schema(verb)["$id"].removeprefix("urn:ckptool:schema:").partition(":")

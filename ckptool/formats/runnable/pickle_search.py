@@ -48,7 +48,8 @@ _COST_OF_PICKLE: Final = 512
 _MOST_TIMES: Final = 4
 """What the file may grow to, so many times, may be unpacked one after the other."""
 _HEAD: Final = 512
-_MOST_LISTED: Final = 1000
+MOST_LISTED: Final = 1000
+"""Acts: of more, those that are known to reach the system."""
 _MOST_UNSEEN: Final = 100
 _MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
@@ -494,15 +495,16 @@ class Search:
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
     def _note(self, verdict: Verdict, where: Place, offset: int) -> None:
-        self.called += verdict.how not in ("refers", "odd")
-        if len(self.acts) >= 2 * _MOST_LISTED:
+        is_asked = verdict.how == "asks" and verdict.grade != "system"  # PNG images begin so: plain loaders have none
+        self.called += not (is_asked or verdict.how in ("refers", "odd"))
+        if len(self.acts) >= 2 * MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
         shown = None if repeats else verdict.shown()
         key = (verdict.grade, verdict.how, verdict.name, where.record, shown)
         if (known := self.acts.get(key)) is not None:
             self.acts[key] = known._replace(times=known.times + 1)
-        elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
+        elif len(self.acts) < MOST_LISTED or verdict.grade == "system":
             shown = verdict.shown() if shown is None else shown
             said = (verdict.name, shown, verdict.why)
             self.acts[key] = Act(verdict.grade, verdict.how, *said, where.record, offset, where.nested_at)

@@ -126,13 +126,13 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
         OutputFailed: Something else than Parquet has this name, or the system refuses.
     """
     arrow = need_parquet()
-    _refuse_others(path)
+    refuse_others(path, (_MAGIC,), "Parquet")
     given = {name: one for name, one in schema["properties"].items() if name != "schema"}
     columns = {name: _type(one, schema.get("$defs", {}), arrow) for name, one in given.items()}
     types = arrow.schema(list(columns.items()))
     count = 0
     with Output(path, force=True) as output:
-        with arrow.parquet.ParquetWriter(_Stream(output), types, compression="zstd") as writer:
+        with arrow.parquet.ParquetWriter(OutputStream(output), types, compression="zstd") as writer:
             for group in _groups(rows):
                 arrays = {
                     name: [_value(row.get(name), kind, arrow.types) for row in group] for name, kind in columns.items()
@@ -143,19 +143,21 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
     return count
 
 
-def _refuse_others(path: str) -> None:
+def refuse_others(path: str, begins: tuple[bytes, ...], what: str) -> None:
+    """Refuse to replace what does not begin as the output will."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError):  # whoever writes says what is wrong with it
         return
     try:
-        begin = os.read(fd, len(_MAGIC))
+        begin = os.read(fd, max(map(len, begins)))
     except OSError:
         begin = b""
     finally:
         os.close(fd)
-    if begin != _MAGIC:
-        raise OutputFailed("is there, and is no Parquet file", kind="not-parquet", path=path, hint="Move it away.")
+    if begin not in begins:
+        kind = f"not-{what.lower()}"
+        raise OutputFailed(f"is there, and is no {what} file", kind=kind, path=path, hint="Move it away.")
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
@@ -195,7 +197,7 @@ def _value(value: Any, kind: Any, types: Any) -> Any:
     return {field.name: _value(value.get(field.name), field.type, types) for field in kind}
 
 
-class _Stream(io.RawIOBase):
+class OutputStream(io.RawIOBase):
     """An output as a file object that is only written to."""
 
     def __init__(self, output: Output) -> None:

@@ -1,0 +1,372 @@
+"""
+What fails ``check`` and ``scan``: the gate, and a policy of what is known and let through.
+
+1. A file fails if what was found in it meets a condition: a code; a severity, a grade, or what is worse.
+2. What cannot be opened, and is not surely something else, neither fails nor passes: nobody knows what is in it.
+3. What is let through stays in the report, and is counted. By a name, nothing is let through that is known to reach the
+   system, or that was not looked at: only by its code and path, or by the SHA-256 of the file.
+
+A policy is a table of TOML. It counts only where it is named: a file in the folder that is checked changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from ckptool.checking import safety
+from ckptool.checking.check import CheckReport, question_of
+from ckptool.checking.finding import CODES, Finding, Severity
+from ckptool.errors import Failure, MalformedFile, MissingPackage, NotACheckpoint, UnknownFormat
+from ckptool.formats.runnable.acts import Act, reached
+from ckptool.formats.runnable.pickle_search import MOST_LISTED
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.alarms import Grade
+from ckptool.pickles.judge import is_listed
+from ckptool.sources.files import open_source
+from ckptool.sources.naming import is_folder
+
+Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
+"""``unknown``: it cannot be opened. ``other``: it is surely no checkpoint, no pickle and no archive of them."""
+UNREADABLE: Final = "unreadable"
+"""The condition that a file cannot be opened, whatever it is; and the code of that."""
+_RANK: Final = {str(grade): rank for rank, grade in enumerate(get_args(Grade))}
+_SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
+CONDITIONS: Final = (*_RANK, *_SEVERITIES, UNREADABLE, *CODES)
+DEFAULT: Final = ("warning",)
+_GRADED: Final = {"CK205": "system", "CK216": "system", "CK206": "code", "CK207": "code", "CK217": "code"}
+_UNSEEN: Final = ("CK209", "CK114", "CK169")
+"""What says that something was not looked at: its grade may be any."""
+_BY_NAME: Final = ("CK206", "CK202", "CK204")
+"""What is said because of names."""
+_NAMED: Final = ("refers", "calls", "builds", "sets", "adds")
+_OTHERS: Final = frozenset(
+    (
+        *("text", "html", "xml", "json", "index-json", "lfs-pointer", "xet-pointer", "dvc-pointer", "annex-pointer"),
+        *("image", "media", "pdf", "office", "executable", "appledouble", "parquet", "arrow", "tensorboard"),
+        *("numpy", "npz", "gguf", "ggml", "onnx", "tflite", "flax", "mindspore", "wheel", "jar", "archive"),
+    )
+)
+"""Kinds of what holds no pickle, or was looked through for some; no program of other frameworks is among them."""
+_PLAUSIBLE: Final = re.compile(r"[\w.-]+")
+
+
+class Rule(NamedTuple):
+    """Findings that do not count: with a code, in files whose paths match."""
+
+    code: str
+    path: str = "*"
+    reason: str = "ignored"
+
+    def takes(self, code: str, paths: Iterable[str]) -> bool:
+        """Say whether the rule is about a finding; ``*`` in its path is any characters, slashes too."""
+        return code == self.code and any(fnmatchcase(one, self.path) for one in paths)
+
+
+class Policy(NamedTuple):
+    """What fails, and what is let through."""
+
+    fail_on: tuple[str, ...] = DEFAULT
+    is_gate: bool = False
+    """Somebody said what fails: then what is surely something else than a checkpoint does not."""
+    allow: tuple[tuple[str, str], ...] = ()
+    """Globs of names whose code may run, with reasons."""
+    ignore: tuple[Rule, ...] = ()
+    accept: Mapping[str, str] = {}
+    """The reasons for which files are let through, by their SHA-256."""
+    baseline: Mapping[str, frozenset[str]] = {}
+    """The codes of what was found in files when they were looked at before, by their SHA-256."""
+    limits: Limits = DEFAULT_LIMITS
+    ended: tuple[str, ...] = ()
+    """Rules whose last day has passed."""
+
+    @property
+    def identity(self) -> str:
+        """The same of policies that judge alike."""
+        from hashlib import sha256  # of gates that many share alone
+
+        baseline = sorted((content, sorted(codes)) for content, codes in self.baseline.items())
+        text = repr((*self._replace(accept={}, baseline={}, ended=()), sorted(self.accept.items()), baseline))
+        return sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+class Judgement(NamedTuple):
+    """What a policy makes of a report."""
+
+    outcome: Outcome
+    failing: tuple[Finding, ...] = ()
+    """Findings that meet a condition."""
+    left: tuple[Finding, ...] = ()
+    """Findings that count."""
+    let: tuple[tuple[Finding, str], ...] = ()
+    """Findings that do not, and why."""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 if it fails, or 2 if it is unknown."""
+        return {"fails": 1, "unknown": 2}.get(self.outcome, 0)
+
+
+def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str] = ()) -> Judgement:
+    """
+    Return what a policy makes of the report of a file. ``only`` are the questions whose findings count; of none, all.
+
+    The file is read for its SHA-256 where that matters, and is not in the report.
+    """
+    found = _judged(policy, report, origin, only)
+    if found.outcome in ("passes", "other") or not (policy.accept or policy.baseline):
+        return found
+    from ckptool.checking.digests import sha256_of  # seldom asked for
+
+    content = report.sha256 or sha256_of(origin) or ""
+    if (reason := policy.accept.get(content)) is not None:
+        return Judgement("passes", (), (), (*found.let, *((one, reason) for one in found.left)))
+    known = policy.baseline.get(content)
+    return found if known is None else _judged(policy, report, origin, only, known)
+
+
+def _judged(
+    policy: Policy, report: CheckReport, origin: str, only: Collection[str], known: Collection[str] = frozenset()
+) -> Judgement:
+    allowed = {code: _allowed(policy, report, code) for code in _BY_NAME}
+
+    def why(code: str, path: str | None) -> str | None:
+        if code in known:
+            return "in the baseline"
+        paths = {_plain(one) for one in (report.path, path, os.path.abspath(path or report.path)) if one}
+        ignored = next((rule.reason for rule in policy.ignore if rule.takes(code, paths)), None)
+        return ignored or allowed.get(code)
+
+    asked = [one for one in report.findings if not only or question_of(one.code) in only or one.code == "CK115"]
+    reasons = [None if one.severity == "info" else why(one.code, one.path) for one in asked]
+    let = [(one, reason) for one, reason in zip(asked, reasons, strict=True) if reason is not None]
+    left = [one for one, reason in zip(asked, reasons, strict=True) if reason is None]
+    grade = reached(act for act in report.acts if not any(why(code, _path_of(act, report)) for code in _codes_of(act)))
+    unseen = [one for one in report.findings if one.code in _UNSEEN]
+    is_unseen = bool(report.unseen) and report.error is None
+    if is_unseen and unseen and all(why(one.code, one.path) for one in unseen):
+        is_unseen = False
+    # What cannot be opened was not looked at: that it was not is no finding of its own.
+    counted = [one for one in left if report.error is None or one.code not in _UNSEEN or one.code in policy.fail_on]
+    conditions = [one for one in policy.fail_on if _is_met(one, grade, counted, is_unseen=is_unseen)]
+    is_unreadable = report.error is not None and why(UNREADABLE, None) is None
+    if conditions or (is_unreadable and UNREADABLE in policy.fail_on):
+        outcome: Outcome = "fails"
+    elif not is_unreadable:
+        outcome = "passes"
+    else:
+        outcome = "other" if policy.is_gate and _is_other(report, origin) else "unknown"
+    failing = tuple(one for one in counted if any(_meets(one, condition) for condition in conditions))
+    return Judgement(outcome, failing, tuple(left), tuple(let))
+
+
+def _is_met(condition: str, grade: Grade, left: Sequence[Finding], *, is_unseen: bool) -> bool:
+    if condition in _RANK:  # what was not looked at may be of any; what only makes data fails nothing
+        return is_unseen or (grade != "data" and _RANK[grade] >= _RANK[condition])
+    return any(_meets(one, condition) for one in left)
+
+
+def _meets(finding: Finding, condition: str) -> bool:
+    if condition in _SEVERITIES:
+        return finding.severity in _SEVERITIES[_SEVERITIES.index(condition) :]
+    if condition in _RANK:
+        grade = _GRADED.get(finding.code)
+        return finding.code in _UNSEEN or (grade is not None and _RANK[grade] >= _RANK[condition])
+    return finding.code == condition
+
+
+def _allowed(policy: Policy, report: CheckReport, code: str) -> str | None:
+    """Return the reason of the first name that is allowed, if all names are that findings of a code are about."""
+    if not policy.allow or len(report.acts) >= MOST_LISTED:  # of more acts, some are not in the list
+        return None
+    if code == "CK206":
+        acts = [act for act in report.acts if act.grade == "code" and act.how != "runs"]
+        if any(act.how not in _NAMED or (act.how == "refers" and act.why is not None) for act in acts):
+            return None  # it has no name, or another module takes the place of the one that is named
+        names = [act.name for act in acts]
+    else:
+        names = [one.name for one in report.globals if not one.is_allowed]
+    reasons = {name: next((why for glob, why in policy.allow if fnmatchcase(name, glob)), None) for name in names}
+    given = [why for why in reasons.values() if why is not None]
+    is_all = all(why is not None or (code != "CK206" and is_listed(name)) for name, why in reasons.items())
+    return given[0] if given and is_all else None
+
+
+def _codes_of(act: Act) -> tuple[str, ...]:
+    """Return the codes of findings that say what an act does; nothing for a program, of which none does."""
+    if act.grade == "system":
+        return {"runs": ("CK216",), "refers": ("CK207", "CK205")}.get(act.how, ("CK205",))
+    return () if act.grade == "program" else ("CK217" if act.how == "runs" else "CK206",)
+
+
+def _path_of(act: Act, report: CheckReport) -> str:
+    """Return the path of a file in a folder, if that is what the record of an act begins with."""
+    return os.path.join(report.path, act.record.partition("::")[0])
+
+
+def _plain(path: str) -> str:
+    return path if "://" in path else os.path.normpath(path).replace(os.sep, "/")
+
+
+def _is_other(report: CheckReport, origin: str) -> bool:
+    error = report.error
+    is_known = isinstance(error, UnknownFormat) or (isinstance(error, NotACheckpoint) and error.kind in _OTHERS)
+    if not is_known or report.acts or report.unseen or report.globals or is_folder(origin):
+        return False
+    try:
+        return not safety.asks_for(origin, _PLAUSIBLE.fullmatch)
+    except Failure:
+        return False
+
+
+# The file
+
+_RULES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
+    "allow": ({"name": "str", "reason": "str"}, ("name",)),
+    "ignore": ({"code": "str", "path": "str", "until": "date", "reason": "str"}, ("code",)),
+    "accept": ({"sha256": "str", "path": "str", "reason": "str"}, ("sha256", "reason")),
+}
+"""Lists of tables: their keys, with types, and those that each needs. A text is a table with the first of these."""
+_KEYS: Final = ("fail-on", *_RULES, "limits")
+_LIMITS: Final = tuple(name for name in Limits._fields if name != "cancellation")
+_HINT: Final = "docs/ci.md has an example of each key."
+
+
+def read_policy(path: str) -> Policy:
+    """
+    Read a policy from a file of TOML.
+
+    Raises:
+        MalformedFile: It is no TOML, or has a key or a value that means nothing.
+        FileUnavailable: It cannot be read.
+        MissingPackage: This Python cannot read TOML, and tomli is not installed.
+    """
+    try:
+        import tomllib  # Python 3.10, which ended in 2026, has none
+    except ImportError:
+        try:
+            import tomli as tomllib  # type: ignore[no-redef]
+        except ImportError as error:
+            raise MissingPackage.named("tomli", "pip install tomli") from error
+    try:
+        table = tomllib.loads(str(_content(path), "utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _malformed(path, f"no TOML: {error}") from error
+    _refuse_unknown(path, table, _KEYS)
+    fail_on = _texts(path, "fail-on", table.get("fail-on", list(DEFAULT)))
+    for word in fail_on:
+        refuse_condition(word, path)
+    limits = table.get("limits", {})
+    if not isinstance(limits, dict):
+        raise _malformed(path, "limits is no table")
+    _refuse_unknown(path, limits, _LIMITS, "limits.")
+    if wrong := next((name for name, value in limits.items() if type(value) is not int or value < 0), None):
+        raise _malformed(path, f"limits.{wrong} is no number of 0 or more")
+    found = {name: list(_tables(path, name, table.get(name, []))) for name in _RULES}
+    from datetime import datetime, timezone  # most calls have no policy
+
+    today, ended = datetime.now(tz=timezone.utc).date(), []
+    ignore = []
+    for one in found["ignore"]:
+        refuse_code(one["code"], path)
+        if "until" in one and one["until"] < today:
+            ended.append(f"{one['code']} in {one.get('path', '*')!r}, until {one['until']}")
+        else:
+            ignore.append(Rule(one["code"], one.get("path", "*"), one.get("reason", "ignored by the policy")))
+    for one in found["accept"]:
+        if not re.fullmatch("[0-9a-f]{64}", one["sha256"]):
+            raise _malformed(path, f"no SHA-256, which is 64 digits of 0-9 and a-f: {one['sha256']!r}")
+    return Policy(
+        fail_on,
+        True,
+        tuple((one["name"], one.get("reason", "allowed by the policy")) for one in found["allow"]),
+        tuple(ignore),
+        {one["sha256"]: one["reason"] for one in found["accept"]},
+        limits=DEFAULT_LIMITS._replace(**limits),
+        ended=tuple(ended),
+    )
+
+
+def read_baseline(path: str) -> dict[str, frozenset[str]]:
+    """
+    Return the codes of what was found in each file, by its SHA-256, from the objects of ``check`` with digests.
+
+    Raises:
+        MalformedFile: It is something else.
+        FileUnavailable: It cannot be read.
+    """
+    from ckptool.formats.strict_json import parse  # most calls have no baseline
+
+    known: dict[str, frozenset[str]] = {}
+    for line in _content(path).splitlines():
+        value: Any = parse(line, "the baseline", "baseline")
+        for one in value if isinstance(value, list) else [value]:
+            if not (isinstance(one, dict) and "sha256" in one and "findings" in one):
+                fact, hint = "no baseline: objects have no sha256", "docs/ci.md says how to write one."
+                raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
+            codes = {each["code"] if isinstance(each, dict) else each for each in one["findings"]}
+            codes |= {UNREADABLE} if one.get("error") else set()
+            known[str(one["sha256"])] = known.get(str(one["sha256"]), frozenset()) | codes
+    known.pop("None", None)  # folders have none
+    return known
+
+
+def refuse_condition(word: str, path: str | None = None) -> None:
+    """Refuse what is no condition."""
+    if word not in CONDITIONS:
+        choices = f"the code of a finding, {', '.join((*_RANK, *_SEVERITIES, UNREADABLE))}"
+        raise _malformed(path, f"{word!r} is none of these: {choices}", word, CONDITIONS)
+
+
+def refuse_code(word: str, path: str | None = None) -> None:
+    """Refuse what is no code of a finding."""
+    if word not in (*CODES, UNREADABLE):
+        raise _malformed(path, f"{word!r} is no code of a finding, nor {UNREADABLE}", word, (*CODES, UNREADABLE))
+
+
+def _content(path: str) -> bytes:
+    source, _ = open_source(path)
+    with closing(source):
+        return source.read(0, source.nbytes)
+
+
+def _tables(path: str, name: str, value: Any) -> Iterator[dict[str, Any]]:
+    keys, needed = _RULES[name]
+    if not isinstance(value, list):
+        raise _malformed(path, f"{name} is no list")
+    for one in value:
+        table = {needed[0]: one} if isinstance(one, str) else one
+        if not isinstance(table, dict):
+            raise _malformed(path, f"{name} has what is no table: {one!r}")
+        _refuse_unknown(path, table, tuple(keys), f"{name}: ")
+        for key, given in table.items():
+            if type(given).__name__ != keys[key]:
+                what = "date, as 2027-01-31" if keys[key] == "date" else "text"
+                raise _malformed(path, f"{name}: {key} is no {what}: {given!r}")
+        if lacks := next((key for key in needed if key not in table), None):
+            raise _malformed(path, f"{name}: {lacks} is missing")
+        yield table
+
+
+def _texts(path: str, name: str, value: Any) -> tuple[str, ...]:
+    if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        raise _malformed(path, f"{name} is no list of texts")
+    return tuple(value)
+
+
+def _refuse_unknown(path: str, table: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
+    for key in table:
+        if key not in known:
+            raise _malformed(path, f"unknown key {where}{key!r}", key, known)
+
+
+def _malformed(path: str | None, fact: str, word: str = "", known: Iterable[str] = ()) -> MalformedFile:
+    from difflib import get_close_matches  # most are right
+
+    near = get_close_matches(word, list(known), n=1) if word else []
+    hint = f"Did you mean {near[0]!r}?" if near else _HINT
+    return MalformedFile(fact, kind="malformed-policy", path=path, hint=hint)
