@@ -92,10 +92,8 @@ def survey(
         if isinstance(facts, str):
             left_out.setdefault(facts, []).append(tensor.name)
             continue
-        is_extreme = facts.infinite == info.numel and _is_extreme(tensor.name)
-        is_beside = tensor.name not in trained or facts.only_minus_infinity_and_zero
-        if (facts.nan or facts.infinite) and (is_beside or is_extreme):
-            harmless.append(tensor.name)  # a mask, the best score of no epoch yet, the range of no batch yet
+        if (facts.nan or facts.infinite) and (tensor.name not in trained or is_meant(tensor.name, facts, info.numel)):
+            harmless.append(tensor.name)  # the best score of no epoch yet, say
         elif facts.nan:
             nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
         elif facts.infinite:
@@ -111,8 +109,8 @@ def survey(
         where = f" in {some(blank)}" if any(blank) else ""
         zeros = "CK112", zero, f"nearly all weights{where} are zero", _NEVER_FILLED, "warning"
     odd: tuple[Odd, ...] = (
-        ("CK110", nan, "values that are no numbers (NaN)", _DIVERGED, "warning"),
-        ("CK111", infinite, "infinite values", _DIVERGED, "warning"),
+        ("CK110", nan, "values that are no numbers (NaN)", DIVERGED, "warning"),
+        ("CK111", infinite, "infinite values", DIVERGED, "warning"),
         ("CK111", harmless, _HARMLESS, None, "info"),
         ("CK119", damaged, "values unlike all others of their tensors, as after damage", _COMPARE, "info"),
         zeros,
@@ -167,9 +165,13 @@ def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
         return _UNREADABLE
 
 
-def _is_extreme(name: str) -> bool:
-    """Say whether a tensor is a least or a greatest value by its name, as observers keep them (``min_val``)."""
-    return not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
+def is_meant(name: str, facts: ValueFacts, numel: int) -> bool:
+    """
+    Say whether infinities are what a tensor is for: a mask; or the least or greatest value of no batch yet, as
+    observers keep them (``min_val``).
+    """
+    is_extreme = not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
+    return facts.only_minus_infinity_and_zero or (facts.infinite == numel and is_extreme)
 
 
 def _damage(tensor: LazyTensor, facts: ValueFacts, weights: Collection[str]) -> Iterator[str]:
@@ -197,7 +199,7 @@ def _trained(checkpoint: Checkpoint, roles: Collection[str]) -> set[str]:
 
 
 _BLOCK: Final = 4096
-_DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
+DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
 _NEVER_FILLED: Final = "Copy the file again: it may have got its size, and never its bytes."
 _COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
 _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"

@@ -118,11 +118,10 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
     own = values.dtype
     if values.is_meta or not narrows(own, target):
         return Lost()
-    if values.layout is not torch.strided:
-        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    values = elements_of(values)
     if not values.numel():
         return Lost()
-    pieces = torch.split(values.reshape(-1), _LOOKED_AT)
+    pieces = torch.split(values, _LOOKED_AT)
     if not own.is_floating_point or not target.is_floating_point:
         found = [piece[~_is_held(piece, target)] for piece in pieces]
         return Lost(sum(map(len, found)), first=next((one[0].item() for one in found if len(one)), None))
@@ -133,6 +132,15 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
             return Lost(all_zero=largest > 0 and not torch.tensor(largest, dtype=own, device="cpu").to(target).any())
     wide = torch.float32 if own.itemsize < 8 else own
     return Lost(sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces))
+
+
+def elements_of(values: torch.Tensor) -> torch.Tensor:
+    """Return the elements that a tensor of any layout has, as a flat one."""
+    import torch
+
+    if values.is_nested or values.layout is not torch.strided:
+        values = values._values() if values.layout is torch.sparse_coo else values.values()
+    return values.reshape(-1)
 
 
 def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
@@ -189,27 +197,29 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
     of_type = getattr(torch, dtype, None)
     if of_type is None:
         raise UnsupportedFeature(f"this torch has no type {dtype}", kind="dtype")
+    if not of_type.is_floating_point and not of_type.is_complex:
+        return ValueFacts(0, 0, not any(map(any, pieces)), True)
     try:
-        return _survey(pieces, of_type)
+        return survey_values(torch.frombuffer(bytearray(piece), dtype=of_type) for piece in pieces)
     except RuntimeError as error:
         if "not implemented" not in str(error):
             raise
         raise UnsupportedFeature(f"torch cannot compute with {dtype}: {error}", kind="dtype") from error
 
 
-def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
+def survey_values(pieces: Iterable[torch.Tensor]) -> ValueFacts:
+    """Return the same of floating or complex elements, given as flat tensors on the CPU."""
     import torch
 
     nan = infinite = far = zero = numel = 0
     only_masks = True
     first = last = -1
     all_zero = True
+    width = 1
     for piece in pieces:
-        if not of_type.is_floating_point and not of_type.is_complex:
-            all_zero = all_zero and not any(piece)
-            continue
-        for values in _blocks(torch.frombuffer(bytearray(piece), dtype=of_type)):
-            values = torch.view_as_real(values).reshape(-1) if of_type.is_complex else values
+        width = piece.dtype.itemsize // (1 + piece.is_complex())
+        for values in _blocks(piece):
+            values = torch.view_as_real(values).reshape(-1) if values.is_complex() else values
             if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
                 values = values.to(torch.float32)
             zeros = len(values) - int(values.count_nonzero())
@@ -227,9 +237,23 @@ def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
                 last = numel + len(values) - 1 - int(is_zero.flip(0).argmax())
             all_zero = all_zero and zeros == len(values)
             zero, numel = zero + zeros, numel + len(values)
-    width = of_type.itemsize // (1 + of_type.is_complex)
     run = (first * width, zero * width) if 0 < zero < numel and zero == last - first + 1 else None
     return ValueFacts(nan, infinite, all_zero, only_masks, far, run)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Say whether none of some elements, given as for ``survey_values``, is NaN or infinite: quicker than to count."""
+    import torch
+
+    if FLOAT4 in str(values.dtype):
+        return True
+    if values.dtype.itemsize == 1:
+        every = torch.arange(256, dtype=torch.uint8, device="cpu")
+        odd = every[~every.view(values.dtype).to(torch.float32).isfinite()].tolist()
+        pieces = (string_at(piece.data_ptr(), len(piece)) for piece in torch.split(values.contiguous(), _LOOKED_AT))
+        return not any(one in piece for piece in pieces for one in odd)
+    # A sum is finite if all of it is, but for one that is too large.
+    return all(bool(block.sum().isfinite()) or bool(block.isfinite().all()) for block in _blocks(values))
 
 
 def _far(values: torch.Tensor, largest: float) -> int:

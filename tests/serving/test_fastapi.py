@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def workers(server: Server) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def all_found() -> bool:
-        state = server.ask("/weights")
+        state = server.ask("/health")
         found[state["worker"]] = state["digest"]
         return len(found) == WORKERS
 
@@ -174,7 +175,8 @@ def test_the_server_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
         timeout=PATIENCE,
     )
 
-    assert (run.stdout, run.stderr) == (printed, "")
+    assert run.stdout == printed
+    assert re.fullmatch("reloaded: model.pth: 10 of 10 tensors.*\n", run.stderr)
 
 
 def test_a_worker_that_cannot_load_does_not_start(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class Recipe(NamedTuple):
     scores: Callable[[Any], Any]
     ends: bool = True
     """Whether its process ends well when it is asked to; Ray's driver ends by an exception of its own."""
+    health: Any = None
+    """What its route for health is sent."""
 
 
 SERVED = {
@@ -55,6 +57,7 @@ SERVED = {
         "/predict",
         {"images": BODY},
         lambda got: got,
+        health={},
     ),
     "ray_serve_app.py": Recipe("ray", "ray_serve_app.py", "/", BODY, lambda got: got["scores"], ends=False),
     "gunicorn_app.py": Recipe(
@@ -81,6 +84,9 @@ def test_its_server_answers_and_follows_the_file(name: str, tmp_path: Path) -> N
 
     with serving(recipe.command, checkpoint) as server:
         answers_and_follows(server, asked, checkpoint, a)
+        if name != "ray_serve_app.py":  # which asks its replicas itself
+            with server.connection() as client:
+                assert client.answer("/health", recipe.health)[0] == 200
         if recipe.ends:
             server.stop()
 

@@ -34,11 +34,12 @@ import torch
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, steps
+from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
-from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, let_go
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import choose_targets, through_own_code
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
@@ -61,13 +62,14 @@ from ckptool.loading.serving.commit import (
     with_weights,
 )
 from ckptool.loading.serving.watcher import Watcher, import_readers
-from ckptool.messages import show
+from ckptool.messages import counted, show, some
 from ckptool.names.matching import Renames
 from ckptool.sections import completed
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import shown_path
 from ckptool.sources.versions import version_under
 from ckptool.tensors.tensor import TensorInfo
+from ckptool.torch_ops.values import elements_of, is_finite, survey_values
 
 Commit: TypeAlias = Literal["in_place", "swap"]
 
@@ -121,9 +123,12 @@ class LiveModel(Closing):
     Tensors of the model keep their device and type. With the first load, those on the meta device come to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
-    ``commit`` costs. ``accept`` is given new weights by name, on the CPU, before they serve: if it raises, or returns
-    what is false and not None, the old ones serve on. ``limits`` are those of every load; a ``Cancellation`` in them
-    stops only the first.
+    ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
+
+    Weights with NaN or infinities are refused, but for masks, unless ``allow_nan``. ``accept`` is given new weights by
+    name, on the CPU, before they serve: if it raises, or returns what is false and not None, they are refused, too. If
+    ``source`` is refused or cannot be loaded, the first weights are those of ``fallback``, where there is one;
+    ``last_error`` says why.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -144,29 +149,49 @@ class LiveModel(Closing):
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
         mmap: Mmap = False,
+        fallback: Origin | None = None,
+        allow_nan: bool = False,
         accept: Callable[[Mapping[str, torch.Tensor]], object] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
         check_arguments(LiveModel.__init__, locals())
+        if fallback is not None and source is None:
+            raise ValueError("fallback is for a source that cannot be loaded: name one")
         if any(module.training for module in model.modules()):
             logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
+        import_readers()
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
         place, self._dtype = check_placing(model, map_location, device, dtype)
         self._device = place.everywhere or CPU  # no mapping is taken here
         self._mmap: Mmap = mmap
-        self._accept = accept
+        self._allow_nan, self._accept = allow_nan, accept
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
         self._reloading = threading.Lock()
         self._watcher: Watcher[Reload] | None = None
         self._seen: tuple[str, tuple[object, ...] | None] | None = None
         self.report: LoadReport | None = None
+        self.loaded_time: datetime | None = None
+        """When the weights came that serve, in UTC."""
         self._failure: tuple[Exception, datetime] | None = None
         if source is not None:
+            self._start(source, fallback, limits)
+
+    def _start(self, source: Origin, fallback: Origin | None, limits: Limits) -> None:
+        try:
             self.reload(source, limits=limits)
+        except Failure as error:
+            if fallback is None:
+                raise
+            logger.warning("not loaded: %s; loading the fallback", show(str(error)))
+            let_go(error)
+            self.reload(fallback, limits=limits)
+            self._note(error)
+            # What ``watch`` looks at by default, and has still to load.
+            self._seen = (os.fspath(source), None) if isinstance(source, str | os.PathLike) else None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -180,7 +205,10 @@ class LiveModel(Closing):
 
     @property
     def last_error(self) -> Exception | None:
-        """Why the last reload by ``watch`` failed; None if none failed since the last that went well."""
+        """
+        Why the last reload by ``watch`` failed, or why the ``fallback`` serves; None if none failed since the last that
+        went well.
+        """
         return self._failure and self._failure[0]
 
     @property
@@ -188,9 +216,25 @@ class LiveModel(Closing):
         """When ``last_error`` happened, in UTC."""
         return self._failure and self._failure[1]
 
+    def status(self) -> dict[str, str | None]:
+        """
+        Return what a health route answers: ``digest``, ``path`` and ``loaded_time`` of what serves, and why not the
+        newest: ``last_error`` and ``last_error_time``. Waits, as calls do, while weights are copied.
+        """
+        with self.use() as serving:
+            found = {
+                "digest": serving.digest,
+                "path": self.report and self.report.path,
+                "loaded_time": self.loaded_time,
+                "last_error": self.last_error,
+                "last_error_time": self.last_error_time,
+            }
+        return {name: None if value is None else _shown(value) for name, value in found.items()}
+
     def __repr__(self) -> str:
-        path = f" from {show(self.report.path)!r}" if self.report is not None else ""
-        failed = f", not reloaded: {show(str(self.last_error))}" if self.last_error is not None else ""
+        path = f" from {show(self.report.path)!r} since {_shown(self.loaded_time)}" if self.report is not None else ""
+        error, time = self._failure or (None, None)
+        failed = f", not reloaded at {_shown(time)}: {show(str(error))}" if error is not None else ""
         return f"<LiveModel {type(self.model).__name__} {self.digest}{path}{failed}>"
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -256,8 +300,10 @@ class LiveModel(Closing):
             else:
                 refuse_broken_plan(checkpoint, targets[1], self._dtype)
                 done = self._replace(checkpoint, *targets, started, limits)
-            self.report, self._failure, self._seen = done.report, None, seen
-        logger.info("loaded: %s; %s", done.report.line, done.digest)
+            # Servers show warnings where nobody has set up logging, and that other weights serve is news.
+            level, what = (logging.INFO, "loaded") if self.report is None else (logging.WARNING, "reloaded")
+            self.report, self.loaded_time, self._failure, self._seen = done.report, _now(), None, seen
+        logger.log(level, "%s: %s; %s", what, done.report.line, done.digest)
         return done
 
     @contextmanager
@@ -342,9 +388,12 @@ class LiveModel(Closing):
             self._serving = Serving(model, digest)
 
     def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raise UnsupportedFeature if the caller does not accept new weights."""
+        """Raise UnsupportedFeature if new weights have NaN or infinities, or the caller does not accept them."""
+        if not self._allow_nan:
+            in_own_thread(lambda: _refuse_nan(weights))
+        accept = self._accept
         try:
-            answer = None if self._accept is None else self._accept(weights)
+            answer = None if accept is None else in_own_thread(lambda: accept(weights))
             is_refused, why = answer is not None and not answer, f"it returned {answer!r}"
         except CkptoolError:
             raise
@@ -392,7 +441,6 @@ class LiveModel(Closing):
             path = self._seen[0]
         path = os.fspath(path)
         self.unwatch()
-        import_readers()
         if version_under(path) is None:
             logger.warning("watching a path without a file: %s", show(shown_path(path)))
         # What was loaded, not what is there now: a file that came between the two must not be missed.
@@ -404,7 +452,8 @@ class LiveModel(Closing):
         self._watcher = Watcher(path, every, loaded, reload, self._note, on_reload)
 
     def _note(self, error: Exception) -> None:
-        self._failure = error, datetime.now(timezone.utc)
+        let_go(error)  # an error that is kept must not keep what was staged, which its traceback reaches
+        self._failure = error, _now()
 
     def unwatch(self) -> None:
         """Stop watching. A reload that has begun is cancelled, unless its weights are being committed already."""
@@ -414,6 +463,32 @@ class LiveModel(Closing):
 
     close = unwatch
     """What the end of a ``with`` block does."""
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _shown(value: object) -> str:
+    """Return a text; of a time, to the second."""
+    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
+
+
+def _refuse_nan(weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise UnsupportedFeature if weights have NaN or infinities that are not meant."""
+    odd = []
+    for name, one in weights.items():
+        if one.is_meta or not (one.is_floating_point() or one.is_complex()) or is_finite(values := elements_of(one)):
+            continue
+        facts = survey_values([values])
+        if not is_meant(name, facts, values.numel()):
+            odd.append(f"{name} ({facts.nan + facts.infinite:,} of {values.numel():,})")
+    if odd:
+        raise UnsupportedFeature(
+            f"NaN or infinities in {counted(len(odd), 'tensor')}: {some(odd)}",
+            kind="not-finite",
+            hint=f"{DIVERGED} If they are meant, say `allow_nan=True`.",
+        )
 
 
 def _digest(checkpoint: Checkpoint, weights: StateDict, made: Mapping[int, torch.Tensor], limits: Limits) -> str:

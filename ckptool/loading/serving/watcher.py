@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -141,19 +140,12 @@ class Watcher(Generic[T]):
         except Cancelled:
             logger.info("no longer watched, not reloaded: %s", show(shown_path(self._path)))
         except CkptoolError as error:
-            self._note(error)
             logger.warning("not reloaded: %s", show(str(error)))
+            self._failed(error)
             self._tell(error)
         except Exception as error:  # no memory left on the device, say: the next file may do
-            self._note(error)
             logger.exception("not reloaded: %s", show(shown_path(self._path)))
-
-    def _note(self, error: Exception) -> None:
-        chain: list[BaseException] = [error]
-        for link in chain:  # an error that is kept must not keep what was staged, which its traceback reaches
-            traceback.clear_frames(link.__traceback__)
-            chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
-        self._failed(error)
+            self._failed(error)
 
     def _tell(self, outcome: T | CkptoolError) -> None:
         if self._told is None:

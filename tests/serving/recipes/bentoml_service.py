@@ -1,4 +1,4 @@
-# Run with BentoML 1.4.39, torch 2.13.0:
+# Run with BentoML 1.4.40, torch 2.13.0:
 #   CHECKPOINT=model.pth bentoml serve bentoml_service:Digits
 import os
 
@@ -22,8 +22,8 @@ class Digits:
             return self.live(torch.tensor(images)).tolist()
 
     @bentoml.api
-    def weights(self) -> dict[str, str | int | None]:
-        return {"worker": os.getpid(), "digest": self.live.digest}
+    def health(self) -> dict[str, str | int | None]:
+        return {"worker": os.getpid(), **self.live.status()}
 
     @bentoml.on_shutdown
     def close(self) -> None:

@@ -25,6 +25,11 @@ def reload() -> dict[str, str]:
     return {"digest": live.reload(os.environ["CHECKPOINT"]).digest}
 
 
+@app.get("/health")
+def health() -> dict[str, str | None]:
+    return live.status()
+
+
 @app.exception_handler(ckptool.CkptoolError)
 def refused(request: Request, error: ckptool.CkptoolError) -> JSONResponse:
     # What served before goes on serving.

@@ -18,6 +18,6 @@ def predict(images: list[list[list[list[float]]]]) -> list[list[float]]:
         return live(torch.tensor(images)).tolist()
 
 
-@app.get("/weights")
-def weights() -> dict[str, str | None]:
+@app.get("/health")
+def health() -> dict[str, str | None]:
     return {"digest": live.digest}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import torch
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 import ckptool
 from ckptool.reference.nets import LeNet  # your model
@@ -30,7 +30,8 @@ def predict(images: list[list[list[list[float]]]]) -> list[list[float]]:
         return live(torch.tensor(images)).tolist()
 
 
-@app.get("/weights")
-def weights() -> dict[str, str | int | None]:
-    error = live.last_error
-    return {"worker": os.getpid(), "digest": live.digest, "error": error and str(error)}
+@app.get("/health")
+def health(response: Response) -> dict[str, str | int | None]:
+    status = live.status()  # which weights serve, since when, and why not the newest
+    response.status_code = 200 if status["digest"] else 503
+    return {"worker": os.getpid(), **status}

@@ -16,8 +16,11 @@ live = ckptool.LiveModel(LeNet().eval(), checkpoint)
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    with torch.inference_mode():
-        scores = live(torch.tensor(json.load(environ["wsgi.input"])))
-    answer = {"scores": scores.tolist(), "worker": os.getpid()}
+    if environ["PATH_INFO"] == "/health":
+        answer = {"worker": os.getpid(), **live.status()}
+    else:
+        with torch.inference_mode():
+            scores = live(torch.tensor(json.load(environ["wsgi.input"])))
+        answer = {"scores": scores.tolist(), "worker": os.getpid()}
     start_response("200 OK", [("Content-Type", "application/json")])
     return [json.dumps(answer).encode()]
