@@ -34,7 +34,8 @@ def explain(text: str, path: str | None, *, as_json: bool) -> None:
     Say what an error message means, and what to do.
 
     TEXT is the message, or all that was printed around it; '-' reads it from standard input. With a FILE, say what in
-    the file causes it. Exit code 1: the message is not known; 2: the file cannot be opened.
+    the file causes it, and where the names in it are. Exit code 1: the message is not known, and names nothing in the
+    file; 2: the file cannot be opened.
     """
     sys.exit(print_explanations(text, path, as_json=as_json))
 

@@ -89,7 +89,7 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
 def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
-    found = settings_beside(path, source).get("base_model_name_or_path")
+    found = object_beside(path, source, ADAPTER).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
@@ -157,7 +157,7 @@ def _in_text(text: str) -> object:
 
 def _settings(path: str, source: Source) -> Settings | None:
     for name, keys in _QUANTIZED.items():
-        whole = _object_beside(path, source, name)
+        whole = object_beside(path, source, name)
         inner = whole.get("text_config")
         whole = {**inner, **whole} if isinstance(inner, dict) else whole
         found = next((whole[key] for key in keys if whole.get(key)), None) if keys else whole
@@ -169,7 +169,7 @@ def _settings(path: str, source: Source) -> Settings | None:
     return None
 
 
-def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
+def object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
     """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
     if is_far(path):
         return _far_object(source, name)
@@ -182,11 +182,6 @@ def _object_beside(path: str, source: Source, name: str) -> Mapping[str, object]
         return {}
     with closing(folder):
         return json_object(folder, name)
-
-
-def settings_beside(path: str, source: Source) -> Mapping[str, object]:
-    """Return the settings of the adapter in a folder, or in that of a file; nothing if there are none."""
-    return _object_beside(path, source, ADAPTER)
 
 
 def _far_object(source: Source, name: str) -> Mapping[str, object]:

@@ -50,6 +50,7 @@ BENIGN = frozenset(
         "n_averaged",
         "attn_mask",
         "causal_mask",
+        "masked_bias",
         "total_ops",
         "total_params",
     }
@@ -66,15 +67,25 @@ SPELLINGS = (
         (r"\bparametrizations\.(\w+)\.original$", r"\1_orig"),
         (r"\bparametrizations\.(\w+)\.0\._([uv])$", r"\1_\2"),
     ),
+    (
+        (r"\b(q|k|v)(?:uery|ey|alue)\.(weight|bias)$", r"to_\1.\2"),
+        (r"\bproj_attn\.(weight|bias)$", r"to_out.0.\1"),
+    ),
 )
 """
 Names that libraries spell in two ways: normalisation in TensorFlow and torch; weight_norm and spectral_norm in torch,
-as parametrizations and before.
+as parametrizations and before; attention in diffusers, before and since 0.18.
 """
 
 _SPELLINGS = (
     *SPELLINGS,
     ((r"\bweight_g$", "parametrizations.weight.original0"), (r"\bweight_v$", "parametrizations.weight.original1")),
+    (
+        (r"\bto_q\.(weight|bias)$", r"query.\1"),
+        (r"\bto_k\.(weight|bias)$", r"key.\1"),
+        (r"\bto_v\.(weight|bias)$", r"value.\1"),
+        (r"\bto_out\.0\.(weight|bias)$", r"proj_attn.\1"),
+    ),
 )
 
 _DEPTH = 16

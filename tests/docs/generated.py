@@ -5,34 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from re._parser import parse  # type: ignore[import-not-found]
+from typing import Any
 
 import ckptool
 from ckptool import errors
-from ckptool.checking.explain import explain
+from ckptool.checking.explain import entries
 from ckptool.checking.finding import CODES
 from ckptool.pickles.constructions import ROWS
-
-MESSAGES = (
-    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
-    "Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
-    'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "module.conv1.weight", …',
-    'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "epoch", "state_dict", …',
-    "KeyError: 'state_dict'",
-    "size mismatch for fc.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, the shape in …",
-    "invalid load key, 'v'.",
-    "invalid load key, '<'.",
-    "PytorchStreamReader failed reading zip archive: failed finding central directory",
-    "PytorchStreamReader failed locating file constants.pkl: file not found",
-    "unexpected EOF, expected 104 more bytes. The file might be corrupted.",
-    "Can't get attribute 'Net' on <module '__main__'>",
-    "No module named 'models'",
-    "Error while deserializing header: HeaderTooLarge",
-    "'collections.OrderedDict' object has no attribute 'eval'",
-    "'Conv2d' object has no attribute 'padding_mode'",
-    "loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
-    "CUDA out of memory. Tried to allocate 20.00 MiB.",
-)
-"""Messages that people paste, shortened where they are long."""
 
 
 def _paragraph(text: str | None) -> str:
@@ -90,16 +70,49 @@ def constructions() -> str:
     return _rows(header, ("---",) * len(header), *rows)
 
 
+def shown(pattern: str) -> list[str]:
+    """Return the texts that a pattern of a message stands for: one for each alternative of it as a whole."""
+    parsed = list(parse(pattern))
+    if len(parsed) == 1 and str(parsed[0][0]) == "BRANCH":
+        return list(dict.fromkeys(_text(branch) for branch in parsed[0][1][1]))
+    return [_text(parsed)]
+
+
+def _text(parsed: Iterable[Any]) -> str:
+    """Return what a parsed pattern stands for, with an ellipsis for what may be anything."""
+    text = ""
+    for kind, value in ((str(kind), value) for kind, value in parsed):
+        if kind == "LITERAL":
+            text += chr(value)
+        elif kind == "IN":
+            (of, char), *_ = value
+            text += chr(char) if str(of) == "LITERAL" else "…"
+        elif kind == "SUBPATTERN":
+            text += _text(value[-1])
+        elif kind == "BRANCH":
+            text += _text(value[1][0])
+        elif kind in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, inner = value
+            one = _text(inner)
+            text += one if least and len(inner) > 1 else "" if not least and (most == 1 or one != "…") else "…"
+        elif kind in ("ANY", "NOT_LITERAL", "CATEGORY"):
+            text += "…"
+    return re.sub("…+", "…", text)
+
+
 def messages() -> str:
-    """Return the table of error messages that people paste, with what ``check --explain`` says to each."""
-    rows = []
-    for message in MESSAGES:
-        found = explain(message)
-        assert found, f"not known: {message}"
-        command = f"`{found[0].command}`" if found[0].command else ""
-        hint = " ".join(filter(None, (found[0].hint, command)))
-        rows.append((f"`{message}`", found[0].meaning.replace("|", r"\|"), hint.replace("|", r"\|")))
-    return _rows(("you see", "it means", "do"), ("---", "---", "---"), *rows)
+    """Return each message that is known, as a heading, with what it means and what to do."""
+    written, before = "", [""]
+    for entry in entries():
+        texts = [f"`` {text} ``" if "`" in text else f"`{text}`" for text in shown(entry.pattern)]
+        written += f"## {entry.part}\n\n" if entry.part else ""
+        written += f"### {texts[0]}\n\n" if texts != before else ""
+        written += f"Also {', '.join(texts[1:])}.\n\n" if texts[1:] and texts != before else ""
+        groups = ["…"] * re.compile(entry.pattern).groups
+        meaning, hint = (re.sub("…+", "…", text.format(*groups)) for text in (entry.meaning, entry.hint))
+        written += f"{meaning} {hint}{f' `{entry.command}`' if entry.command else ''}\n\n"
+        before = texts
+    return written.rstrip("\n") + "\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptool.arguments import check_arguments
-from ckptool.checking.explain.keys import Explanation, explain_keys
+from ckptool.checking.explain.keys import INSPECT, Explanation, explain_keys
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import packaged
 
 __all__ = ["Explanation", "explain"]
 
 _MOST_TEXT = 1 << 20
+_OF_LISTS = frozenset(
+    ["load-report", "newly-initialized", "not-used", "missing-tensors", "adapter-keys", "lora-layers", "left-over"]
+)
+"""Kinds of messages that say no more than the lists of names in them, where these are understood."""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -54,10 +58,11 @@ class Entry(NamedTuple):
     kind: str
     pattern: str
     meaning: str
-    hint: str | None
+    hint: str
     command: str | None
     beside: str
     is_otherwise: bool
+    part: str
 
     def apply(self, text: str) -> Explanation | None:
         """Return the explanation, if the text holds this message."""
@@ -65,9 +70,7 @@ class Entry(NamedTuple):
         if found is None or not re.search(self.beside, text):
             return None
         groups = [(group or "")[:200] for group in found.groups()]
-        return Explanation(
-            self.kind, self.meaning.format(*groups), self.hint and self.hint.format(*groups), self.command
-        )
+        return Explanation(self.kind, self.meaning.format(*groups), self.hint.format(*groups), self.command)
 
 
 @cache
@@ -84,16 +87,18 @@ def _entry(name: str, row: Mapping[str, str]) -> Entry:
         name.partition(" ")[0],
         said["pattern"],
         said["meaning"],
-        said.get("hint"),
-        said.get("command"),
+        said.get("hint", "See what is in it."),
+        said.get("command", None if "hint" in said else INSPECT),
         said.get("with", ""),
         "otherwise" in said,
+        said.get("part", ""),
     )
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:
-    keys = explain_keys(text)
-    found = [*([keys] if keys else ()), *_applied(text, is_otherwise=False)]
+    keys, found = explain_keys(text), list(_applied(text, is_otherwise=False))
+    if keys is not None and (keys.kind != "keys" or not found):  # which says least
+        found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
     found = found or list(islice(_applied(text, is_otherwise=True), 1))
     if any(one.kind in ("memory-training", "memory-loading") for one in found):
         found = [one for one in found if one.kind != "memory-device"]

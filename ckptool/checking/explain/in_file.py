@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import ne
 from os import PathLike
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ckptool.checking import advice, torch_load
-from ckptool.checking.explain.keys import Explanation, form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.keys import Cause, Explanation, form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.names import where
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.origin import adapter_of
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
 from ckptool.errors import Failure, FileUnavailable
 from ckptool.formats import open_checkpoint
+from ckptool.formats.json_beside import base_model, quantization_of
 from ckptool.limits import Limits
 from ckptool.messages import FORMS, counted, counts, show_nbytes, some
-from ckptool.names.matching import Rename, Renames, is_extra_state, renamed
-from ckptool.names.missing import not_there
+from ckptool.names.matching import Rename, Renames, is_benign, renamed
 from ckptool.names.wrappers import ADDED_BY
-from ckptool.pickles.nodes import lookup, mapping_pairs
+from ckptool.pickles.describe import scalar_of
+from ckptool.pickles.nodes import attribute_pairs, lookup, mapping_pairs
 from ckptool.sources.naming import command_line, shown_path
 
 _MOST_LISTED: Final = 8
-
-
-class Cause(NamedTuple):
-    """
-    What in the file causes a message, and what to do about it there; None leaves the hint that is always given.
-
-    Without a hint and a command, the command is to look at the file.
-    """
-
-    fact: str
-    hint: str | None = None
-    command: str | None = None
+_HEAD: Final = re.compile(r"^(?:base_model\.model|lora_(?:unet|te\d?|transformer)|[^.]+)")
+_OF_LORA: Final = re.compile(r"lora_(?:embedding_)?[AB]|lora[._](?:\w+\.)?(?:down|up)\b|\.alpha$")
+_KINDS: Final = {".lokr_": "LoKr", ".hada_": "LoHa", ".oft_": "OFT", ".ia3_": "IA3", "prompt_embeddings": "prompt"}
+_OF_PEFT: Final = re.compile(r"^(?:transformer\.)?base_model\.model\.")
+_COMPONENTS: Final = {
+    "diffusion model": r"(model\.)?diffusion_model\.|(double|single|joint|input|down|transformer)_blocks\.|blocks\.\d",
+    "text encoder": r"(cond_stage_model|conditioner|text_encoders?|text_model)\.|encoder\.block\.",
+    "VAE": r"(first_stage_model|vae)\.|(en|de)coder\.(conv_in|mid)",
+}
+"""Of programs for pictures, and how names of their tensors begin."""
+_SAVED: Final = ("hyper_parameters", "optimizer_states", "lr_schedulers", "loops")
 
 
 def look_into(
@@ -45,12 +48,17 @@ def look_into(
     """
     Return the explanations with what in the file causes the message, and with commands for that file.
 
+    Of a message that is not known, say where the names in it are; nothing if it has none.
+
     Raises:
         FileUnavailable: There is no such file, or it may not be read.
     """
     try:
         with open_checkpoint(origin, limits=limits) as checkpoint:
-            return tuple(_with_cause(one, checkpoint, text) for one in found)
+            said = where(checkpoint, text, limits)
+            if not found and said is not None:
+                found = (Explanation("names", "Not a message that is known here, but it names tensors."),)
+            return tuple(_with_cause(one, checkpoint, text, said) for one in found)
     except FileUnavailable as error:
         error.path = error.path or shown_path(origin)
         raise
@@ -59,10 +67,9 @@ def look_into(
         return tuple(one._replace(hint=error.hint or one.hint, command=command, in_file=error.message) for one in found)
 
 
-def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str) -> Explanation:
-    cause = next(
-        (found for kinds, find in _CAUSES if one.kind in kinds.split() and (found := find(checkpoint, text))), None
-    )
+def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str, said: Cause | None) -> Explanation:
+    own = (find(checkpoint, text) for kinds, find in _CAUSES if one.kind in kinds.split())
+    cause = next(filter(None, own), said)
     if cause is not None:
         command = cause.command or (None if cause.hint else run(checkpoint, "inspect").command)
         return one._replace(in_file=cause.fact, hint=cause.hint or one.hint, command=command)
@@ -103,7 +110,7 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
     missing, unexpected = key_lists(text)
     if not missing:
         return _only_unexpected(checkpoint, unexpected)
-    form = form_of(text)
+    form = form_of(text, checkpoint)
     for found in _weights(checkpoint):
         prefix = f"{found.key}." if form == "dcp" and found.key else ""
         expected = [name.removeprefix(prefix) for name in missing]
@@ -114,12 +121,7 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
             continue  # a message that lists no unexpected names knows those of the file: the model wants them, too
         if changes is not None:
             return _where(checkpoint, expected, changes, found, form)
-    names = [name for one in _weights(checkpoint) for name in one]
-    there = sum(name in names for name in missing)
-    has = f"it has {there:,} of the {len(missing):,} names, and others: " if there else "it has other names: "
-    fact = has + some([name for name in names if name not in missing]) if names else "it has no weights"
-    hint = "It belongs to another model, or to another version of this one: build the model that it was saved from."
-    return Cause(fact, hint, run(checkpoint, "inspect").command)
+    return None
 
 
 def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found: StateDict, form: str) -> Cause:
@@ -139,25 +141,23 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
 
 
 def _only_unexpected(checkpoint: Checkpoint, unexpected: list[str]) -> Cause | None:
-    prefixes = summarise(checkpoint).prefixes
-    if prefixes and set(checkpoint.weights or ()) <= set(unexpected):
+    weights, prefixes = checkpoint.weights, summarise(checkpoint).prefixes
+    if prefixes and weights and set(weights) <= set(unexpected):
         prefix = prefixes[0][:-1]
         how = {"strip_wrappers": True} if prefix in ADDED_BY else {"renames": (Rename("strip_prefix", prefix),)}
         fact = f"every name of its weights begins with {prefixes[0]!r}"
         return Cause(fact, "Write them without it.", _alone(checkpoint, **how))
     there = [name for name in unexpected if any(name in one for one in _weights(checkpoint))]
+    if not there or adapter_of(checkpoint) is not None:
+        return None
     fact = f"it has {some(there)}, which the model has no use for"
-    return Cause(fact, "Load it with strict=False.") if there else None
+    if all(is_benign(name) or (weights and name in weights and _is_mask(weights[name].shape)) for name in there):
+        return Cause(f"{fact}: models compute such buffers themselves", "Load it with strict=False: nothing is lost.")
+    return Cause(fact, "Load it with strict=False.")
 
 
-def _extra_state(checkpoint: Checkpoint, text: str) -> Cause:
-    """State of FP8 that the model has and the file has not, or the reverse."""
-    found = [name for name in checkpoint.weights or () if is_extra_state(name)]
-    fact = f"it holds such state under {counted(len(found), 'name')}"
-    if key_lists(text).missing or not found:
-        return Cause(fact)
-    glob = "*._extra_state" if all("." in name for name in found) else "*_extra_state"
-    return Cause(fact, None, _migrate(checkpoint, form=form_of(text), exclude=(glob,)))
+def _is_mask(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
 
 
 def _stub(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -186,8 +186,13 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
     if name in top or name in (weights or ()):
         return None
     has = f"at its top it has {some([repr(one) for one in top], _MOST_LISTED)}"
+    if weights is None and checkpoint.part_of is not None:
+        part = checkpoint.part_of
+        return Cause(f"it is {part.what}, without weights", "Give the folder.", command_line(part.path, "inspect"))
     if weights is None:
         return Cause(has)
+    if weights.key and not re.search(r"model|net|state|weight|param|ema|generator|encoder|decoder", name):
+        return Cause(has, "It has no such entry: another file was meant, or one of another release of the code.")
     if weights.key:
         hint = f"Take {_entry(weights)}, or write the weights alone."
         return Cause(f"{has}; the weights are under {weights.key!r}", hint, _alone(checkpoint))
@@ -195,7 +200,7 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
         hint = "Call .state_dict() on it, or take its weights without the class."
         return Cause(f"it is a whole model, {weights.class_name}, and no dict", hint, _alone(checkpoint))
     if "." in name or name in ("weight", "bias"):
-        return Cause(not_there(name, list(weights)))
+        return None
     fact = f"it is the state_dict itself, {counted(len(weights), 'tensor')} from {next(iter(weights))!r} on"
     hint = "Call model.load_state_dict() with what was loaded, without taking an entry."
     return Cause(fact, hint, run(checkpoint, "inspect").command)
@@ -302,6 +307,59 @@ def _names(checkpoint: Checkpoint, _: str, *, foreign: bool = False) -> Cause | 
     return Cause(fact, "Take the weights without them.", command)
 
 
+def _begins(checkpoint: Checkpoint, text: str) -> Cause:
+    """How its names begin; of a LoRA, also for what it is, and what else is in it."""
+    names, lora = list(checkpoint.weights or checkpoint.tensors), adapter_of(checkpoint)
+    begins = f"its names begin with {counts(Counter(_HEAD.findall(name)[0] for name in names if name))}"
+    if lora is None:
+        kind = next((kind for mark, kind in _KINDS.items() if any(mark in name for name in names)), None)
+        return Cause((f"it is a {kind}; " if kind else "") + begins if names else "it has no tensors")
+    base = lora.base or base_model(checkpoint.path, checkpoint.source)
+    ranks = some([str(rank) for rank in lora.ranks])
+    fact = f"it is a LoRA of r {ranks} on {some(lora.targets)}{f', for {base}' if base else ''}; {begins}"
+    others = [name for name in names if not _OF_LORA.search(name)]
+    fact += f"; {counted(len(others), 'tensor')} of another kind: {some(others)}" if others else ""
+    if "lora key not loaded" in text and all(map(_OF_PEFT.match, names)):
+        changes = (Rename("rename", f"{_OF_PEFT.pattern}=transformer."),)
+        hint = "ComfyUI knows names as diffusers has them, where a transformer was trained, but not those of peft."
+        return Cause(fact, hint, _migrate(checkpoint, form=form_of(text, checkpoint), renames=changes))
+    return Cause(fact)
+
+
+def _components(checkpoint: Checkpoint, text: str) -> Cause:
+    """Which parts of a program for pictures are in it, by the names; and how these begin."""
+    names = list(checkpoint.tensors)
+    has = [part for part, pattern in _COMPONENTS.items() if any(re.match(pattern, name) for name in names)]
+    lacks = [part for part in _COMPONENTS if part not in has]
+    begins = _begins(checkpoint, text)
+    said = f"by its names, it has {some(has)}{f' and no {some(lacks)}' if lacks else ''}; " if has else ""
+    return begins._replace(fact=said + begins.fact)
+
+
+def _quantized(checkpoint: Checkpoint, _: str) -> Cause:
+    """How its weights are quantised, or of which types they are."""
+    found, types = quantization_of(checkpoint), f"its tensors are {counts(summarise(checkpoint).dtypes)}"
+    return Cause(f"{types}; quantised: {found}" if found is not None else f"{types}, and not quantised")
+
+
+def _of_lightning(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """What Lightning saved beside the weights."""
+    pairs = mapping_pairs(checkpoint.root) or []
+    there = [key for key in _SAVED if lookup(pairs, key) is not None]
+    arguments = [str(key) for key, _ in mapping_pairs(lookup(pairs, "hyper_parameters")) or ()]
+    if lookup(pairs, "state_dict") is None:
+        return None
+    has = f"it has {some(there)}" if there else f"it has none of {some(_SAVED, len(_SAVED))}"
+    return Cause(f"{has}{f'; the arguments in it are {some(arguments, _MOST_LISTED)}' if arguments else ''}")
+
+
+def _of_fairseq(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """The arguments that fairseq has saved."""
+    arguments = lookup(mapping_pairs(checkpoint.root) or [], "args")
+    said = [f"{key}={scalar_of(lookup(attribute_pairs(arguments), key))}" for key in ("arch", "task")]
+    return Cause(f"its args say {some(said)}") if arguments is not None else None
+
+
 def _form(checkpoint: Checkpoint, _: str) -> Cause:
     """What was loaded."""
     weights = checkpoint.weights
@@ -319,13 +377,24 @@ def _form(checkpoint: Checkpoint, _: str) -> Cause:
     return Cause(fact, hint, run(checkpoint, "inspect").command)
 
 
-def _format(checkpoint: Checkpoint, _: str) -> Cause:
+def _format(checkpoint: Checkpoint, text: str) -> Cause:
     """How it is laid out, and the command that writes it in a way that everything reads."""
-    fact = f"it is {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}, {FORMS[checkpoint.form]}"
-    command = _alone(checkpoint)
+    fact, _, command = _layout(checkpoint, text, is_taken=True)
     if command is None:
         return Cause(fact, "It holds no weights.", run(checkpoint, "inspect").command)
     return Cause(fact, "Write its weights as a file that torch.load() opens everywhere.", command)
+
+
+def _layout(checkpoint: Checkpoint, _: str, *, is_taken: bool = False) -> Cause:
+    """How it is laid out, and the command that takes its weights, if that is what helps."""
+    fact = f"it is {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}, {FORMS[checkpoint.form]}"
+    return Cause(fact, None, _alone(checkpoint) if is_taken else None)
+
+
+def _training(checkpoint: Checkpoint, text: str) -> Cause:
+    """What is there in place of a file of weights, and how to make one of it, if it is a state of training."""
+    found = _layout(checkpoint, text)
+    return found if checkpoint.traits.is_plain else found._replace(command=_alone(checkpoint, "safetensors"))
 
 
 def _no_program(checkpoint: Checkpoint, _: str) -> Cause:
@@ -350,27 +419,40 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
         folder = checkpoint.path
         return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", run(checkpoint, "inspect").command)
     other = f", and the message is about {named[1]!r}" if named is not None else ""
-    return Cause(f"it is there, {show_nbytes(checkpoint.file_nbytes)}{other}")
+    return Cause(f"it is there, {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}{other}")
 
 
 _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]] = (
-    ("keys keys-nested keys-renamed some-keys", _keys),
-    ("device-missing device-number device-unknown device-module some-device", _device),
+    ("keys keys-nested keys-renamed some-keys adapter-keys load-report newly-initialized missing-tensors", _keys),
+    ("device-missing device-number device-unknown device-module device-operator some-device", _device),
     ("memory-loading memory-device some-memory", _memory),
-    ("optimizer-groups optimizer-parameters", _optimizer),
+    ("optimizer-groups optimizer-parameters optimizer-order", _optimizer),
     ("unsafe-global blocked-module weights-only weights-only-warning numpy path python-2 newer-torch", _names),
-    ("missing-class missing-module some-class", partial(_names, foreign=True)),
+    ("missing-class missing-module some-class not-a-class sb3-object", partial(_names, foreign=True)),
     ("old-model source-changed not-a-model not-a-state-dict whole-model", _form),
     ("torchscript old-tar torch-too-old plain-pickle foreign-zip not-a-zip mmap-legacy untyped-legacy", _format),
     ("zip-in-old-torch not-a-pickle opened-as-text", _format),
-    ("shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors", _to_safetensors),
+    (
+        "unknown-operator no-folder megatron-ranks zero-world-size zero-rank no-state-dict",
+        partial(_layout, is_taken=True),
+    ),
+    ("persistent-id pickle-protocol zero-latest zero-files zero-count model-parallel", _layout),
+    ("no-weights-file trainer-checkpoint no-weights adapter-settings unreadable-weights", _training),
+    (
+        "shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors safetensors-header",
+        _to_safetensors,
+    ),
+    ("adapter-modules adapter-tensors lora-layers lora-component", _begins),
+    ("model-type no-component left-over", _components),
+    ("quantized element-type", _quantized),
+    ("weights-alone no-arguments", _of_lightning),
+    ("fairseq-architecture", _of_fairseq),
     ("shape some-shape", _shape),
     ("channels", _convolution),
     ("not-torchscript", _no_program),
-    ("mixed-dtypes", _types),
+    ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),
     ("no-such-entry", _no_such_entry),
-    ("extra-state", _extra_state),
     ("stub", _stub),
     ("no-framework", _no_framework),
 )

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import chain, islice, product
 from typing import NamedTuple
 
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted
 from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
 from ckptool.names.suggestions import guess_renames
@@ -17,7 +19,24 @@ from ckptool.sources.naming import command_line
 _MOST_NAMES = 10_000
 _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
 _BARE = re.compile(r"(?<![\w./])[\w./]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
+_MISSING = re.compile(
+    r"[Mm]issing[_ ](?:adapter |VAE )?key|newly initialized:|not initialized from checkpoint|keys are missing"
+    r"|missing:? (?=[\[{])"
+)
+_UNEXPECTED = re.compile(
+    r"[Uu]nexpected[_ ]key(?!word)|not used when initializing|[Ll]eft ?over (?:VAE )?keys|unexpected:? (?=[\[{])"
+    r"|lora key not loaded"
+)
+"""What lists of names begin with: torch's words, and those of transformers, diffusers, peft, vLLM and ComfyUI."""
+_NO_COLON = re.compile(r"(keys are missing|lora key not loaded):?\s+")
+_LIST = re.compile(r"""[^\n'"\[{]{0,200}[\[{]""")
+_CLOSED = re.compile(r"[\]}]")
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
+_ROW = re.compile(r"^[ \t]*(\S(?:[^|\n]{0,1000}\S)?)[ \t]*\|[ \t]*(MISSING|UNEXPECTED)\b", re.MULTILINE)
+"""Of the table that transformers prints since version 5."""
+_BRACES = re.compile(r"\{(\d{1,4})(?:\.\.\.(\d{1,4})|((?:, ?\d{1,4})+))\}")
+_OF_ADAPTER = re.compile(r"(?<=\.)((?:lora|hada|lokr)_\w+)\.[^.]+(?=\.weight$|$)")
+"""A name in a model that peft has put an adapter into: its name is in it, which is not in the file."""
 _HOLDERS = (
     "state_dict",
     "model_state_dict",
@@ -48,6 +67,18 @@ class Explanation(NamedTuple):
     """What in the file that was given causes the message; or that nothing in it does."""
 
 
+class Cause(NamedTuple):
+    """
+    What in the file causes a message, and what to do about it there; None leaves the hint that is always given.
+
+    Without a hint and a command, the command is to look at the file.
+    """
+
+    fact: str
+    hint: str | None = None
+    command: str | None = None
+
+
 class KeyLists(NamedTuple):
     """The names in a message: those that the model lacks in the file, and those that it has no use for."""
 
@@ -57,19 +88,43 @@ class KeyLists(NamedTuple):
 
 def key_lists(text: str) -> KeyLists:
     """Return the names that a message lists; none where it is another message."""
-    return KeyLists(_names_after(text, r"[Mm]issing[_ ]key"), _names_after(text, r"[Uu]nexpected[_ ]key(?!word)"))
+    text = _NO_COLON.sub(r"\1: ", text)
+    every = ((name, kind) for found, kind in _ROW.findall(text) for name in _expanded(found))
+    rows = list(islice(every, _MOST_NAMES))
+    missing, unexpected = (
+        [*_names_after(text, heading), *(name for name, found in rows if found == kind)]
+        for heading, kind in ((_MISSING, "MISSING"), (_UNEXPECTED, "UNEXPECTED"))
+    )
+    if "adapter" in text:
+        missing = [_OF_ADAPTER.sub(r"\1", name) for name in missing]
+    return KeyLists(*(list(dict.fromkeys(names))[:_MOST_NAMES] for names in (missing, unexpected)))
 
 
-def form_of(text: str) -> str:
+def _expanded(name: str) -> list[str]:
+    """Return all names that a name with numbers in braces stands for: ``layers.{0...31}.w``."""
+    choices = [
+        re.findall(r"\d+", braces[0]) if braces[3] else [str(one) for one in range(int(braces[1]), int(braces[2]) + 1)]
+        for braces in _BRACES.finditer(name)
+    ]
+    plain = _BRACES.sub("\0", name).split("\0")
+    chosen = islice(product(*choices), _MOST_NAMES)
+    return ["".join(chain(*zip(plain, (*numbers, ""), strict=True))) for numbers in chosen]
+
+
+def form_of(text: str, checkpoint: Checkpoint | None = None) -> str:
     """Return the form that a message about names is about: torch.distributed.checkpoint has words of its own."""
-    return "dcp" if re.search("[Mm]issing key in checkpoint", text) else "state_dict"
+    if re.search("[Mm]issing key in checkpoint|between saved torch", text):
+        return "dcp"
+    return "safetensors" if checkpoint is not None and checkpoint.traits.is_plain else "state_dict"
 
 
-def names_meet(expected: Collection[str], found: Collection[str], *, every: bool = True) -> Renames | None:
+def names_meet(
+    expected: Collection[str], found: Collection[str], *, every: bool = True, guesses: bool = True
+) -> Renames | None:
     """
     Return what has to be done to names so that nothing is missing among them; None where it is not known.
 
-    Those that both have may not be among them, unless these are ``every`` name.
+    Those that both have may not be among them, unless these are ``every`` name. Of one name, a guess would be chance.
     """
     wanted, there = dict.fromkeys(expected, ()), dict.fromkeys(found, ())
     matched = match(wanted, there)
@@ -78,7 +133,14 @@ def names_meet(expected: Collection[str], found: Collection[str], *, every: bool
     is_seen_through = matched.target_wrapped and matched.changes
     if is_whole and not (matched.alternatives or is_seen_through or is_for_all):
         return matched.changes
-    return guess_renames(wanted, there, every=every) or None
+    if not guesses or len(wanted) == 1:
+        return None
+    guessed = guess_renames(wanted, there, every=every)
+    if not guessed:  # a message may list names in any order; then only one change for all is no chance
+        wanted, there = dict.fromkeys(sorted(wanted), ()), dict.fromkeys(sorted(there), ())
+        guessed = guess_renames(wanted, there, every=every)
+        guessed = guessed if len(guessed) == 1 else ()
+    return guessed or None
 
 
 def why_renamed(changes: Renames) -> str:
@@ -153,10 +215,17 @@ def _nested(unexpected: list[str]) -> Explanation:
     return Explanation("keys-nested", meaning, hint, WEIGHTS)
 
 
-def _names_after(text: str, heading: str) -> list[str]:
-    begin = re.search(heading, text)
-    if begin is None:
-        return []
-    line = _END.split(text[begin.end() :], maxsplit=1)[0]
-    names = [double or single for double, single in _QUOTED.findall(line)]
-    return list(dict.fromkeys(names or _BARE.findall(line.partition(":")[2])))[:_MOST_NAMES]  # quotes get lost
+def _names_after(text: str, heading: re.Pattern[str]) -> list[str]:
+    names: dict[str, None] = {}
+    done = 0
+    for begin in heading.finditer(text):
+        if begin.start() < done:  # each part is looked at once
+            continue
+        listed = _LIST.match(text, begin.end())
+        start = listed.end() if listed else begin.end()
+        end = (_CLOSED if listed else _END).search(text, start)
+        done = end.start() if end else len(text)
+        part = text[start:done]
+        found = [double or single for double, single in _QUOTED.findall(part)]
+        names |= dict.fromkeys(found or _BARE.findall(part if listed else part.partition(":")[2]))  # quotes get lost
+    return list(names)

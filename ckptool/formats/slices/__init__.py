@@ -180,9 +180,10 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     if name.startswith("adapter_model.") and ADAPTER in names:
-        from ckptool.formats.json_beside import hollow_adapter, settings_beside  # which few files need
+        from ckptool.formats.json_beside import hollow_adapter, object_beside  # which few files need
 
-        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings_beside(path, probe.source), parsed)))
+        settings = object_beside(path, probe.source, ADAPTER)
+        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings, parsed)))
     found = _named(place or ".", name, names)
     if filenames.role_of(name):
         return parsed._replace(part_of=found)

@@ -1,0 +1,347 @@
+"""Messages of many programs, with the files that people had: what is said of the names in them, and that it works."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+from ckptool.checking.explain import entries, explain
+from tests.each import each
+from tests.program import invoke
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+LLAMA = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{n}.{m}.weight" for n in (0, 1) for m in ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")),
+    "model.norm.weight",
+    "lm_head.weight",
+]
+PEFT = [f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_{x}.weight" for n in (0, 1) for x in "AB"]
+FLUX = [f"base_model.model.transformer_blocks.{n}.attn.to_q.lora_{x}.weight" for n in (0, 1) for x in "AB"]
+EXTRA = "l.0.core_attention._extra_state"
+TIED = {"tie_word_embeddings": True}
+
+
+def saved(folder: Path, names: Iterable[str], name: str = "model.safetensors", **config: object) -> Path:
+    """Write tensors of these names, each with values of its own, and settings beside them."""
+    tensors = {one: torch.full((2, 2), float(number)) for number, one in enumerate(names)}
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder / name
+
+
+def pickled(folder: Path, content: object, name: str = "x.pth") -> Path:
+    torch.save(content, folder / name)
+    return folder / name
+
+
+def distributed(folder: Path, content: dict[str, object]) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(content, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def quantized(folder: Path, **tensors: torch.Tensor) -> Path:
+    named = {f"model.layers.0.mlp.down_proj.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def nf4(folder: Path) -> Path:
+    weight = torch.zeros(512, 1, dtype=torch.uint8)
+    parts = {"weight.absmax": torch.ones(16), "weight.quant_map": torch.linspace(-1, 1, 16)}
+    state = {"weight.quant_state.bitsandbytes__nf4": torch.zeros(77, dtype=torch.uint8)}
+    return quantized(folder, weight=weight, **parts, **state)
+
+
+def mxfp4(folder: Path) -> Path:
+    blocks, scales = torch.zeros(2, 8, 2, 16, dtype=torch.uint8), torch.zeros(2, 8, 2, dtype=torch.uint8)
+    names = {f"model.layers.{n}.mlp.experts.down_proj_{x}": one.clone() for n in (0, 1, 2) for x, one in
+             (("blocks", blocks), ("scales", scales))}  # fmt: skip
+    save_file({**names, "model.norm.weight": torch.ones(8)}, folder / "model.safetensors")
+    return folder
+
+
+def beside(folder: Path) -> Path:
+    saved(folder, ["layers.0.attention.wk.weight"], "consolidated.safetensors")
+    return saved(folder, LLAMA)
+
+
+def tied(folder: Path) -> Path:
+    path = saved(folder, LLAMA, **TIED)
+    tensors = load_file(path)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path)
+    return folder
+
+
+def lightning(folder: Path, **more: object) -> Path:
+    weights = {"model.w": torch.ones(3), "model.b": torch.ones(3)}
+    return pickled(folder, {"state_dict": weights, "pytorch-lightning_version": "2.0", **more}, "last.ckpt")
+
+
+def table(**rows: Iterable[str]) -> str:
+    """Return what transformers prints since version 5."""
+    lines = [f"{name}  | {kind}    | " for kind, names in rows.items() for name in names]
+    return "\n".join(["\x1b[1mX LOAD REPORT\x1b[0m from: /m", "Key | Status | ", "----+--------+-", *lines])
+
+
+MISSING = "Missing key(s) in state_dict: {}."
+CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
+    "as it is": ("no 'lm_head.weight'", lambda d: saved(d, LLAMA), "names: Not a message", "inspect"),
+    "under a prefix": (
+        "RuntimeError: Tensor ln_f.bias required but not present in model /m",
+        lambda d: saved(d, ["transformer.ln_f.bias", "transformer.ln_f.weight"]),
+        "'transformer.ln_f.bias' is: every name begins with 'transformer.'",
+        r"--form safetensors --rename '^transformer\.='",
+    ),
+    "in another file": (
+        "KeyError: 'layers.0.attention.wk.weight'",
+        beside,
+        "layers.0.attention.wk.weight is in ",
+        "consolidated.safetensors",
+    ),
+    "4 bits, without the prefix": (
+        "KeyError: 'layers.0.mlp.down_proj.weight.absmax'",
+        nf4,
+        "of its quantised weights: bitsandbytes NF4",
+        "inspect",
+    ),
+    "experts in 4 bits": (
+        table(
+            UNEXPECTED=[f"model.layers.{{0...2}}.mlp.experts.down_proj_{x}" for x in ("blocks", "scales")],
+            MISSING=["model.layers.{0...2}.mlp.experts.down_proj"],
+        ),
+        mxfp4,
+        "6 names (model.layers.*.mlp.experts.down_proj_blocks, model.layers.*.mlp.experts.down_proj_scales) are of its",
+        "inspect",
+    ),
+    "not in 8 bits": (
+        MISSING.format('"blocks.0._checkpoint_wrapped_module.q.int8_weight"'),
+        lambda d: saved(d, ["blocks.0.q.weight", "blocks.0.q.bias"]),
+        "there in another form: 'blocks.0.q.weight'",
+        "inspect",
+    ),
+    "joined by a server": (
+        "Following weights were not initialized from checkpoint: {'model.layers.1.mlp.gate_up_proj.weight'}",
+        lambda d: saved(d, LLAMA),
+        "there in another form: 'model.layers.1.mlp.gate_proj.weight'",
+        "inspect",
+    ),
+    "tied": (
+        "ValueError: There is no module or parameter named 'lm_head' in Gemma2ForCausalLM",
+        tied,
+        "lm_head.weight is there, equal to model.embed_tokens.weight, and config.json says that it is tied",
+        "--form safetensors --exclude lm_head.weight",
+    ),
+    "said to be tied, and is not": (
+        "KeyError: 'lm_head.weight'",
+        lambda d: saved(d, LLAMA, **TIED),
+        "has other values than model.embed_tokens.weight",
+        "inspect",
+    ),
+    "tied and left out": (
+        "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",
+        lambda d: saved(d, LLAMA[:-1], **TIED),
+        "lm_head.weight is not there, and config.json says that it is tied",
+        "",
+    ),
+    "of an adapter": (
+        "KeyError: 'model.layers.0.mlp.down_proj.weight'",
+        lambda d: saved(d, PEFT),
+        "it is an adapter (LoRA, r 2, on q_proj), without the weights of its base",
+        "",
+    ),
+    "missed by an adapter": (
+        "Found missing adapter keys while loading the checkpoint: "
+        + str([name.replace("layers", "language_model.layers").replace(".weight", ".default.weight") for name in PEFT]),
+        lambda d: saved(d, PEFT, "adapter_model.safetensors"),
+        "all 4 names are at its top, under other names",
+        "language_model.layers.",
+    ),
+    "more than lora_A and lora_B": (
+        "ValueError: base_model.model.lm_head.weight is unsupported LoRA weight",
+        lambda d: saved(d, [*PEFT, "base_model.model.lm_head.weight"]),
+        "1 tensor of another kind: base_model.model.lm_head.weight",
+        "inspect",
+    ),
+    "peft's names for ComfyUI": (
+        "\n".join(f"lora key not loaded: {name}" for name in FLUX),
+        lambda d: saved(d, FLUX),
+        "its names begin with base_model.model (4)",
+        "base_model",
+    ),
+    "a part of a pipeline": (
+        "ERROR: Could not detect model type of: /m/flux.safetensors",
+        lambda d: saved(d, ["double_blocks.0.img_attn.qkv.weight", "img_in.weight"]),
+        "it has diffusion model and no text encoder, VAE",
+        "inspect",
+    ),
+    "extra state": (
+        f'Unexpected key(s) in state_dict: "{EXTRA}".',
+        lambda d: pickled(d, {EXTRA: torch.ones(3), "l.0.w": torch.ones(2)}),
+        "state of FP8, and no weight",
+        "--exclude '*._extra_state'",
+    ),
+    "extra state of another size": (
+        f"Size mismatch between saved torch.Size([9]) and current: torch.Size([4]) for {EXTRA}",
+        lambda d: distributed(d / "s", {EXTRA: torch.ones(9), "l.0.w": torch.ones(2)}),
+        "state of FP8, and no weight",
+        "--form dcp --exclude '*._extra_state'",
+    ),
+    "old weight_norm": (
+        "KeyError: 'c.weight_g'",
+        lambda d: pickled(d, {f"c.parametrizations.weight.original{n}": torch.ones(2) for n in (0, 1)}),
+        "c.weight_g is there under other names",
+        "original0$",
+    ),
+    "attention of older diffusers": (
+        "Cannot load x because the following keys are missing: \n a.query.weight, a.proj_attn.bias. \n Please",
+        lambda d: saved(d, [f"a.{m}.{x}" for m in ("to_q", "to_out.0") for x in ("weight", "bias")]),
+        "all 2 names are at its top, under other names",
+        "to_q",
+    ),
+    "TensorFlow's norms": (
+        "ValueError: Can not map tensor 'bert.LayerNorm.beta'",
+        lambda d: pickled(d, {f"bert.LayerNorm.{x}": torch.ones(2) for x in ("gamma", "beta")}),
+        "in one of two spellings",
+        "beta$=bias",
+    ),
+    "the inner model": (
+        "ValueError: Can not map tensor 'embed_tokens.weight'",
+        lambda d: saved(d, [name.removeprefix("model.") for name in LLAMA[:-1]], **TIED),
+        "no name begins with 'model.': it is the inner model",
+        "--add-prefix model",
+    ),
+    "a module around all": (
+        "There is no module or parameter named 'language_model' in Gemma3ForCausalLM",
+        lambda d: saved(d, [f"language_model.{name}" for name in LLAMA]),
+        "every name begins with 'language_model.'",
+        "--strip-prefix language_model",
+    ),
+    "renamed layers": (
+        table(
+            MISSING=[name.replace(".0.", ".{0, 1}.") for name in LLAMA[:-1] if ".1." not in name],
+            UNEXPECTED=[
+                name.replace(".0.", ".{0, 1}.").replace("model.", "model.text.")
+                for name in LLAMA[:-1]
+                if ".1." not in name
+            ],
+        ),
+        lambda d: saved(d, [name.replace("model.", "model.text.") for name in LLAMA]),
+        "under other names",
+        "--rename",
+    ),
+    "buffers": (
+        'Unexpected key(s) in state_dict: "h.0.attn.bias", "h.0.attn.masked_bias".',
+        lambda d: pickled(d, {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.ones(()),
+                              "h.0.w": torch.ones(2)}),
+        "models compute such buffers themselves",
+        "",
+    ),
+    "nowhere": ("KeyError: 'model.x.weight'", lambda d: saved(d, LLAMA), "'model.x.weight' is not there", "inspect"),
+    "another entry": (
+        "KeyError: 'config'",
+        lambda d: pickled(d, {"model": {"dec.w": torch.ones(2)}, "iteration": 3}),
+        "at its top it has 'model', 'iteration'",
+        "",
+    ),
+    "beside pieces": (
+        "KeyError: 'model'",
+        lambda d: pickled(
+            distributed(d / "s", {"w": torch.ones(2)}), {"args": 1, "checkpoint_version": 3.0}, "common.pt"
+        ),
+        "it is what Megatron-core keeps beside the pieces of tensors",
+        "inspect",
+    ),
+    "a state of training": (
+        "OSError: Error no file named model.safetensors, or pytorch_model.bin, found in directory /c.",
+        lambda d: distributed(d / "pytorch_model_fsdp_0", {"model": {"w": torch.ones(2)}}),
+        "it is dcp",
+        "--form safetensors",
+    ),
+    "arguments of Lightning": (
+        "TypeError: __init__() missing 1 required positional argument: 'width'",
+        lambda d: lightning(d, hyper_parameters={"depth": 3}),
+        "it has hyper_parameters; the arguments in it are depth",
+        "inspect",
+    ),
+    "weights alone": (
+        "KeyError: 'Trying to restore optimizer state but checkpoint contains only the model. …'",
+        lightning,
+        "it has none of hyper_parameters, optimizer_states",
+        "inspect",
+    ),
+    "types": (
+        "unsupported safetensor dtype F8_E4M3",
+        lambda d: quantized(d, weight=torch.ones(128, 128).to(torch.float8_e4m3fn)),
+        "its tensors are float8_e4m3fn (1)",
+        "inspect",
+    ),
+}  # fmt: skip
+
+
+def done(command: str) -> None:
+    """Run what a message is answered with."""
+    program, verb, *words = shlex.split(command)
+    assert program == "ckptool"
+    result = invoke([verb, *words, *(["--force"] if verb == "migrate" else [])])
+    assert result.exit_code in ((0, 1) if verb == "check" else (0,)), (command, result.output)
+
+
+@each("case", CASES)
+def test_the_names_of_a_message_are_found_in_a_file(case: str, tmp_path: Path) -> None:
+    text, make, fact, command = CASES[case]
+    path = make(tmp_path)
+    first, *_ = found = explain(text, path)
+
+    assert fact in (first.in_file or "") or fact in f"{first.kind}: {first.meaning}"
+    assert command in (first.command or "")
+    assert bool(first.command) == bool(command)
+    for one in (one for one in found if one.command):
+        done(str(one.command))
+    assert len(str(first.in_file)) < 1000
+
+
+def test_what_a_command_for_names_writes_has_them(tmp_path: Path) -> None:
+    for case in ("tied", "the inner model", "a module around all", "renamed layers"):
+        text, make, _, _ = CASES[case]
+        (tmp_path / case).mkdir()
+        command = explain(text, make(tmp_path / case))[0].command or ""
+        result = invoke([*shlex.split(command)[1:], "--json"])
+        names = [one for one in LLAMA if case != "tied" or one != "lm_head.weight"]
+        if case == "the inner model":
+            names.remove("lm_head.weight")
+        assert sorted(load_file(json.loads(result.output)["target"])) == sorted(names), case
+
+
+COMMANDS = sorted({one.command for one in entries() if one.command})
+
+
+@each("command", COMMANDS)
+def test_each_command_of_the_table_works_on_a_file(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    path.write_bytes((FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth").read_bytes())
+    words = {"FILE": str(path), "OUT.safetensors": str(tmp_path / "o"), "package.module:Class": "torch.nn:Identity"}
+    done(shlex.join(words.get(word, word) for word in shlex.split(command)))
+
+
+@pytest.mark.parametrize("text", ["hello 'world'", "torch.nn.Linear at self.weight.data", "see model.safetensors"])
+def test_a_message_without_names_is_not_known(text: str, tmp_path: Path) -> None:
+    assert explain(text, saved(tmp_path, LLAMA)) == ()
+
+
+def test_many_names_in_a_long_text_take_little_time(tmp_path: Path) -> None:
+    text = " ".join(f"'model.layers.{number}.mlp.w{number}.weight'" for number in range(9_000))
+    (one,) = explain(text, saved(tmp_path, LLAMA))
+
+    assert "and 8,997 more are not there" in (one.in_file or "")
