@@ -151,13 +151,10 @@ def _only_unexpected(checkpoint: Checkpoint, unexpected: list[str]) -> Cause | N
     if not there or adapter_of(checkpoint) is not None:
         return None
     fact = f"it has {some(there)}, which the model has no use for"
-    if all(is_benign(name) or (weights and name in weights and _is_mask(weights[name].shape)) for name in there):
+    shapes = {name: tensor.shape for one in _weights(checkpoint) for name, tensor in one.items()}
+    if all(is_benign(name) or (name.endswith(".bias") and len(shapes[name]) == 4) for name in there):  # masks of GPT-2
         return Cause(f"{fact}: models compute such buffers themselves", "Load it with strict=False: nothing is lost.")
     return Cause(fact, "Load it with strict=False.")
-
-
-def _is_mask(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
 
 
 def _stub(checkpoint: Checkpoint, _: str) -> Cause | None:
