@@ -91,16 +91,8 @@ class CkptoolError(Exception):
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "message": self.message,
-            "hint": self.hint,
-            "command": self.command,
-            "offset": self.offset,
-            "needed": self.needed,
-            "actual": self.actual,
-        }
+        names = ("path", "kind", "message", "hint", "command", "offset", "needed", "actual")
+        return {name: self.__dict__[name] for name in names}
 
     @property
     def option(self) -> str | None:

@@ -24,6 +24,7 @@ from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.json_beside import quantization_of
+from ckptool.formats.listing import Target
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.naming import is_far, is_folder, shown_path
@@ -280,16 +281,6 @@ _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
 
 
-class Place(NamedTuple):
-    """One checkpoint to look at: a path, or a ``Remote``."""
-
-    path: str
-    is_meant: bool = True
-    """It was named, or its own name says that it is a checkpoint."""
-    known: str | None = None
-    """The version of which there is a row, where only its server knows whether that is the one that is there."""
-
-
 class _Tell(Protocol):
     def __call__(self, number: int, answer: bytes, *, more: bool = False) -> None: ...
 
@@ -305,7 +296,7 @@ class Rows:
         self._stores: dict[tuple[str, str], Any] = {}
         """Those that were reached."""
 
-    def __call__(self, places: Sequence[Place], tell: _Tell) -> None:
+    def __call__(self, places: Sequence[Target], tell: _Tell) -> None:
         """Tell of each by its number; whatever goes wrong, there is a row."""
         far = [is_far(place.path) for place in places]
         if any(far):
@@ -324,7 +315,7 @@ class Rows:
         limits = DEFAULT_LIMITS if self._policy is None else self._policy.limits
         return _line(row(path, self._asked, limits, tell=told, policy=self._policy))
 
-    def _tell_of_far(self, place: Place, tell: Callable[..., None]) -> None:
+    def _tell_of_far(self, place: Target, tell: Callable[..., None]) -> None:
         try:
             answer = self._far_row(place, tell)
         except Exception as error:  # noqa: BLE001 - nobody would see it
@@ -332,7 +323,7 @@ class Rows:
             answer = _line(lost_row(place.path, self._asked, "unforeseen", f"{type(error).__name__}: {error}"))
         tell(answer)
 
-    def _far_row(self, place: Place, tell: Callable[..., None]) -> bytes:
+    def _far_row(self, place: Target, tell: Callable[..., None]) -> bytes:
         from ckptool.sources.remote.address import as_remote
         from ckptool.sources.remote.opening import remote_version
 

@@ -23,7 +23,7 @@ from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking.finding import Finding, Severity, note
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.weights import not_there, refuse_archive
+from ckptool.checkpoints.weights import names_matching, refuse_archive
 from ckptool.errors import (
     Failure,
     FileUnavailable,
@@ -37,7 +37,6 @@ from ckptool.errors import (
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
-from ckptool.names.renaming import matches
 from ckptool.sources.files import Origin, file_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
@@ -337,11 +336,7 @@ def stat(
         tensors = checkpoint.tensors
         if not tensors:
             refuse_archive(checkpoint)
-        globs = [include] if isinstance(include, str) else include
-        for glob in globs:
-            if not any(matches(glob, name) for name in tensors):
-                raise not_there(f"include {glob!r} matches", glob, list(tensors))
-        chosen = [one for name, one in tensors.items() if not globs or any(matches(glob, name) for glob in globs)]
+        chosen = [tensors[name] for name in names_matching("include", include, list(tensors))]
         return list(statistics_of(checkpoint, chosen, depth=depth, progress=progress, limits=limits))
 
 

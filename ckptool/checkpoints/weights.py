@@ -116,17 +116,11 @@ class Weights(NamedTuple):
         """
         if not (include or prefix):
             return self
-        include = [include] if isinstance(include, str) else include
         head = f"{prefix.rstrip('.')}." if prefix else ""
-        for glob in include:
-            if not any(renaming.matches(glob, name) for name in self.old_names):
-                raise not_there(f"include {glob!r} matches", glob, self.names)
-        matching = [
-            name for name in self.old_names if not include or any(renaming.matches(glob, name) for glob in include)
-        ]
-        new = {name: name[len(head) :] for name in matching if name.startswith(head)}
+        taken = names_matching("include", include, self.names)
+        new = {name: name[len(head) :] for name in taken if name.startswith(head)}
         if not new:
-            raise not_there(f"prefix {prefix!r} is that of", prefix, self.names)
+            raise _not_there(f"prefix {prefix!r} is that of", prefix, self.names)
         modules = {path: facts for path, facts in self.modules.items() if f"{path}.".startswith(head)}
         return self._replace(
             tensors={new[name]: tensor for name, tensor in self.tensors.items() if name in new},
@@ -147,8 +141,22 @@ class Weights(NamedTuple):
         return tuple((old, new) for new, old in self.old_names.items() if old != new)
 
 
-def not_there(what: str, text: str, names: Sequence[str]) -> WeightsNotFound:
-    """Return the error for a glob or a prefix that is about none of the names; the hint lists the nearest."""
+def names_matching(option: str, globs: str | Sequence[str], names: Sequence[str]) -> list[str]:
+    """
+    Return the names that match a glob, or one of several; all, where there is none.
+
+    Raises:
+        WeightsNotFound: A glob, which was given as this option, matches no name; the hint lists the nearest.
+    """
+    globs = [globs] if isinstance(globs, str) else globs
+    found = {glob: {name for name in names if renaming.matches(glob, name)} for glob in globs}
+    for glob in globs:
+        if not found[glob]:
+            raise _not_there(f"{option} {glob!r} matches", glob, names)
+    return [name for name in names if not globs or any(name in found[glob] for glob in globs)]
+
+
+def _not_there(what: str, text: str, names: Sequence[str]) -> WeightsNotFound:
     near = some([for_shell(name) for name in by_likeness(text.rstrip("*."), names)], _LISTED)
     return WeightsNotFound(f"{what} none of {counted(len(names), 'name')}", hint=f"It has {near}.")
 
@@ -191,32 +199,38 @@ def choose(
         WeightsNotFound: None is.
         KeyMismatch: There are candidates, but none that ``fits``.
     """
-    there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
-    there = [one for one in there if not is_of_training(one.key, one, one.class_name)]
     is_open = fits is not None and key is None and which == "auto" and checkpoint.unmerged is None
     try:
         found = _meant(checkpoint, key, which, option, any_role=any_role)
     except WeightsNotFound as error:
         if fits is None or not is_open:
             raise
+        there = _of_no_training(checkpoint)
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
         fitting = next(filter(None, ([one for one in there if one.role in some and fits(one)] for some in roles)), [])
         if len(fitting) > 1:
             raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
-        whole = None if fitting else _whole_that_fits(there, fits)
+        whole = None if fitting else _whole_that_fits(checkpoint, fits)
         if whole is None and not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
         return whole or fitting[0]
-    whole = _whole_that_fits(there, fits, found) if fits is not None and is_open else None
+    whole = _whole_that_fits(checkpoint, fits, found) if fits is not None and is_open else None
     return whole or found
 
 
+def _of_no_training(checkpoint: Checkpoint) -> list[StateDict]:
+    there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
+    return [one for one in there if not is_of_training(one.key, one, one.class_name)]
+
+
 def _whole_that_fits(
-    there: Sequence[StateDict], fits: Callable[[StateDict], bool], chosen: StateDict | None = None
+    checkpoint: Checkpoint, fits: Callable[[StateDict], bool], chosen: StateDict | None = None
 ) -> StateDict | None:
     """Return the state dicts of models as one, with full names, where that ``fits``, and what was chosen does not."""
-    parts = tuple(one for one in there if one.role == "model")
-    if len(parts) < 2 or (chosen is not None and fits(chosen)):
+    if len(checkpoint.state_dicts) < 2 or (chosen is not None and fits(chosen)):
+        return None
+    parts = tuple(one for one in _of_no_training(checkpoint) if one.role == "model")
+    if len(parts) < 2:
         return None
     own = {one.head + name: tensor for one in parts for name, tensor in one.items()}
     whole = StateDict("", "model", own, None, parts=parts)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.policy import Policy
-from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Place, Rows, lost_row
+from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, lost_row
 from ckptool.checking.scan import is_other
 from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import RayCommand, ray_option
@@ -24,7 +24,7 @@ from ckptool.cli.targets import AnyPath, as_asked, reach_options
 from ckptool.cli.text import painted, say
 from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint, OutputFailed
-from ckptool.formats.listing import Listing, refuse_others
+from ckptool.formats.listing import Listing, Target, refuse_others
 from ckptool.messages import counted, labelled, rough, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
@@ -220,7 +220,7 @@ class _Run:
         ):
             self._take(answers)
 
-    def _take(self, answers: Iterable[tuple[Place, bytes | Lost]]) -> None:
+    def _take(self, answers: Iterable[tuple[Target, bytes | Lost]]) -> None:
         rows: list[bytes] = []
         of_tensors: list[bytes] = []
         for place, answer in answers:
@@ -235,20 +235,20 @@ class _Run:
                 rows.append(answer)
         self._write(rows, of_tensors)
 
-    def _next(self) -> Place | None:
+    def _next(self) -> Target | None:
         """Return the next checkpoint that is not known yet; None if there is none now."""
         while (target := self._listing.next()) is not None:
             is_here = not is_far(target.path)
             if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
             if not self._known:
-                return Place(*target)
+                return target
             stamp = stamp_of(target.path)
             identity = hash((target.shown, stamp and stamp.version))
             if identity in self._known:
                 self._skip(self._known[identity])
                 continue
-            return Place(*target, None if is_here or stamp else self._versions.get(hash(target.shown)))
+            return target._replace(known=None if is_here or stamp else self._versions.get(hash(target.shown)))
         return None
 
     def _skip(self, known: _Known) -> None:

@@ -22,6 +22,8 @@ class Target(NamedTuple):
     path: str
     is_meant: bool = True
     """It was named, or its own name says that it is a checkpoint. That another file is none is not worth a word."""
+    known: str | None = None
+    """The version of which something is known already, where only its server knows whether that is the one there."""
 
     @property
     def shown(self) -> str:

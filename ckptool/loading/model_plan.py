@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ckptool.checkpoints.weights import not_there
+from ckptool.checkpoints.weights import names_matching
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.loading.memory.placement import torch_dtype
 from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
-from ckptool.names.renaming import Filter, matches
+from ckptool.names.renaming import Filter
 from ckptool.names.suggestions import guess_renames, nearest
 from ckptool.tensors.reading import LazyTensor
 
@@ -107,9 +107,7 @@ def plan(
 
 def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> KeyMatch:
     """Return what is said of names that match one of some globs."""
-    for glob in [include] if isinstance(include, str) else include:
-        if not any(matches(glob, name) for name in expected):
-            raise not_there(f"include {glob!r} matches", glob, expected)
+    names_matching("include", include, expected)  # each glob one of the model's
     takes = Filter((include,) if isinstance(include, str) else tuple(include)).takes
     return matched._replace(
         pairs={name: old for name, old in matched.pairs.items() if takes(name)},

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from ckptool.checkpoints.weights import Weights, not_there
+from ckptool.checkpoints.weights import Weights, names_matching
 from ckptool.errors import UnsupportedFeature
-from ckptool.names.renaming import matches
 from ckptool.tensors.pieces import boxes_of
 from ckptool.tensors.reading import LazyTensor, part_of
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
@@ -36,10 +35,7 @@ def share_of(weights: Weights, shard: Shard | None) -> Weights:
         _, rank, world = cut
         if not 0 <= rank < world:
             raise ValueError(f"shard[{glob!r}] is (dimension, rank, ranks), and has rank {rank} of {world}")
-        names = [name for name in weights.tensors if matches(glob, name)]
-        if not names:
-            raise not_there(f"shard {glob!r} matches", glob, list(weights.tensors))
-        for name in names:
+        for name in names_matching("shard", glob, list(weights.tensors)):
             if cuts.setdefault(name, cut) != cut:
                 raise ValueError(f"shard says {cut} of {name!r} for {glob!r}, and {cuts[name]} for another glob")
     parts: dict[object, TensorInfo] = {}  # what is tied stays so

@@ -361,7 +361,7 @@ def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
 
 def _of_averages(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
     """Yield what became of averages that stand among other weights."""
-    if all(one is not chosen for one in checkpoint.state_dicts):
+    if not chosen.parts and all(one is not chosen for one in checkpoint.state_dicts):
         averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
         yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from bench_scan import FILES, copy_files
 from measuring import in_turn, options
 
-from ckptool.checking.row import NOTHING, Place, Rows, row
+from ckptool.checking.row import NOTHING, Rows, row
 from ckptool.cli.on_ray import OnRay
 from ckptool.cli.pool import MOST_ITEMS, Pool, Processes
 from ckptool.cli.scan import CONNECTIONS
@@ -89,12 +89,7 @@ def with_processes(place: Path, jobs: int) -> int:
 def rows_of(place: Path, pool: Pool) -> int:
     """Take all rows, and look at each as the command does."""
     listing = Listing([str(place)])
-
-    def next_place() -> Place | None:
-        target = listing.next()
-        return None if target is None else Place(*target)
-
-    found = pool.answers(Rows(NOTHING, CONNECTIONS), next_place, most=MOST_ITEMS)
+    found = pool.answers(Rows(NOTHING, CONNECTIONS), listing.next, most=MOST_ITEMS)
     return sum(json.loads(line)["path"] is not None for answers in found for _, line in answers)
 
 
