@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checking.advice import state_dict
 from ckptool.checking.finding import Finding, finding_facts
 from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.families import Adapter, Family, adapter_of, family_of
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
@@ -19,7 +20,6 @@ from ckptool.sections import Fact, Section
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
-    from ckptool.checkpoints.origin import Adapter
     from ckptool.checkpoints.parsed import Beside
     from ckptool.checkpoints.training import TrainingState
 
@@ -107,7 +107,8 @@ def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> 
 
 def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fact]:
     yield Fact("format", [f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}"])
-    yield Fact("form", [_form(checkpoint, room)])
+    family = family_in(checkpoint)
+    yield Fact("form", [f"{_form(checkpoint, room)}{f', {show(str(family))}' if family is not None else ''}"])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     numel = _numel(summary)
     if summary.tensors or not checkpoint.members:
@@ -119,7 +120,8 @@ def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fac
         yield Fact(label, [prefix])
     adapter = adapter_in(checkpoint)
     if adapter is not None:
-        yield Fact("adapter", [_adapter(adapter, room)])
+        kind = family.name if family is not None and family.name.endswith("oRA") else "LoRA"
+        yield Fact("adapter", [f"{kind} {_adapter(adapter, room)}"])
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         dicts = [_state_dict(found, checkpoint.weights, room) for found in checkpoint.state_dicts]
         yield Fact("state dicts", dicts, None)
@@ -157,12 +159,20 @@ def _numel(summary: Summary) -> str:
     return f"{counted(own, 'parameter')}{rough(own)} in the weights, {whole} in all"
 
 
+def family_in(checkpoint: Checkpoint) -> Family | None:
+    """Return the known family that a file is of, as its tensors look, or a configuration beside it says."""
+
+    def settings() -> Mapping[str, object]:
+        from ckptool.formats.filenames import ADAPTER
+        from ckptool.formats.json_beside import object_beside  # few files have names of PEFT
+
+        return object_beside(checkpoint.path, checkpoint.source, ADAPTER)
+
+    return family_of(checkpoint, settings)
+
+
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     """Return the adapter that a file holds, with its base model where the file, or a configuration beside it, says."""
-    if not any("lora" in name for name in checkpoint.tensors):
-        return None  # most files are no adapters
-    from ckptool.checkpoints.origin import adapter_of
-
     found = adapter_of(checkpoint)
     if found is None or found.base is not None:
         return found
@@ -175,7 +185,7 @@ def _adapter(found: Adapter, room: Room) -> str:
     ranks = " and ".join(map(str, found.ranks)) if len(found.ranks) < 3 else f"{found.ranks[0]} to {found.ranks[-1]}"
     targets = some([show(_clip(target, room)) for target in found.targets], room.extras)
     base = f"; for {show(_clip(found.base, room))}" if found.base else ""
-    return f"LoRA of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
+    return f"of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

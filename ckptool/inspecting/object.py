@@ -12,7 +12,7 @@ from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
 from ckptool.formats.json_beside import quantization_of
 from ckptool.inspecting.columns import tensor_file_offset
-from ckptool.inspecting.facts import SCHEMA, adapter_in
+from ckptool.inspecting.facts import SCHEMA, adapter_in, family_in
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.pieces import Cut, cut_of
@@ -20,7 +20,7 @@ from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
-    from ckptool.checkpoints.origin import Adapter
+    from ckptool.checkpoints.families import Adapter
     from ckptool.checkpoints.quantized import Quantization
 
 _LONGEST_CLASS = 256
@@ -42,6 +42,7 @@ def inspect_object(
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
     parameters = parameter_names(checkpoint)
+    family = family_in(checkpoint)
     return {
         "schema": SCHEMA,
         "path": checkpoint.path,
@@ -71,6 +72,7 @@ def inspect_object(
             }
             for found in checkpoint.state_dicts
         ],
+        **({} if family is None else {"family": family._asdict()}),
         "adapter": _adapter_json(adapter_in(checkpoint)),
         "quantization": _quantization_json(quantization_of(checkpoint)),
         "training": [_training_json(found) for found in training_states(checkpoint)],

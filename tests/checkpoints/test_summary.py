@@ -68,7 +68,7 @@ def head(path: Path) -> dict[str, str]:
 
 def brief(path: Path) -> list[str]:
     """Return the counts that `inspect -b` prints of a file: tensors, parameters, elements."""
-    return invoke(["inspect", "-b", str(path)]).stdout.splitlines()[1].split()[4:7]
+    return invoke(["inspect", "-b", str(path)]).stdout.splitlines()[1].split()[3:6]
 
 
 NET = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))

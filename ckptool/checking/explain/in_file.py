@@ -15,7 +15,7 @@ from ckptool.checking.explain.keys import Cause, Explanation, form_of, key_lists
 from ckptool.checking.explain.names import where
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.origin import adapter_of
+from ckptool.checkpoints.families import adapter_of
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
 from ckptool.errors import Failure, FileUnavailable
 from ckptool.formats import open_checkpoint

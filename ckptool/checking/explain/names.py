@@ -16,7 +16,7 @@ from ckptool.checking import advice
 from ckptool.checking.explain.keys import Cause, form_of, key_lists, names_meet, why_renamed
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.origin import adapter_of
+from ckptool.checkpoints.families import adapter_of
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories import walk

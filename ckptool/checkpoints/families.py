@@ -1,0 +1,229 @@
+"""
+Which known family the tensors of a checkpoint are those of: a kind of adapter, or a model that makes images.
+
+Names and shapes say so, and nobody promised them: it is a guess, unless a file beside the checkpoint says the same.
+
+Low-rank adapters (LoRA) also tell which modules they change, and by how many dimensions:
+
+    base_model.model.….q_proj.lora_A.weight         PEFT; lora_A.default.weight in a training checkpoint
+    unet.….to_q.lora.down.weight, ….processor.to_q_lora.down.weight      diffusers, new and old
+    lora_unet_down_blocks_0_…_attn1_to_q.lora_down.weight                kohya's scripts
+    transformer.h.0.attn.attn.lora_A                loralib, LitGPT
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.messages import cut
+from ckptool.tensors.reading import LazyTensor
+
+_MARK: Final = "lora"
+_KOHYA: Final = r"(?s)lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(.+)"
+"""Kohya's names have no dots: the target is what follows the last number."""
+_BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
+"""What metadata of safetensors call the base model, the most exact first."""
+_DIFFUSERS: Final = "lora_adapter_metadata"
+"""JSON of PEFT's configurations, each entry with the name of a component before it."""
+_PATH_IN_JSON: Final = r'base_model_name_or_path"\s*:\s*"([^"\\]{1,1000})"'
+_LONGEST_TEXT: Final = 1 << 20
+
+_KINDS: Final = {
+    "LoKr": r"lokr_(?:w[12](?:_[ab])?|t2)",
+    "LoHa": r"hada_(?:w[12]_[ab]|t[12])",
+    "IA3": r"ia3_l|on_input",
+    "BOFT": r"boft_[RS]",
+    "OFT": r"oft_(?:[rR]|blocks|diag)",
+    "VeRA": r"vera_lambda_[bd]",
+    "AdaLoRA": r"lora_E",
+    "DoRA": r"lora_magnitude_vector|dora_scale",
+    "LoRA": r"lora_(?:embedding_)?A|lora(?:_linear_layer)?\.down|lora_down",
+}
+"""
+What kinds of adapters call their tensors, in PEFT, LyCORIS, diffusers and kohya's scripts.
+
+A LoKr or LoHa may have the ``dora_scale`` of a DoRA, too, and a DoRA has all of a LoRA: the first kind here counts.
+"""
+_KIND: Final = "|".join(f"(?P<{kind}>{names})" for kind, names in _KINDS.items())
+_OF_KIND: Final = rf"(?s)(?P<module>.+)[._](?:{_KIND})(?:\.[^.]+)?(?:\.weight)?"
+_MARKS: Final = ("lokr_", "hada_", "ia3_l", "on_input", "oft_", "vera_", "lora_", "lora.", "dora_")
+"""One of these is in each such name."""
+_BASES_OF_MODULES: Final = ("weight", "base_layer.weight", "linear.weight")
+"""What a module has beside an adapter, where that is not alone."""
+_OF_PEFT: Final = ("base_model.", "prompt_embeddings")
+_LONGEST_KIND: Final = 64
+_IN_PEFT: Final = {
+    **{kind.upper(): kind for kind in _KINDS},
+    "PROMPT_TUNING": "prompt tuning",
+    "PREFIX_TUNING": "prefix tuning",
+    "P_TUNING": "P-tuning",
+}
+"""What PEFT calls those that others write in another way."""
+_EMBEDDINGS: Final = (768, 1024, 1280)
+"""How wide the text encoders of Stable Diffusion are."""
+_MOST_VECTORS: Final = 8
+
+
+class _Known(NamedTuple):
+    """A part of a known model."""
+
+    family: str
+    part: str
+    heads: tuple[str, ...]
+    """What its names begin with: in whole checkpoints, in pipelines, in files of this part alone."""
+    names: tuple[str, ...]
+    """All of these are there."""
+    width: int | None = None
+    """The second size of the first of them: mostly of the text that it attends to."""
+
+
+_WHOLE: Final = ("model.diffusion_model.", "diffusion_model.", "")
+_OF_UNET: Final = ("input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight", "out.2.weight")
+_OF_DIFFUSERS: Final = tuple(
+    f"{side}_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight" for side in ("down", "up")
+)
+_WIDTHS: Final = {"1": 768, "2": 1024, "XL": 2048, "XL refiner": 1280}
+_JOINT: Final = ("context_embedder.weight", "transformer_blocks.0.attn.add_k_proj.weight")
+_VAE: Final = ("VAE", "vae", ("first_stage_model.", "vae.", ""))
+_KNOWN: Final = (
+    *(_Known(f"Stable Diffusion {one}", "unet", _WHOLE, _OF_UNET, width) for one, width in _WIDTHS.items()),
+    *(_Known(f"Stable Diffusion {one}", "unet", ("unet.", ""), _OF_DIFFUSERS, width) for one, width in _WIDTHS.items()),
+    _Known("Stable Diffusion 3", "transformer", _WHOLE, ("joint_blocks.0.context_block.attn.qkv.weight",)),
+    _Known("Stable Diffusion 3", "transformer", ("transformer.", ""), (*_JOINT, "pos_embed.proj.weight"), 4096),
+    _Known("Flux", "transformer", _WHOLE, ("txt_in.weight", "double_blocks.0.img_attn.norm.key_norm.scale"), 4096),
+    _Known("Flux", "transformer", ("transformer.", ""), (*_JOINT, "single_transformer_blocks.0.proj_mlp.weight"), 4096),
+    _Known(
+        *_VAE, ("decoder.conv_in.weight", "encoder.down.0.block.0.norm1.weight", "decoder.up.0.block.0.norm1.weight")
+    ),
+    _Known(
+        *_VAE, ("decoder.conv_in.weight", "encoder.down_blocks.0.resnets.0.norm1.weight", "decoder.conv_out.weight")
+    ),
+)
+_OF_VAES: Final = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "loss.")
+"""What the names of one begin with where it is alone."""
+_OTHERS: Final = ("time_stack", "temporal_", "temp_attentions", "motion_modules", "distilled_guidance", "quantize.")
+"""In names of models that grew out of these, and are others."""
+_ENCODERS: Final = r"(?m)^(?:cond_stage_model|conditioner\.embedders\.\d|text_encoders\.\w+|text_encoder(?:_\d)?)\."
+
+
+class Family(NamedTuple):
+    """A known family, and which of its parts are there."""
+
+    name: str
+    parts: tuple[str, ...] = ()
+    is_guess: bool = True
+    """Whether names and shapes are all that says so."""
+
+    def __str__(self) -> str:
+        what = f"{self.name}{': ' if self.parts else ''}{', '.join(self.parts)}"
+        return f"looks like {what}" if self.is_guess else what
+
+
+def family_of(checkpoint: Checkpoint, settings: Callable[[], Mapping[str, object]]) -> Family | None:
+    """
+    Return the family of a checkpoint; None if its names and shapes look like none that is known.
+
+    ``settings`` gives what PEFT has written beside it: of tensors that have PEFT's names, they say the kind.
+    """
+    tensors: Mapping[str, LazyTensor] = checkpoint.weights or checkpoint.tensors
+    if tensors and all(name.startswith(_OF_PEFT) for name in tensors):
+        said = settings()
+        kind = said.get("peft_type")
+        if isinstance(kind, str):
+            is_dora = kind == "LORA" and said.get("use_dora") is True
+            return Family("DoRA" if is_dora else _IN_PEFT.get(kind, cut(kind, _LONGEST_KIND)), is_guess=False)
+    text = "\n".join(("", *tensors))
+    if any(mark in text for mark in _MARKS) and (found := _kind(tensors)) is not None:
+        return Family(found)
+    return _embedding(tensors) or _image_model(tensors, text)
+
+
+def _kind(tensors: Mapping[str, LazyTensor]) -> str | None:
+    """Return the kind of an adapter that is alone; None for a model with one inside, and for other tensors."""
+    kinds: set[str | None] = set()
+    for name in tensors:
+        found = re.fullmatch(_OF_KIND, name)
+        if found is None:
+            continue
+        is_inside = any(f"{found['module']}.{own}" in tensors for own in _BASES_OF_MODULES)
+        if is_inside and not name.endswith("on_input"):  # beside which IA3 itself has a weight
+            return None
+        kinds.add(found.lastgroup)
+    return next((kind for kind in _KINDS if kind in kinds), None)
+
+
+def _embedding(tensors: Mapping[str, LazyTensor]) -> Family | None:
+    """Return whether a few vectors are what a prompt was tuned to, or what a word was made to mean."""
+    if not 0 < len(tensors) <= _MOST_VECTORS:
+        return None
+    names, shapes = list(tensors), [one.shape for one in tensors.values()]
+    if names == ["prompt_embeddings"] and len(shapes[0]) == 2:
+        return Family("prompt tuning or prefix tuning")
+    is_word = len(names) == 1 and names[0].startswith("<") and names[0].endswith(">")
+    is_known = all(name in ("emb_params", "clip_l", "clip_g") or name.startswith("string_to_param.") for name in names)
+    are_vectors = all(0 < len(shape) <= 2 and shape[-1] in _EMBEDDINGS for shape in shapes)
+    return Family("textual inversion") if (is_word or is_known) and are_vectors else None
+
+
+def _image_model(tensors: Mapping[str, LazyTensor], text: str) -> Family | None:
+    parts: dict[str, str] = {}
+    for one in _KNOWN:
+        head = next((head for head in one.heads if all(head + name in tensors for name in one.names)), None)
+        if head is None:
+            continue
+        shape = tensors[head + one.names[0]].shape
+        if len(shape) == 4 if one.part == "vae" else one.width in (None, *shape[1:2]):
+            parts.setdefault(one.part, one.family)
+    if not parts or any(word in text for word in _OTHERS):
+        return None
+    family = next(iter(parts.values()))
+    if family == "VAE":
+        return Family(family) if all(name.startswith(_OF_VAES) for name in tensors) else None
+    encoders = len(set(re.findall(_ENCODERS, text)))
+    more = {"text encoder": encoders == 1, "text encoders": encoders > 1, "averaged weights": "\nmodel_ema." in text}
+    return Family(family, (*parts, *(part for part, is_there in more.items() if is_there)))
+
+
+class Adapter(NamedTuple):
+    """A low-rank adapter."""
+
+    ranks: tuple[int, ...]
+    """Those that occur, in order; mostly one."""
+    targets: tuple[str, ...]
+    """The last component of the names of the modules that it changes."""
+    modules: int
+    """How many they are."""
+    base: str | None
+    """The model that it belongs to, if the file says so."""
+
+
+def adapter_of(checkpoint: Checkpoint) -> Adapter | None:
+    """Return the adapter whose tensors a checkpoint holds; None if it holds none."""
+    ranks: set[int] = set()
+    modules: dict[str, None] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if _MARK not in name:
+            continue
+        found = re.fullmatch(_OF_KIND, name)
+        if found is None or found.lastgroup != "LoRA" or len(tensor.shape) < 2:
+            continue
+        ranks.add(tensor.shape[0])
+        modules.setdefault(found["module"])
+    if not modules:
+        return None
+    targets = dict.fromkeys(_target(module) for module in modules)
+    return Adapter(tuple(sorted(ranks)), tuple(targets), len(modules), _base(checkpoint.metadata))
+
+
+def _target(module: str) -> str:
+    kohya = re.fullmatch(_KOHYA, module)
+    return kohya[1] if kohya is not None else module.rpartition(".")[2]
+
+
+def _base(metadata: Mapping[str, str]) -> str | None:
+    """Return what the metadata say of the base model."""
+    named = re.search(_PATH_IN_JSON, metadata.get(_DIFFUSERS, "")[:_LONGEST_TEXT])
+    return named[1] if named is not None else next((metadata[key] for key in _BASES if metadata.get(key)), None)

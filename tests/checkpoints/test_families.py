@@ -1,0 +1,177 @@
+"""Known families are recognised by names and shapes, as the libraries write them, and others are not taken for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.each import each
+from tests.page.pages import write_safetensors
+from tests.program import invoke
+
+Shapes = dict[str, list[int]]
+
+PEFT = "base_model.model.model.layers.0.self_attn.q_proj"
+KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+WHOLE = "model.diffusion_model."
+UNET = {f"{WHOLE}out.2.weight": [4, 320, 3, 3], f"{WHOLE}input_blocks.0.0.weight": [320, 4, 3, 3]}
+CROSS = f"{WHOLE}input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight"
+VAE = {
+    "decoder.conv_in.weight": [512, 4, 3, 3],
+    "encoder.down.0.block.0.norm1.weight": [128],
+    "decoder.up.0.block.0.norm1.weight": [128],
+}
+DIFFUSERS_VAE = {
+    "decoder.conv_in.weight": [512, 16, 3, 3],
+    "decoder.conv_out.weight": [3, 128, 3, 3],
+    "encoder.down_blocks.0.resnets.0.norm1.weight": [128],
+}
+DIFFUSERS = {
+    "conv_in.weight": [320, 4, 3, 3],
+    **{f"{side}_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight": [640, 1024] for side in ("down", "up")},
+}
+
+
+def under(head: str, names: Shapes) -> Shapes:
+    return {head + name: shape for name, shape in names.items()}
+
+
+KINDS: dict[str, Shapes] = {
+    "LoRA": {f"{PEFT}.lora_A.weight": [8, 64], f"{PEFT}.lora_B.weight": [64, 8]},
+    "DoRA": {f"{PEFT}.lora_A.weight": [8, 64], f"{PEFT}.lora_B.weight": [64, 8], f"{PEFT}.lora_magnitude_vector": [64]},
+    "LoKr": {f"{PEFT}.lokr_w1": [8, 8], f"{PEFT}.lokr_w2_a": [8, 8], f"{PEFT}.lokr_w2_b": [8, 8]},
+    "LoHa": {f"{PEFT}.hada_w{one}_{side}": [8, 64] for one in (1, 2) for side in "ab"},
+    "IA3": {f"{PEFT}.ia3_l": [64, 1]},
+    "OFT": {f"{PEFT}.oft_R.weight": [8, 28]},
+    "BOFT": {f"{PEFT}.boft_R": [1, 8, 8, 8], f"{PEFT}.boft_s": [64, 1]},
+    "VeRA": {f"{PEFT}.vera_lambda_b": [64], f"{PEFT}.vera_lambda_d": [8], "base_model.vera_A": [8, 64]},
+    "AdaLoRA": {f"{PEFT}.lora_A": [12, 64], f"{PEFT}.lora_B": [64, 12], f"{PEFT}.lora_E": [12, 1]},
+    "prompt tuning or prefix tuning": {"prompt_embeddings": [20, 64]},
+}
+OTHERS: dict[str, tuple[str, Shapes]] = {
+    "kohya": (
+        "LoRA",
+        {f"{KOHYA}.lora_down.weight": [8, 320], f"{KOHYA}.lora_up.weight": [320, 8], f"{KOHYA}.alpha": []},
+    ),
+    "kohya, DoRA": ("DoRA", {f"{KOHYA}.lora_down.weight": [8, 320], f"{KOHYA}.dora_scale": [1, 320]}),
+    "LyCORIS": ("LoKr", {f"{KOHYA}.lokr_w1": [8, 8], f"{KOHYA}.lokr_w2": [40, 40], f"{KOHYA}.dora_scale": [1, 320]}),
+    "LyCORIS, IA3": ("IA3", {f"{KOHYA}.weight": [320, 1], f"{KOHYA}.on_input": []}),
+    "kohya, OFT": ("OFT", {f"{KOHYA.replace('lora', 'oft', 1)}.oft_blocks": [4, 80, 80]}),
+    "embedding": ("textual inversion", {"emb_params": [4, 768]}),
+    "embedding, XL": ("textual inversion", {"clip_l": [4, 768], "clip_g": [4, 1280]}),
+    "embedding, diffusers": ("textual inversion", {"<cat-toy>": [768]}),
+    "1": (
+        "Stable Diffusion 1: unet, vae, text encoder",
+        {**UNET, CROSS: [640, 768], **under("first_stage_model.", VAE)}
+        | {"cond_stage_model.transformer.text_model.final_layer_norm.weight": [768]},
+    ),
+    "1, averaged": ("Stable Diffusion 1: unet, averaged weights", {**UNET, CROSS: [640, 768], "model_ema.decay": []}),
+    "2": ("Stable Diffusion 2: unet", {**UNET, CROSS: [640, 1024]}),
+    "XL": (
+        "Stable Diffusion XL: unet, text encoders",
+        {**UNET, CROSS: [640, 2048]}
+        | {f"conditioner.embedders.{one}.model.ln_final.weight": [768] for one in range(2)},
+    ),
+    "2, diffusers": ("Stable Diffusion 2: unet", DIFFUSERS),
+    "2, pipeline": (
+        "Stable Diffusion 2: unet, vae, text encoder",
+        {**under("unet.", DIFFUSERS), **under("vae.", DIFFUSERS_VAE), "text_encoder.text_model.x": [4]},
+    ),
+    "3": ("Stable Diffusion 3: transformer", {f"{WHOLE}joint_blocks.0.context_block.attn.qkv.weight": [4608, 1536]}),
+    "3, diffusers": (
+        "Stable Diffusion 3: transformer",
+        {
+            "context_embedder.weight": [1536, 4096],
+            "pos_embed.proj.weight": [1536, 16, 2, 2],
+            "transformer_blocks.0.attn.add_k_proj.weight": [1536, 1536],
+        },
+    ),
+    "Flux": (
+        "Flux: transformer",
+        {"txt_in.weight": [3072, 4096], "double_blocks.0.img_attn.norm.key_norm.scale": [128]},
+    ),
+    "Flux, diffusers": (
+        "Flux: transformer",
+        {
+            "context_embedder.weight": [3072, 4096],
+            "transformer_blocks.0.attn.add_k_proj.weight": [3072, 3072],
+            "single_transformer_blocks.0.proj_mlp.weight": [12288, 3072],
+        },
+    ),
+    "VAE": ("VAE", VAE),
+    "VAE, diffusers": ("VAE", DIFFUSERS_VAE),
+}
+NONE: dict[str, Shapes] = {
+    "a model with an adapter in it": {"fc.weight": [64, 64], "fc.lora_A": [8, 64], "fc.lora_B": [64, 8]},
+    "the same in PEFT": {"fc.base_layer.weight": [64, 64], "fc.lora_A.default.weight": [8, 64]},
+    "videos": {**UNET, CROSS: [640, 1024], f"{WHOLE}input_blocks.1.1.time_stack.0.norm1.weight": [320]},
+    "ControlNet": {key: DIFFUSERS[key] for key in DIFFUSERS if not key.startswith("up")},
+    "quantised codes": {**VAE, "quantize.embedding.weight": [1024, 256]},
+    "a VAE of videos": {**VAE, "decoder.conv_in.weight": [512, 16, 3, 3, 3]},
+    "a VAE beside what is not known": {**under("vae.", VAE), "unet.conv_in.weight": [32, 4, 3, 3]},
+    "other text": {**UNET, CROSS: [640, 4096]},
+    "two words": {"clip_l": [4, 768], "logit_scale": []},
+    "a narrow vector": {"<cat-toy>": [64]},
+}
+
+
+def form(path: Path) -> str:
+    lines = invoke(["inspect", "-q", str(path)]).stdout.splitlines()
+    return next(line.split(maxsplit=1)[1] for line in lines if line.startswith("  form "))
+
+
+def family(path: Path) -> Any:
+    return json.loads(invoke(["inspect", "--json", str(path)]).stdout).get("family")
+
+
+def written(folder: Path, names: Shapes) -> Path:
+    return write_safetensors(folder / "adapter_model.safetensors", {name: ("F32", one) for name, one in names.items()})
+
+
+@each("case", [*KINDS, *OTHERS])
+def test_names_and_shapes_are_a_guess(case: str, tmp_path: Path) -> None:
+    expected, names = OTHERS.get(case) or (case, KINDS[case])
+    path = written(tmp_path, names)
+    name, _, parts = expected.partition(": ")
+
+    assert form(path) == f"state_dict, looks like {expected}"
+    assert family(path) == {"name": name, "parts": parts.split(", ") if parts else [], "is_guess": True}
+
+
+@each(
+    ("settings", "kind"),
+    [
+        *(
+            ({"peft_type": kind.upper()}, kind)
+            for kind in KINDS
+            if kind not in ("DoRA", "prompt tuning or prefix tuning")
+        ),
+        ({"peft_type": "LORA", "use_dora": True}, "DoRA"),
+        ({"peft_type": "PREFIX_TUNING"}, "prefix tuning"),
+        ({"peft_type": "NEW\x1b[2J"}, "NEW\\x1b[2J"),
+    ],
+)
+def test_what_peft_says_beside_it_is_a_fact(settings: dict[str, object], kind: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {"base_model.model.fc.unknown": [4]})
+    assert family(path) is None
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+
+    assert form(path) == form(tmp_path) == f"state_dict, {kind}"
+    assert family(path)["is_guess"] is False
+
+
+def test_settings_of_an_adapter_say_nothing_of_the_base_beside_it(tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "model.safetensors", {"fc.weight": ("F32", [4, 4])})
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    torch.save({"args": [1, 2]}, tmp_path / "training_args.bin")
+
+    assert form(path) == "state_dict"
+    assert family(tmp_path / "training_args.bin") is None
+
+
+@each("case", list(NONE))
+def test_others_are_not_taken_for_them(case: str, tmp_path: Path) -> None:
+    assert form(written(tmp_path, NONE[case])) == "state_dict"
