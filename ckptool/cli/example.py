@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ckptool.cli.text import say
 from ckptool.cli.verbs import Command, flag
 from ckptool.migration.migrate import migrate
 
@@ -22,4 +23,4 @@ def example(target: str, *, force: bool) -> None:
     example.pth. It needs no torch.
     """
     migrate(Path(__file__).with_name("example.pth"), target, form="same", force=force)
-    click.echo(f"{target}: written\nRun: ckptool {shlex.quote(target)}")
+    say(f"{target}: written\nRun: ckptool {shlex.quote(target)}")

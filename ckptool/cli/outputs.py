@@ -333,11 +333,10 @@ class Brief(Output):
             return
         cells = result.cells()
         is_text = result.error is not None or not self._columns
-        self._say(
-            "other" if result.is_other else result.word,
-            result.path,
-            "; ".join(cells) if is_text else self._in_columns(cells),
-        )
+        word = "other" if result.is_other else result.word
+        if self._columns and word == result.otherwise:  # as of nearly all
+            word = ""
+        self._say(word, result.path, "; ".join(cells) if is_text else self._in_columns(cells), is_text=is_text)
 
     def passed_over(self, path: str) -> None:
         self._totals.passed_over(path)
@@ -350,21 +349,30 @@ class Brief(Output):
         shown = (padded(cells[at], self._columns[at].room, right=self._columns[at].is_number) for at in self._shown)
         return _GAP.join(shown)
 
-    def _say(self, word: str, path: str, text: str) -> None:
+    def _say(self, word: str, path: str, text: str, *, is_text: bool = False) -> None:
+        """Print a line: of text, how it is comes first; of columns, last, and the path first."""
         shown, room = show(path), self._room
         if self._width is not None and len(shown) > room:  # the end of a path tells it from others
             shown = f"…{shown[len(shown) - room + 1 :]}"
-        line = f"{word:<{_WORD}}{_GAP}{padded(shown, room)}{_GAP}{show(with_options(text))}".rstrip()
+        path, text = padded(shown, room), show(with_options(text))
+        if not self._columns:
+            before, after = "", f"{' ' * (_WORD - len(word))}{_GAP}{path}{_GAP}{text}"
+        elif is_text:
+            before, after = f"{path}{_GAP}", f"{_GAP}{text}"
+        else:
+            before, after = f"{path}{_GAP}{text}{_GAP}", ""
+        line = f"{before}{word}{after}".rstrip()
         if self._width is not None and len(line) > self._width:
             line = f"{line[: self._width - 1]}…"
-        say(f"{painted(word)}{line[len(word) :]}" if word in _PAINTED else line)
+        end = len(before) + len(word)
+        say(f"{before}{painted(word)}{line[end:]}" if word and end < len(line) + (not after) else line)
 
 
 _WORD: Final = 7
 _PAINTED: Final = ("error", "warning")
 _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
-_SHARE_OF_TEXT: Final = 0.45
+_SHARE_OF_TEXT: Final = 0.6
 """Of the width of a terminal, at least."""
 
 

@@ -57,11 +57,15 @@ def error_text(error: CkptoolError) -> str:
     return f"Error: {show(str(error))}{hint}{command}"
 
 
-_COLOURS: Final = {"error": "red", "warning": "magenta", "Error:": "red"}
-"""Of what matters alone, and only such as can be read on light and on dark terminals alike."""
+_GOOD: Final = ("fine", "written", "edited in place", "nothing wrong found", "the same")
+_COLOURS: Final = {"error": "red", "warning": "yellow", "Error:": "red"} | dict.fromkeys(_GOOD, "green")
 _BOLD: Final = ("error", "Error:", "Hint:", "Run:")
 # The names of tensors begin lines, too: those of reports are followed by more blanks.
-_MARKED: Final = r"(?m)^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))(\w+:?)(.*)$"
+_BEFORE: Final = (
+    *(r"  (?=(?:error|warning) {4})", r" *(?=(?:Error|Hint|Run): )"),
+    *(r"  (?:result|verdict) +", r"(?=the same(?::| but | within ))", r".*: (?=written$)"),
+)
+_MARKED: Final = rf"(?m)^({'|'.join(_BEFORE)})(error|warning|Error:|Hint:|Run:|{'|'.join(_GOOD)})(.*)$"
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -76,7 +80,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def painted(word: str) -> str:
-    """Return a severity in its colour, if standard output shows colours."""
+    """Return a word that says how something is in its colour, if standard output shows colours."""
     return _styled(word) if _shows_colours(err=False) else word
 
 
@@ -164,9 +168,12 @@ def _laid_out(section: Section, width: int | None) -> Iterator[str]:
 
 
 def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:
-    """Yield a line in several. A word that is too long for any line of its column, a path say, is broken nowhere."""
+    """Yield a line in several. A name too long for any line of its column is cut in the middle; a path stays whole."""
     from textwrap import TextWrapper  # most lines fit
 
+    if label.startswith(" "):
+        words = (one if "/" in one else cut_middle(one, room - len(hanging)) for one in line[len(label) :].split(" "))
+        line = label + " ".join(words)
     wrapper = TextWrapper(room, label, hanging, break_long_words=False, break_on_hyphens=False)
     yield from wrapper.wrap(line[len(label) :])
 

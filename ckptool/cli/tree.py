@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ckptool.messages import counted, show, show_nbytes
+from ckptool.sections import cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
 _DEEPEST_INDENT: Final = 40
+_NARROWEST_NAME: Final = 16
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
+_NUMBERED: Final = re.compile("([^0-9]*)([0-9]{1,9})([^0-9]*)")
 
 
 class _Branch:
@@ -33,7 +36,9 @@ class _Branch:
         return f"{counted(self.tensors, 'tensor')}, {sizes}"
 
 
-def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold: bool = True) -> Iterator[str]:
+def tree_lines(
+    tensors: Iterable[LazyTensor], depth: int | None = None, *, fold: bool = True, width: int | None = None
+) -> Iterator[str]:
     """
     Yield the names as a tree, each component once, with count, elements, size and types of what is below it.
 
@@ -41,7 +46,7 @@ def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold:
 
     ``depth`` is how many levels are shown. With ``fold``, neighbours with consecutive numbers that hold the same names,
     shapes, types and devices are one line, with how many there are. Numbers come in their own order, whatever the
-    file's is: many writers sort names as text.
+    file's is: many writers sort names as text. With a ``width``, names are cut in the middle until lines fit it.
     """
     root = _grown(tensors)
     todo = [(name, branch, count, 0) for name, branch, count in reversed(_folded(root, fold=fold))]
@@ -51,15 +56,21 @@ def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold:
         while branch.leaf is None and len(branch.below) == 1:
             ((component, only),) = branch.below.items()
             name, branch = f"{name}.{component}", only
-        start = f"{'  ' * min(level, _DEEPEST_INDENT)}{show(name)}  {f'{count:,} × ' if count > 1 else ''}"
+        said = []
         if branch.leaf is not None:
             info = branch.leaf.info
-            yield f"{start}{list(info.shape)} {info.dtype} {show(info.location)}"
+            said.append(f"{list(info.shape)} {info.dtype} {show(info.location)}")
         if branch.below:
-            yield start + branch.total
-            if depth is None or level + 1 < depth:
-                below = _folded(branch, fold=fold)
-                todo.extend((inner, one, number, level + 1) for inner, one, number in reversed(below))
+            said.append(branch.total)
+        for text in said:
+            before, after = "  " * min(level, _DEEPEST_INDENT), f"  {f'{count:,} × ' if count > 1 else ''}{text}"
+            shown = show(name)
+            if width is not None:
+                shown = cut_middle(shown, max(_NARROWEST_NAME, width - len(before) - len(after)))
+            yield f"{before}{shown}{after}"
+        if branch.below and (depth is None or level + 1 < depth):
+            below = _folded(branch, fold=fold)
+            todo.extend((inner, one, number, level + 1) for inner, one, number in reversed(below))
 
 
 def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
@@ -98,10 +109,13 @@ def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
 
 
 def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
-    """Return components with the numbers among them in the order of numbers, in the places that numbers have."""
-    numbers = sorted((component for component in below if _NUMBER.fullmatch(component)), key=int)
-    ordered = iter(numbers)
-    names = [next(ordered) if _NUMBER.fullmatch(component) else component for component in below]
+    """Return components with those that differ by a number alone (`10`, `layer10`) in its order, in their places."""
+    parts = {name: found.groups() for name in below if (found := _NUMBERED.fullmatch(name))}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, (head, _, tail) in parts.items():
+        alike.setdefault((head, tail), []).append(name)
+    ordered = {kind: iter(sorted(names, key=lambda name: int(parts[name][1]))) for kind, names in alike.items()}
+    names = (next(ordered[parts[name][0], parts[name][2]]) if name in parts else name for name in below)
     return {name: below[name] for name in names}
 
 

@@ -48,7 +48,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(output: str) -> list[str]:
-    return re.findall(r"^(?:fine|opened|warning|error) +(\S+)", output, re.MULTILINE)
+    return [name for _, name in rows(output)]
+
+
+def rows(output: str) -> list[tuple[str, str]]:
+    """Return of each line how the file is, and what it is called: in columns, what is opened has no word."""
+    lines = [line for line in output.partition("\n\n")[0].splitlines() if not line.startswith("file ")]
+    words = [re.search(r"(?:^|  )(fine|warning|error)(?:  |$)", line) for line in lines]
+    return [
+        (word[1] if word else "opened", line.split()[1 if word and not word.start() else 0])
+        for word, line in zip(words, lines, strict=True)
+    ]
 
 
 def test_a_folder_stands_for_every_checkpoint_in_it_by_content(folder: Path) -> None:
@@ -82,7 +92,7 @@ def test_an_empty_file_is_a_checkpoint_only_by_its_name(verb: str, tmp_path: Pat
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 def test_totals_are_those_of_the_lines(verb: str, folder: Path) -> None:
     shown = run(verb, "-b", "-r", folder, code=1 if verb == "check" else 2).stdout
-    words = re.findall(r"^(fine|opened|warning|error) ", shown, re.MULTILINE)
+    words = [word for word, _ in rows(shown)]
 
     opened = sum(path.stat().st_size for path in (FINE, WARNED))
     assert f"3 checkpoints, {opened / 1024:.3g} KiB: " in shown

@@ -23,6 +23,7 @@ from ckptool.cli import text
 from ckptool.cli.text import ProgressLine
 from ckptool.messages import labelled
 from tests.each import each
+from tests.program import invoke
 from tests.scale import some
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="a POSIX terminal")
@@ -135,17 +136,47 @@ def test_a_pager_shows_all_in_one_piece(verb: str, tmp_path: Path) -> None:
 def test_severities_have_colours_on_a_terminal_and_nowhere_else() -> None:
     raw = on_terminal(["check", "-b", FINE, WARNED, "absent.pth"]).raw
 
-    assert "\x1b[35mwarning\x1b[0m  …" in raw
-    assert "\r\nfine  " in f"\r\n{raw}"
-    # Of the eight colours, red and magenta alone stand out from black and from white; what matters less has none.
-    assert set(re.findall(r"\x1b\[(\d+)m", raw)) == {"0", "1", "31", "35"}
+    assert "\x1b[33mwarning\x1b[0m  …" in raw
+    assert "\x1b[32mfine\x1b[0m     …" in raw
+    assert set(re.findall(r"\x1b\[(\d+)m", raw)) == {"0", "1", "31", "32", "33"}
     assert "\x1b[3" not in on_terminal(["check", "-b", FINE, WARNED], NO_COLOR="1").raw
 
 
+def test_what_went_well_is_green(tmp_path: Path) -> None:
+    good = {
+        ("check", FINE): "  verdict      \x1b[32mnothing wrong found\x1b[0m;",
+        ("diff", FINE, FINE): "\x1b[32mthe same\x1b[0m: ",
+        ("migrate", FINE, tmp_path / "out.pth"): "  result       \x1b[32mwritten\x1b[0m, and read back",
+        ("report", FINE, "-o", tmp_path / "page.html"): ".html: \x1b[32mwritten\x1b[0m",
+    }
+    for arguments, expected in good.items():
+        assert expected in on_terminal(arguments).raw
+
+
+def test_names_are_cut_in_the_middle_on_a_terminal_and_in_no_pipe(tmp_path: Path) -> None:
+    name = f"cond_stage_model.{'transformer.' * 6}token_embedding.weight"
+    for path, value in (("a.pth", 1.0), ("b.pth", 2.0)):
+        torch.save({name: torch.full((8,), value), "b": torch.ones(1)}, tmp_path / path)
+    both = [tmp_path / "a.pth", tmp_path / "b.pth"]
+    for arguments in (["diff", *both], ["inspect", "--tree", both[0]]):
+        screen = on_terminal(arguments)
+        assert not [line for line in too_long(screen, 80) if str(tmp_path) not in line]
+        assert any(re.search(r"cond_stage_\S*…\S*embedding\.weight", line) for line in screen.lines), screen.lines
+        assert name not in screen.raw
+        assert name in invoke([*map(str, arguments)]).stdout
+
+
+def test_how_files_are_stands_behind_what_they_are() -> None:
+    header, fine, warned = on_terminal(["inspect", "-b", FINE, WARNED, "absent.pth"], 120).lines[:3]
+
+    assert header.startswith("file ")
+    assert "opened" not in fine
+    assert warned.split()[1] == "torch_legacy"
+
+
 def test_a_tensor_called_error_is_none(tmp_path: Path) -> None:
-    torch.save(
-        {"error": {"warning": torch.ones(3), "error": torch.ones(3)}, "warning": torch.ones(1)}, tmp_path / "a.pth"
-    )
+    names = dict.fromkeys(("warning", "error", "the same", "written", "fine"), torch.ones(3))
+    torch.save({"error": names, "warning": torch.ones(1), "the same": torch.ones(1)}, tmp_path / "a.pth")
 
     for option in ([], ["--tree"]):
         assert "\x1b[" not in on_terminal(["inspect", *option, tmp_path / "a.pth"]).raw
