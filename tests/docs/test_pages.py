@@ -17,6 +17,7 @@ import pytest
 from ckptool.cli import cli
 from tests.docs.pages import BLOCK, FRESH, PAGES, PART, PASTED, ROOT, SHOWN_FILE, text_of
 from tests.each import each
+from tests.program import invoke
 
 HERE = re.compile(r"`(\w+)(?:\(\))?`\s(?:in|of)\s`((?:ckptool|tests)/[\w/]+\.py)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -38,6 +39,21 @@ def test_what_looks_like_output_is_output(
         (ROOT / page).write_text(found, encoding="utf-8")
 
     assert text_of(page) == found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a POSIX terminal")
+def test_the_picture_of_a_terminal_is_what_one_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.docs.picture import picture
+
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    monkeypatch.chdir(tmp_path)
+    invoke(["example"])
+    found, kept = picture(), ROOT / "docs" / "terminal.svg"
+    if os.environ.get("CKPTOOL_WRITE_DOCS"):
+        kept.write_text(found, encoding="utf-8")
+
+    assert kept.read_text(encoding="utf-8") == found
+    assert len(found) < 60_000
 
 
 @each("page", PAGES)
