@@ -85,6 +85,8 @@ class CheckReport(NamedTuple):
     """Of the weights, if it was asked for."""
     digest_error: CkptoolError | None = None
     """Why there is no digest, though it was asked for."""
+    tensors: int | None = None
+    """How many there are; None where the file cannot be opened."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
@@ -382,6 +384,7 @@ def _examine(
         sha256=content,
         digest=of_weights,
         digest_error=no_digest,
+        tensors=len(checkpoint.tensors),
         loading=would_run.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),

@@ -97,7 +97,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     def look(target: Target, line: ProgressLine) -> Iterator[Result | None]:
         report = check_file(target.path, progress=line, **arguments, limits=(policy or _NO_POLICY).limits)
         judged = judge(policy or _NO_POLICY, report, target.path, options["only"])
-        is_other = report.error is not None and not _is_notable(report) and target.passes_over(report.error)
+        is_other = report.error is not None and not is_notable(report) and target.passes_over(report.error)
         report = narrowed(report, options["only"])
         yield None if is_other else _Checked(target.shown, report, judged, options, has_policy=policy is not None)
 
@@ -114,7 +114,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 _NO_POLICY: Final = Policy()
 
 
-def _is_notable(report: CheckReport) -> bool:
+def is_notable(report: CheckReport) -> bool:
     """Say whether a file that is no checkpoint does something when it is loaded, or may do."""
     return bool(report.acts) or any(one.code == "CK209" for one in report.findings)
 
@@ -178,18 +178,8 @@ class _Checked(Result):
             yield Fact("let through", [f"{one.code} {show(one.message)}", show(why)])
 
     def cells(self) -> Sequence[str]:
-        """Return the first of the severest findings, with how many more there are."""
-        if self.error is not None:
-            from ckptool.checking.would_run import of_refused
-
-            return [*of_refused(self._report.acts), *super().cells()]  # lines are cut at their end
-        found = [one for one in self.findings if one.severity == self.word]
-        if not found:
-            return [f"{self.format}, {show_nbytes(self.nbytes)}"]
-        found.sort(key=lambda one: one.code not in _OF_SAFETY)
-        files = dict.fromkeys(os.path.basename(one.path) for one in found[1:] if one.path and one.path != self.path)
-        more = f" (and {len(found) - 1:,} more{f': {some(list(files))}' if files else ''})" if found[1:] else ""
-        return [f"{found[0].code} {found[0].message}{more}"]
+        left = self._report._replace(findings=tuple(self.findings))
+        return worst_of(left) or [f"{self.format}, {show_nbytes(self.nbytes)}"]
 
     def object(self) -> dict[str, object]:
         let = [{"code": one.code, "path": one.path, "reason": why} for one, why in self.let_through]
@@ -197,6 +187,21 @@ class _Checked(Result):
         error = self._report.digest_error
         hashed = {"sha256": self._report.sha256, "digest": self._report.digest, "digest_error": error and error.kind}
         return {**with_hints(self._report.as_dict()), **(hashed if self._has_digest else {}), **gate}
+
+
+def worst_of(report: CheckReport) -> list[str]:
+    """Return why a file cannot be opened, or the first of the severest findings, with how many more there are."""
+    if report.error is not None:
+        from ckptool.checking.would_run import of_refused
+
+        return [*of_refused(report.acts), f"not opened: {report.error.message}"]  # lines are cut at their end
+    found = [one for one in report.findings if one.severity == report.worst != "info"]
+    if not found:
+        return []
+    first, *others = sorted(found, key=lambda one: one.code not in _OF_SAFETY)
+    files = dict.fromkeys(os.path.basename(one.path) for one in others if one.path and one.path != report.path)
+    more = f" (and {len(others):,} more{f': {some(list(files))}' if files else ''})" if others else ""
+    return [f"{first.code} {first.message}{more}"]
 
 
 _OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")

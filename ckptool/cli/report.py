@@ -28,9 +28,10 @@ from ckptool.messages import show
 @takes("--key-a", "PATH", "Which state dict of FILE to compare with OTHER.")
 @takes("--key-b", "PATH", "Which state dict of OTHER to compare.")
 @flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
+@flag("--digest", says="Read all of each file; show its SHA-256 and the digest of its weights at the foot.")
 @flag("--force", says="Overwrite what exists.")
 @far_options
-def report(file: str, other: str | None, output: str, *, force: bool, values: bool | None, **sides: Any) -> None:
+def report(file: str, other: str | None, output: str, *, digest: bool, **options: Any) -> None:
     """
     Write a page to look at: what is in a checkpoint, or where two differ.
 
@@ -39,7 +40,7 @@ def report(file: str, other: str | None, output: str, *, force: bool, values: bo
     differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
     exists, the page says why. Nobody may read the page who may not read the files.
     """
-    if other is None and any(sides.values()):
+    if other is None and any(options[name] for name in ("key_a", "key_b", "ignore_wrappers")):
         raise click.UsageError("--key-a, --key-b and --ignore-wrappers are about two files: give OTHER, too.")
     try:
         page_path(output, (file, other))
@@ -48,7 +49,7 @@ def report(file: str, other: str | None, output: str, *, force: bool, values: bo
     line = ProgressLine()
     line.next(other or file)
     try:
-        error = write_page(file, output, other, values=values, force=force, progress=line, **sides)
+        error = write_page(file, output, other, digest=digest, progress=line, **options)
     finally:
         line.clear()
     if error is not None:

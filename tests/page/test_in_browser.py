@@ -48,6 +48,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.save({name: one for name, one in changed.items() if name != "out.bias"}, folder / "b.pth")
     torch.save({"state_dict": {"model": {"w": torch.ones(30, 30)}}}, folder / "one.pth")
     (folder / "cut.pth").write_bytes(FINE.read_bytes()[:90_000])
+    for name, content in (("10", TRAINING.read_bytes()), ("9", FINE.read_bytes()), ("8", FINE.read_bytes()[:90_000])):
+        (folder / "many" / f"run{name}").mkdir(parents=True)
+        (folder / "many" / f"run{name}" / "model.pth").write_bytes(content)
+    layers = {f"blocks.{at}.{name}.weight": ("F32", [8, 8]) for at in range(200) for name in ("up", "down")}
+    write_safetensors(folder / "layers.safetensors", dict(sorted(layers.items())))
     write_safetensors(folder / "moe.safetensors", mixture())
     asked: dict[str, list[object]] = {
         "fine": [FINE, "--values"],
@@ -57,6 +62,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": [folder / "hostile.pth", "--values"],
         "cut": [folder / "cut.pth"],
         "moe": [folder / "moe.safetensors"],
+        "many": [folder / "many"],
+        "layers": [folder / "layers.safetensors"],
     }
     found = {name: folder / f"{name}.html" for name in asked}
     for name, arguments in asked.items():
@@ -274,6 +281,11 @@ def test_two_files_show_what_changed_and_by_how_much(browser: Browser, pages: di
     browser.open(pages["two"])
     assert browser.run("return document.querySelector('#scheme').value") == "change"
     assert browser.run("return document.querySelector('.verdict').textContent").startswith("Different: ")
+    order = "return [...document.querySelectorAll('main > section:not([hidden])')].map((one) => one.id)"
+    assert browser.run(order) == ["map", "about", "tensors"]
+    rows = browser.run("return [...document.querySelectorAll('#about tbody th')].map((one) => one.textContent)")
+    assert "tensors" in rows
+    assert "form" not in rows
     legend = browser.run("return [...document.querySelectorAll('#legend li')].map((one) => one.textContent)")
     assert legend[0] == "same"
     assert {"shape", "only in A"} < set(legend)
@@ -498,4 +510,46 @@ def test_the_headline_says_by_its_colour_how_it_is(browser: Browser, diverged: d
         assert classes == f"verdict {name}"
     assert len(set(found.values())) == 3
     browser.open(diverged["two, likeness"])
-    assert [one for one, _ in browser.run(VERDICTS)] == ["verdict", "verdict fine", "verdict warning"]
+    assert [one for one, _ in browser.run(VERDICTS)] == ["verdict different", "verdict fine", "verdict warning"]
+
+
+def test_a_button_at_the_top_leads_to_the_tensor_with_nan(browser: Browser, diverged: dict[str, Path]) -> None:
+    for which in ("bad", "two", "two, likeness"):
+        browser.open(diverged[which])
+        browser.click(".nan")
+        assert browser.run("return document.querySelector('.nan').textContent").startswith(
+            "NaN in 1 tensor: model.layers.3"
+        )
+        assert browser.run(PANEL) == "model.layers.3.up.weight"
+        assert "weight" in browser.run(CURRENT)
+    browser.open(diverged["good"])
+    assert browser.run("return document.querySelector('.nan')") is None
+
+
+FILES = "return [...document.querySelectorAll('#file-table tbody tr')].map((one) => one.dataset.name)"
+
+
+def test_the_files_of_a_folder_are_sorted_and_searched(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["many"])
+    nine, ten, eight = (f"run{one}/model.pth" for one in (9, 10, 8))
+    assert browser.run(FILES) == [eight, ten, nine]
+    button = "[...document.querySelectorAll('#file-table th button')].find((one) => one.textContent.startsWith('{}'))"
+    browser.run(f"{button.format('file')}.click()")
+    assert browser.run(FILES) == [eight, nine, ten]
+    browser.run(f"{button.format('tensors')}.click()")
+    assert browser.run(FILES) == [ten, nine, eight]
+
+    browser.run("[...document.querySelectorAll('.finding button')].find((one) => one.textContent === 'Show').click()")
+    assert browser.run(FILES) == [eight]
+    browser.run("document.querySelector('#file-table tbody tr').click()")
+    assert browser.run("return document.querySelector('#search').value") == eight
+    assert browser.run("return document.querySelector('.verdict').className") == "verdict error"
+    assert "0 B" not in browser.run("return document.body.innerText").split()
+
+
+def test_layers_that_are_sorted_as_text_are_one_box(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["layers"])
+    point(browser, "hover", 0.3, 0.5)
+    assert browser.run(PANEL).startswith("blocks.0–199.")
+    browser.run("document.querySelector('#table th button').click()")
+    assert [one.lstrip("▸▾").split(" ")[0] for one in browser.run(ROWS)[1:4]] == ["0", "1", "2"]

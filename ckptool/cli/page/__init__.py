@@ -15,6 +15,7 @@ import math
 import re
 import zlib
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
@@ -22,18 +23,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from ckptool.checking.check import CheckReport
+from ckptool import messages
+from ckptool.checking.check import CheckReport, Depth
+from ckptool.checking.finding import CODES, SEVERITIES, Finding
 from ckptool.checking.value_survey import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
+from ckptool.cli.check import worst_of
 from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.inspecting.columns import COLUMNS, Related
 from ckptool.inspecting.facts import extra_lines, head_facts
-from ckptool.messages import LISTED, cut, show
+from ckptool.messages import counted, cut, show, show_nbytes, some
 from ckptool.sections import Fact, plain
 from ckptool.sources.files import packaged
-from ckptool.sources.naming import local_name
+from ckptool.sources.naming import local_name, shown_path
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
@@ -41,14 +45,14 @@ LONGEST: Final = 1 << 10
 """Characters of a name or a text from a file that a page shows."""
 _DIGITS: Final = 6
 """Of a number that people look at."""
-_IN_TABLE: Final = ("shape", "dtype", "device", "layout", "values", "close")
-"""What the table says of each tensor: the first few are enough above it."""
+_IN_TABLE: Final = ("shape", "values", "close")
+"""What the table says of each tensor."""
 _MOST: Final = 200
 """Items of a list that a page shows."""
 ASSETS: Final = Path(__file__).parent / "assets"
 SCRIPTS: Final = (
     *("dom", "text", "data", "tree", "selection", "colours", "squares", "treemap"),
-    *("histogram", "columns", "entries", "table", "panel", "head", "main"),
+    *("histogram", "columns", "entries", "table", "files", "panel", "head", "main"),
 )
 """The modules of the script, each behind those that it imports."""
 _IMPORT: Final = re.compile(r"^import [^;]*;\n", re.MULTILINE)
@@ -68,18 +72,6 @@ def shown(value: Any) -> Any:
     return [shown(one) for one in value] if isinstance(value, list) else plain(value)
 
 
-def parts_of(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
-    """Return what a page is about, by what stands before names: the checkpoint; of a folder of several, these."""
-    if checkpoint.tensors or not checkpoint.inside:
-        return {"": checkpoint}
-    found: dict[str, Checkpoint] = {}
-    todo = list(checkpoint.inside.values())
-    for one in todo:
-        found[f"{one.member}."] = one
-        todo += one.inside.values()
-    return found
-
-
 def _roles(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the role of the state dict that each tensor is in: the innermost of those that have it."""
     roles = dict.fromkeys(checkpoint.tensors, "other")
@@ -89,18 +81,17 @@ def _roles(checkpoint: Checkpoint) -> dict[str, str]:
     return roles
 
 
-def tensor_rows(parts: Mapping[str, Checkpoint]) -> list[dict[str, Any]]:
-    """Return a row for each tensor of one checkpoint, or of several together."""
+def tensor_rows(checkpoint: Checkpoint, head: str = "", number: int = 0) -> list[dict[str, Any]]:
+    """Return a row for each tensor of a checkpoint; with so many rows of others before them, and a head of names."""
     rows: list[dict[str, Any]] = []
     first: dict[object, int] = {}
-    for head, checkpoint in parts.items():
-        roles = _roles(checkpoint)
-        for name, tensor in checkpoint.tensors.items():
-            row = {"name": shown(head + name) or "(root)", "tensors": [_what(tensor.info)], "role": roles[name]}
-            if checkpoint.traits.keeps_ties and tensor.info.storage is not None and tensor.info.numel:
-                at = first.setdefault(identity(tensor.info), len(rows))
-                row |= {"tied_to": at} if at != len(rows) else {}
-            rows.append(row)
+    roles = _roles(checkpoint)
+    for at, (name, tensor) in enumerate(checkpoint.tensors.items(), number):
+        row = {"name": shown(head + name) or "(root)", "tensors": [_what(tensor.info)], "role": roles[name]}
+        if checkpoint.traits.keeps_ties and tensor.info.storage is not None and tensor.info.numel:
+            tied_to = first.setdefault(identity(tensor.info), at)
+            row |= {"tied_to": tied_to} if tied_to != at else {}
+        rows.append(row)
     return rows
 
 
@@ -167,35 +158,105 @@ def packed(rows: Sequence[Mapping[str, Any]]) -> str:
     return b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
 
 
-def _listed(facts: Iterable[Fact], most: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """Return facts with their first items, so many of a label, and how many more there are."""
+def _listed(facts: Iterable[Fact]) -> list[tuple[str, list[str]]]:
+    """Return facts with their first items, and how many more there are, but for what a table says."""
     return [
-        (fact.label or "names", shown([*islice(fact.items, room), *_more(len(fact.items) - room)]))
+        (fact.label or "names", shown([*islice(fact.items, _MOST), *_more(len(fact.items) - _MOST)]))
         for fact in facts
-        if (room := most.get(fact.label, _MOST)) and fact.items
+        if fact.label not in _IN_TABLE and fact.items
     ]
 
 
-def _more(number: int, what: str = "") -> list[str]:
-    return [f"and {number:,} more{what}"] if number > 0 else []
+def _more(number: int) -> list[str]:
+    return [f"and {number:,} more"] if number > 0 else []
 
 
 def comparison_facts(report: DiffReport) -> dict[str, object]:
     """Return the verdict, and what differs by kind."""
-    facts = _listed(facts_of(report), dict.fromkeys(_IN_TABLE, LISTED))
-    return {"verdict": with_options(report.verdict), "facts": facts}
+    return {"verdict": with_options(report.verdict), "same": report.same, "facts": _listed(facts_of(report))}
 
 
 def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]:
     """Return what a file is, what is notable about it, and what it holds beside tensors."""
-    some = "the values" if any(one.code == "CK113" for one in report.findings) else "every value"
-    looked = f"and at {some}" if report.depth == "values" else "alone"
     extras = [*islice(extra_lines(checkpoint), _MOST), *_more(len(checkpoint.extras) - _MOST)]
     return {
         **report_facts(report),
-        "verdict": f"{report.outcome}; looked at the structure {looked}",
-        "facts": _listed(head_facts(checkpoint, summarise(checkpoint)), {}),
+        "verdict": f"{report.outcome}; {_looked_at(report.depth, report.findings)}",
+        "nbytes": checkpoint.file_nbytes,
+        "digests": {"SHA-256": report.sha256, "weights": report.digest},
+        "facts": _listed(head_facts(checkpoint, summarise(checkpoint))),
         "extras": shown(extras),
+    }
+
+
+def _looked_at(depth: str, findings: Iterable[Finding]) -> str:
+    some = "the values" if any(one.code == "CK113" for one in findings) else "every value"
+    return f"looked at the structure {f'and at {some}' if depth == 'values' else 'alone'}"
+
+
+def folder_facts(
+    path: str, findings: Iterable[Finding], reports: Mapping[str, CheckReport], depth: Depth
+) -> dict[str, object]:
+    """Return a row for each of the files of a folder, by name; what was found in it and them, by code; the verdict."""
+    worst = [one.worst for one in reports.values()]
+    counts = {word: worst.count(word) for word in SEVERITIES if word in worst and word != "info"}
+    said = ", ".join(f"{number:,} with {word}s" for word, number in counts.items()) or "nothing wrong found"
+    found = [(name, one) for name, report in reports.items() for one in _reasons(report)]
+    groups: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
+    for name, one in found:
+        groups.setdefault((one.code, one.severity), []).append((name, one))
+    own = [one for one in findings if one.severity != "info" and one.code != "CK114"]  # a file that has a row
+    nbytes = sum(one.file_nbytes or 0 for one in reports.values())
+    formats = Counter(one.format for one in reports.values() if one.format)
+    grades = Counter(one.known_grade for one in reports.values())
+    return {
+        **report_facts(CheckReport(shown_path(path), depth, ())),
+        "verdict": f"{counted(len(reports), 'file')}: {said}; {_looked_at(depth, (one for _, one in found))}",
+        "worst": next(iter(counts), None),
+        "nbytes": nbytes,
+        "facts": [
+            ("files", [f"{len(reports):,}; {show_nbytes(nbytes)}"]),
+            ("formats", [messages.counts(dict(formats.most_common()))]),
+            ("grades", [messages.counts(dict(grades.most_common()))]),
+        ],
+        "files": [_file_row(name, report) for name, report in reports.items()],
+        "findings": [
+            *(shown(one._asdict()) for one in own),
+            *(_group(code, severity, group) for (code, severity), group in groups.items()),
+        ],
+    }
+
+
+def _reasons(report: CheckReport) -> list[Finding]:
+    """Return what was found in a file, and why it cannot be opened."""
+    error = report.error
+    return [*([Finding(error.kind, "error", error.message, error.hint)] if error is not None else []), *report.findings]
+
+
+def _file_row(name: str, report: CheckReport) -> dict[str, object]:
+    return {
+        "name": shown(name),
+        "grade": report.known_grade,
+        "worst": report.worst,
+        "finding": shown("; ".join(worst_of(report))),
+        "codes": list(dict.fromkeys(one.code for one in _reasons(report))),
+        **{field: shown(getattr(report, field)) for field in ("format", "form", "tensors", "file_nbytes")},
+    }
+
+
+def _group(code: str, severity: str, found: Sequence[tuple[str, Finding]]) -> dict[str, object]:
+    """Return the findings of one code as one: what the code says, how many files have it, and which."""
+    names = list(dict.fromkeys(shown(name) for name, _ in found))
+    says = CODES[code].says if code in CODES and len(names) > 1 else found[0][1].message
+    hint = found[0][1].hint if len({one.hint for _, one in found}) == 1 else None
+    return {
+        "code": code,
+        "severity": severity,
+        "message": shown(says),
+        "hint": shown(hint),
+        "files": len(names),
+        "some": some(names),
+        "command": None,
     }
 
 

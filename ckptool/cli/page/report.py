@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from ckptool import __version__
 from ckptool.arguments import check_arguments
-from ckptool.checking.check import CheckReport, check
+from ckptool.checking.check import CheckReport, Depth, check
+from ckptool.checking.finding import Finding
+from ckptool.checking.safety import inside
+from ckptool.checking.structure import examine
 from ckptool.checking.value_survey import ValueRow, facts_of, statistics_of, survey
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.cli.check import is_notable
 from ckptool.cli.page import (
     add_values,
     compared_rows,
     comparison_facts,
     document,
     file_facts,
+    folder_facts,
     packed,
-    parts_of,
     report_facts,
     tensor_rows,
 )
 from ckptool.diffing.diff import diff
 from ckptool.diffing.sides import side_of
-from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.formats import open_checkpoint
+from ckptool.formats.listing import Target, targets
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import show
 from ckptool.migration.output import Output
@@ -49,6 +54,7 @@ def report(
     key_a: str | None = None,
     key_b: str | None = None,
     ignore_wrappers: bool = False,
+    digest: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -57,9 +63,9 @@ def report(
     Write a page of HTML that says what is in a checkpoint or, with ``other``, where the two differ. Nothing runs.
 
     With ``values``, it also shows what the values are like, for which all are read; those of two files are compared
-    unless it is False. ``key_a``, ``key_b`` and ``ignore_wrappers`` are as for ``diff``. Whoever may not read the files
-    may not read the page. A file that is there and cannot be opened has a page that says why, and that error is
-    returned; else None.
+    unless it is False. ``key_a``, ``key_b`` and ``ignore_wrappers`` are as for ``diff``. ``digest`` reads the files for
+    their SHA-256 and the digests of their weights. Whoever may not read the files may not read the page. A file that is
+    there and cannot be opened has a page that says why, and that error is returned; else None.
 
     Raises:
         OutputExists: The page is there, and ``force`` does not say to overwrite it.
@@ -75,10 +81,10 @@ def report(
     with Output(page_path(name, (a, b)), force=force, shown=name) as page:
         # It is there before anything is read: a name that cannot be written to is said at once.
         if b is None:
-            content, error = _of_one(a, page, progress, limits, with_values=bool(values))
+            content, error = _of_one(a, _Rows(page, progress, limits, with_values=bool(values)), digest=digest)
         else:
             sides = {"key_a": key_a, "key_b": key_b, "ignore_wrappers": ignore_wrappers}
-            content = _of_two(a, b, page, progress, limits, values=values, **sides)
+            content = _of_two(a, b, page, progress, limits, values=values, digest=digest, **sides)
         page.write(content)
         page.publish()
     return error
@@ -96,36 +102,91 @@ def page_path(output: str, files: tuple[str, str | None]) -> str:
     return output
 
 
-def _of_one(
-    path: str, page: Output, progress: Progress | None, limits: Limits, *, with_values: bool
-) -> tuple[bytes, CkptoolError | None]:
-    """Return a page of one file, and why that cannot be opened."""
-    found = check(path, limits=limits)
+class _Rows:
+    """The rows of a page: those of one checkpoint after the other."""
+
+    def __init__(self, page: Output, progress: Progress | None, limits: Limits, *, with_values: bool) -> None:
+        self._page = page
+        self._progress = progress
+        self.limits = limits
+        self.depth: Depth = "values" if with_values else "structure"
+        self.found: list[dict[str, Any]] = []
+
+    def add(self, checkpoint: Checkpoint, found: CheckReport, head: str = "") -> CheckReport:
+        """Add those of a checkpoint, in which this was found; return what was found, now in its values, too."""
+        own = tensor_rows(checkpoint, head, len(self.found))
+        if self.depth == "values":
+            tensors = [*checkpoint.tensors.values(), *checkpoint.attributes.values()]
+            values = list(_values(checkpoint, tensors, self._progress, self.limits))
+            add_values(own, values[: len(own)])
+            found = _with_values(found, checkpoint, zip(tensors, values, strict=True))
+        self.found += own
+        self._page.narrow(mode_of(checkpoint.source))
+        checkpoint.check_unchanged()
+        return found
+
+    def none_of(self, path: str) -> None:
+        """Note a file that cannot be opened: whoever may not read it may not read the page."""
+        with suppress(OSError, ValueError):  # far away
+            self._page.narrow(os.stat(path.partition("::")[0]).st_mode)
+
+
+def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolError | None]:
+    """Return a page of one file, or of a folder, and why that cannot be opened."""
+    with suppress(Failure), open_checkpoint(path, limits=rows.limits) as checkpoint:  # the check says why, if it cannot
+        own = examine(checkpoint)
+        if files := _files_in(path, checkpoint, own):
+            rows.none_of(path)
+            return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
+    found = check(path, digest=digest, limits=rows.limits)
     if found.error is not None:
         if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
-        with suppress(OSError, ValueError):  # far away
-            page.narrow(os.stat(path.partition("::")[0]).st_mode)
+        rows.none_of(path)
         return _page([report_facts(found)]), found.error
-    with open_checkpoint(path, limits=limits) as checkpoint:
-        parts = parts_of(checkpoint)
-        rows = tensor_rows(parts)
-        if with_values:
-            found_rows: list[ValueRow] = []
-            for head, one in parts.items():
-                tensors = [*one.tensors.values(), *one.attributes.values()]
-                own = list(_rows(one, tensors, progress, limits))
-                found_rows += own[: len(one.tensors)]
-                found = _with_values(found, one, zip(tensors, own, strict=True), f"{head[:-1]}: " if head else "")
-            add_values(rows, found_rows)
-        facts = file_facts(checkpoint, found)
-        page.narrow(mode_of(checkpoint.source))
-        checkpoint.check_unchanged()
-    return _page([facts], rows), None
+    with open_checkpoint(path, limits=rows.limits) as checkpoint:
+        facts = file_facts(checkpoint, rows.add(checkpoint, found))
+    return _page([facts], rows.found), None
+
+
+def _files_in(path: str, checkpoint: Checkpoint, findings: Iterable[Finding]) -> dict[str, Target]:
+    """Return the checkpoints in a folder, or in an archive of several, by their names in it; none in others."""
+    is_folder = os.path.isdir(path)
+    is_chosen = is_folder and any(one.code == "CK167" for one in findings)  # of several, by its content
+    if not is_chosen and (checkpoint.tensors or not checkpoint.inside):
+        return {}
+    if is_folder:
+        return {os.path.relpath(one.path, path): one for one in targets([path], recursive=True)}
+    names = (one.member for one in inside(checkpoint) if one.tensors and one.member)
+    return {name: Target(f"{path}::{name}") for name in names}
+
+
+def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]:
+    """Add the rows of several files, and return what was found in each, but for what is surely no checkpoint."""
+    reports: dict[str, CheckReport] = {}
+    for name, one in files.items():
+        found = check(one.path, limits=rows.limits)
+        if found.error is None:
+            with open_checkpoint(one.path, limits=rows.limits) as checkpoint:
+                found = rows.add(checkpoint, found, f"{name}.")
+        elif one.passes_over(found.error) and not is_notable(found):
+            continue
+        else:
+            rows.none_of(one.path)
+        reports[name] = found
+    return reports
 
 
 def _of_two(
-    a: str, b: str, page: Output, progress: Progress | None, limits: Limits, *, values: bool | None, **sides: Any
+    a: str,
+    b: str,
+    page: Output,
+    progress: Progress | None,
+    limits: Limits,
+    *,
+    values: bool | None,
+    digest: bool,
+    **sides: Any,
 ) -> bytes:
     """Return a page of two files, and of where they differ; without ``values``, these are compared, and no more."""
     compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=limits, **sides)
@@ -136,11 +197,11 @@ def _of_two(
             side = side_of(one, compared.scope, sides[f"key_{label}"], label, aligned=sides["ignore_wrappers"])
             both.append(side.tensors | side.attributes)
         rows = compared_rows(compared, *both)
-        found = [check(path, limits=limits) for path in (a, b)]
+        found = [check(path, digest=digest, limits=limits) for path in (a, b)]
         if values:
             names = dict.fromkeys((*both[0], *both[1]))
             for at, (one, tensors) in enumerate(zip(checkpoints, both, strict=True)):
-                own = dict(zip(tensors, _rows(one, list(tensors.values()), progress, limits), strict=True))
+                own = dict(zip(tensors, _values(one, list(tensors.values()), progress, limits), strict=True))
                 add_values(rows, map(own.get, names))
                 found[at] = _with_values(found[at], one, zip(tensors.values(), own.values(), strict=True))
         facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
@@ -151,7 +212,7 @@ def _of_two(
 
 
 def _with_values(
-    found: CheckReport, checkpoint: Checkpoint, rows: Iterable[tuple[LazyTensor, ValueRow]], head: str = ""
+    found: CheckReport, checkpoint: Checkpoint, rows: Iterable[tuple[LazyTensor, ValueRow]]
 ) -> CheckReport:
     """Return what was found in a file, with what is odd about the values of a checkpoint in it, as `check` says it."""
     by_place = {identity(tensor.info): row for tensor, row in rows}
@@ -160,11 +221,11 @@ def _with_values(
         row = by_place.get(identity(tensor.info))
         return "they are not compared" if row is None else facts_of(row, tensor)
 
-    odd = (one._replace(message=f"{head}{one.message}") for one in survey(checkpoint, DEFAULT_LIMITS, SILENT, known))
+    odd = survey(checkpoint, DEFAULT_LIMITS, SILENT, known)
     return found._replace(depth="values", findings=(*found.findings, *odd))
 
 
-def _rows(
+def _values(
     checkpoint: Checkpoint, tensors: Sequence[LazyTensor], progress: Progress | None, limits: Limits
 ) -> Iterator[ValueRow]:
     return statistics_of(checkpoint, tensors, depth=None, progress=progress, limits=limits)

@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { isDark, magnitude } from "./colours.js";
 import { histogram } from "./histogram.js";
-import { bytes, count, measured, percent } from "./text.js";
+import { aligned, bytes, count, measured, percent } from "./text.js";
 
 /**
  * Return the columns that tell something of these rows.
@@ -63,12 +63,12 @@ function ofChanges(rows, scheme) {
 function ofValues(statistics) {
 	const value = (name) => (row) => (statistics.has(row) ? statistics.value(name, row) : null);
 	const part = (name) => (row) => (statistics.has(row) ? statistics.value(name, row) / (statistics.value("total", row) || 1) : null);
-	const share = (found) => (found === null ? "–" : percent(found, 1));
+	const share = (found) => (found ? percent(found, 1) : "–");
 	const found = [
-		number("mean", "mean", 6, value("mean"), measured, {}),
-		number("std", "std", 6, value("std"), measured, {}),
-		number("min", "min", 6, value("min"), measured, { join: Math.min, spare: true }),
-		number("max", "max", 6, value("max"), measured, { join: Math.max, spare: true }),
+		number("mean", "mean", 6, value("mean"), aligned, {}),
+		number("std", "std", 6, value("std"), aligned, {}),
+		number("min", "min", 6, value("min"), aligned, { join: Math.min, spare: true }),
+		number("max", "max", 6, value("max"), aligned, { join: Math.max, spare: true }),
 		number("zeros", "zeros", 4.5, part("zeros"), share, { join: Math.max, total: nothing, spare: true }),
 	];
 	for (const [id, title] of [["nan", "NaN"], ["infinite", "inf"]]) {

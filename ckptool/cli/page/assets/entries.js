@@ -175,7 +175,8 @@ function endOfChain(node) {
 	return chained({ node, label: "" });
 }
 
-function compared(one, other, sign) {
+/** Compare two keys: what has none comes last. */
+export function compared(one, other, sign) {
 	if (one === null || other === null) return (one === null) - (other === null);
 	if (typeof one === "string") return sign * NAMES.compare(one, other);
 	return sign * (one - other) || 0;

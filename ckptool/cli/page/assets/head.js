@@ -1,64 +1,110 @@
 /** What the files are, what is notable about them, and the commands that do something about it. */
 
 import { byId, definitions, element } from "./dom.js";
-import { SIDES } from "./text.js";
+import { tell } from "./selection.js";
+import { SIDES, bytes, count, counted } from "./text.js";
 
 const SEVEREST = ["error", "warning", "info"];
 const WORDS = { error: "Error", warning: "Warning", info: "Note" };
 
 export function showHead({ files, compared, version }) {
-	const head = byId("head");
-	if (compared === null) head.append(...ofOne(files[0]));
-	else head.append(...ofTwo(files, compared));
-	byId("foot").textContent = `Written by ckptool ${version}. Nothing in the file was run.`;
+	byId("head").append(...(compared === null ? ofOne(files[0]) : ofTwo(files, compared)));
+	if (compared !== null) {
+		byId("about").append(...differences(files, compared));
+		byId("about").hidden = false;
+	}
+	byId("foot").append(...foot(files, version));
 }
 
 function ofOne(file) {
 	return [
 		element("h1", {}, file.name),
 		file.path === file.name ? null : element("p", { class: "path" }, file.path),
-		...about(file, true),
+		verdict(file.verdict, WORDS[file.worst] && file.worst !== "info" ? file.worst : "fine"),
+		element("p", { class: "chips" }),
+		definitions(factsOf(file), "facts"),
+		findingList(reasons(file)),
+		others(file),
 	].filter(Boolean);
 }
 
+/** Two files are their names and how they compare; the map comes next, and what else differs behind it. */
 function ofTwo(files, compared) {
 	const sides = files.map((file, at) => {
-		const name = element("h2", {}, `${SIDES[at]} · ${file.name}`);
-		return element("div", { class: "side" }, name, element("p", { class: "path" }, file.path), ...about(file, false));
+		const worst = ["warning", "error"].includes(file.worst) ? file.worst : "fine";
+		return element("div", { class: "side" }, element("b", {}, SIDES[at]), " ", element("span", { class: "path" }, file.path), verdict(file.verdict, worst));
 	});
 	return [
 		element("h1", {}, `${files[0].name} → ${files[1].name}`),
-		element("p", { class: "verdict" }, capital(compared.verdict)),
-		definitions(compared.facts, "facts"),
+		verdict(compared.verdict, compared.same ? "fine" : "different"),
+		element("p", { class: "chips" }),
 		element("div", { class: "sides" }, ...sides),
 	];
 }
 
-function about(file, isAlone) {
-	const found = [element("p", { class: `verdict ${["warning", "error"].includes(file.worst) ? file.worst : "fine"}` }, capital(file.verdict))];
-	const facts = [...(file.facts ?? [])];
-	if (file.loading?.length) facts.push(["loading", file.loading]);
+function differences(files, compared) {
+	const [a, b] = files.map((file) => new Map(factsOf(file)));
+	const labels = [...new Set([...a.keys(), ...b.keys()])];
+	const rows = labels.map((label) => [label, a.get(label) ?? [], b.get(label) ?? []]).filter(([, one, other]) => String(one) !== String(other));
+	const cell = (lines) => element("td", {}, ...lines.map((line) => element("div", {}, line)));
+	const heads = ["", ...files.map((file, at) => `${SIDES[at]} · ${file.name}`)];
+	const table = element("table", { class: "plain" },
+		element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+		element("tbody", {}, ...rows.map(([label, one, other]) => element("tr", {}, element("th", { scope: "row" }, label), cell(one), cell(other)))));
+	const found = files.flatMap((file, at) => reasons(file).map((one) => ({ ...one, code: `${one.code} ${SIDES[at]}` })));
+	return [
+		element("h2", {}, "What differs"),
+		compared.facts.length ? definitions(compared.facts, "facts") : null,
+		rows.length ? element("div", { class: "scroller" }, table) : null,
+		findingList(found),
+		...files.map(others),
+	].filter(Boolean);
+}
+
+function verdict(text, state) {
+	return element("p", { class: `verdict ${state}` }, text.charAt(0).toUpperCase() + text.slice(1));
+}
+
+function factsOf(file) {
+	const facts = file.loading?.length ? [...(file.facts ?? []), ["loading", file.loading]] : file.facts ?? [];
+	return facts.map(([label, lines]) => [label, lines.map((line) => line.replace("  <- the weights", " ← the weights"))]);
+}
+
+/** Return why a file cannot be opened, and what was found in it, the severest first. */
+function reasons(file) {
 	const error = file.error ? [{ ...file.error, severity: "error", code: file.error.kind }] : [];
-	const findings = [...error, ...file.findings];
-	findings.sort((one, other) => SEVEREST.indexOf(one.severity) - SEVEREST.indexOf(other.severity));
-	const parts = [facts.length ? definitions(facts, "facts") : null, findings.length ? findingList(findings) : null];
-	found.push(...(isAlone ? parts : parts.reverse()).filter(Boolean));
-	if (file.extras?.length) {
-		const lines = file.extras.map((line) => element("li", { class: "mono" }, line));
-		found.push(element("details", {}, element("summary", {}, "Values that are no tensors"), element("ul", {}, ...lines)));
-	}
-	return found;
+	const order = (one) => SEVEREST.indexOf(one.severity);
+	return [...error, ...file.findings].sort((one, other) => order(one) - order(other));
 }
 
+function others(file) {
+	if (!file.extras?.length) return null;
+	const lines = file.extras.map((line) => element("li", { class: "mono" }, line));
+	return element("details", {}, element("summary", {}, "Values that are no tensors"), element("ul", {}, ...lines));
+}
+
+/** Return a card for each command, with all findings that it does something about, and for each finding without one. */
 function findingList(findings) {
-	return element("ul", { class: "findings" }, ...findings.map(finding));
+	const cards = new Map();
+	for (const [at, found] of findings.entries()) {
+		const key = found.command ?? at;
+		cards.set(key, [...(cards.get(key) ?? []), found]);
+	}
+	return cards.size ? element("ul", { class: "findings" }, ...[...cards.values()].map(card)) : null;
 }
 
-function finding({ severity, code, message, hint, command }) {
-	const badge = element("div", { class: "badge" }, WORDS[severity], element("small", {}, code));
-	const made = element("li", { class: `finding ${severity}` }, badge, element("p", {}, message));
-	if (hint) made.append(element("p", { class: "quiet" }, hint));
-	if (command) made.append(commandLine(command));
+function card(findings) {
+	const made = element("li", { class: `finding ${findings[0].severity}` });
+	for (const { severity, code, message, hint, files, some } of findings) {
+		const badge = element("div", { class: "badge" }, WORDS[severity], element("small", {}, code));
+		const said = element("div", {}, element("p", {}, message), hint ? element("p", { class: "quiet" }, hint) : null);
+		if (files !== undefined) {
+			const button = element("button", { type: "button", onclick: () => tell("files", code) }, "Show");
+			said.append(element("p", { class: "quiet" }, `${counted(files, "file")}: ${some} `, button));
+		}
+		made.append(badge, said);
+	}
+	if (findings[0].command) made.append(commandLine(findings[0].command));
 	return made;
 }
 
@@ -79,6 +125,12 @@ function commandLine(command) {
 	return element("div", { class: "command" }, text, button);
 }
 
-function capital(text) {
-	return text.charAt(0).toUpperCase() + text.slice(1);
+/** Return what says later which version wrote a page, and of which files. */
+function foot(files, version) {
+	const lines = files.flatMap(({ path, nbytes, digests }) => {
+		const size = nbytes === undefined ? "" : ` · ${bytes(nbytes)} (${count(nbytes)} bytes)`;
+		const known = Object.entries(digests ?? {}).filter(([, digest]) => digest);
+		return [`${path}${size}`, ...known.map(([what, digest]) => `${what} ${digest}`)];
+	});
+	return [`Written by ckptool ${version}. Nothing in the file was run.`, ...lines].map((line) => element("p", {}, line));
 }

@@ -4,19 +4,24 @@ import { byId, element } from "./dom.js";
 import { isDark, schemes } from "./colours.js";
 import { columnsFor } from "./columns.js";
 import { readContent } from "./data.js";
+import { FileTable } from "./files.js";
 import { showHead } from "./head.js";
 import { Panel } from "./panel.js";
 import { tell } from "./selection.js";
 import { Table } from "./table.js";
-import { cutMiddle } from "./text.js";
+import { counted, cutMiddle } from "./text.js";
 import { Treemap } from "./treemap.js";
-import { grownTree } from "./tree.js";
+import { Group, grownTree } from "./tree.js";
 
 const MANY_LAYERS = 8;
 const LONGEST_LABEL = 40;
 
 const content = await readContent();
 showHead(content);
+if (content.files[0].files) {
+	byId("files").hidden = false;
+	new FileTable(content.files[0].files);
+}
 if (content.rows?.number) showTensors(content.rows);
 document.documentElement.dataset.ready = "true";
 performance.mark("ready");
@@ -32,6 +37,7 @@ function showTensors(rows) {
 	treemap.showCrumbs();
 	new Table(rows, nodes, columnsFor(rows, found[0]));
 	new Panel(rows, treemap);
+	showNaN(nodes.filter((node) => node.isTensor && rows.hasNaN(node.row)));
 	matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 		showLegend(treemap.scheme);
 		tell("inked");
@@ -56,6 +62,20 @@ function showChoices(treemap, found, rows, nodes) {
 		treemap.enter(treemap.stack);
 	});
 	showLegend(treemap.scheme);
+}
+
+/** Show at the top that there are NaN; a click shows the row of the first tensor with some, then that of the next. */
+function showNaN(leaves) {
+	if (!leaves.length) return;
+	let at = 0;
+	const show = () => {
+		const leaf = leaves[at % leaves.length];
+		at += 1;
+		tell("selected", new Group(leaf.name, [leaf]));
+		byId("tensors").scrollIntoView();
+	};
+	const text = `NaN in ${counted(leaves.length, "tensor")}: ${cutMiddle(leaves[0].path, LONGEST_LABEL)} ↓`;
+	document.querySelector(".chips").append(element("button", { type: "button", class: "nan", onclick: show }, text));
 }
 
 function hasEqualLayers(node, atLeast = 2) {

@@ -4,6 +4,10 @@ import { byId, definitions, element } from "./dom.js";
 import { histogram } from "./histogram.js";
 import { on } from "./selection.js";
 import { SIDES, bytes, count, counted, measured, percent, roughCount } from "./text.js";
+import { nameOf } from "./treemap.js";
+import { lookedThrough, tensorsOf } from "./tree.js";
+
+const LARGEST = 5;
 
 export class Panel {
 	constructor(rows, treemap) {
@@ -36,8 +40,31 @@ export class Panel {
 				["tensors", count(group.tensors) + each],
 				["elements", roughCount(group.numel)],
 				["size", `${bytes(group.nbytes)}, ${this.treemap.share(group)} of all`],
+				["types", this.types(group)],
 			]),
+			...this.largest(group),
 		];
+	}
+
+	/** Return the types in a module, those with the most bytes first. */
+	types(group) {
+		const sizes = new Map();
+		for (const { row } of tensorsOf(group.first)) {
+			const { dtype, nbytes } = this.rows.kind(row);
+			sizes.set(dtype, (sizes.get(dtype) ?? 0) + nbytes);
+		}
+		const whole = [...sizes.values()].reduce((sum, size) => sum + size, 0);
+		const ranked = [...sizes].sort(([, one], [, other]) => other - one).slice(0, LARGEST);
+		return ranked.map(([dtype, size]) => (sizes.size > 1 ? `${dtype}, ${percent(size, whole)}` : dtype));
+	}
+
+	/** Return the largest of what is directly in a module. */
+	largest(group) {
+		const inside = group.inside(this.treemap.fold).map((one) => lookedThrough(one, this.treemap.fold));
+		if (inside.length < 2) return [];
+		inside.sort((one, other) => other.nbytes - one.nbytes);
+		const lines = inside.slice(0, LARGEST).map((one) => [nameOf(one), bytes(one.nbytes)]);
+		return [element("h4", {}, "Largest in it"), definitions(lines, "largest")];
 	}
 
 	tensor(group) {

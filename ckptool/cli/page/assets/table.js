@@ -13,7 +13,6 @@ const ON_PAPER = 2000;
 const ROOT_SIZE = parseFloat(getComputedStyle(document.documentElement).fontSize);
 const ROOM_FOR_ALL = 44;
 const NARROWEST_NAME = 14;
-const WIDEST_NAME = 46;
 
 export class Table {
 	constructor(rows, nodes, columns) {
@@ -78,7 +77,6 @@ export class Table {
 		});
 		const others = this.columns.reduce((sum, column) => sum + column.width, 0);
 		this.table.style.minWidth = `${NARROWEST_NAME + others}rem`;
-		this.table.style.maxWidth = `${WIDEST_NAME + others}rem`;
 		this.table.querySelector("colgroup").replaceChildren(element("col"), ...cols);
 	}
 

@@ -50,6 +50,12 @@ export function measured(value) {
 	return size >= 1e-4 && size < 1e6 ? String(Number(value.toPrecision(4))) : value.toExponential(3).replace(/\.?0+e/, "e");
 }
 
+/** Return a measured number for a column: with four digits behind the point where that says enough of it. */
+export function aligned(value) {
+	const size = Math.abs(value);
+	return typeof value === "number" && size >= 1e-3 && size < 1e4 && !Number.isSafeInteger(value) ? value.toFixed(4) : measured(value);
+}
+
 /** Return text of at most so many characters: its beginning and its end. */
 export function cutMiddle(text, most) {
 	if (text.length <= most) return text;

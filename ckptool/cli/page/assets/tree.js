@@ -2,6 +2,7 @@
 
 const DEEPEST = 32;
 const NUMBER = /^(0|[1-9]\d{0,8})$/;
+const NUMBERED = /^(\D*)(\d{1,9})(\D*)$/;
 
 /** A module, or a tensor, which has a row. */
 class Node {
@@ -73,10 +74,19 @@ function moduleIn(node, name, nodes) {
 	return found;
 }
 
-/** Return children with the numbers among them in the order of numbers: many writers sort names as text. */
+/**
+ * Return children with the numbers among them in the order of numbers, in the places that numbers have, as `10` and
+ * `layer10`: many writers sort names as text.
+ */
 function inOrder(children) {
-	const numbers = children.filter((child) => NUMBER.test(child.name)).sort((one, other) => one.name - other.name);
-	return children.map((child) => (NUMBER.test(child.name) ? numbers.shift() : child));
+	const alike = new Map();
+	const parts = children.map((child) => NUMBERED.exec(child.name));
+	parts.forEach((part, at) => {
+		const kind = part && `${part[1]}#${part[3]}`;
+		if (part) alike.set(kind, [...(alike.get(kind) ?? []), { number: Number(part[2]), child: children[at] }]);
+	});
+	for (const found of alike.values()) found.sort((one, other) => other.number - one.number);
+	return children.map((child, at) => (parts[at] ? alike.get(`${parts[at][1]}#${parts[at][3]}`).pop().child : child));
 }
 
 /** Count what is in each module. What is tied counts once in each. */

@@ -214,7 +214,8 @@ export class Treemap {
 	write(pen, box, height) {
 		const room = box.width - 10;
 		const size = this.size(box.group);
-		const name = fitted(pen, box.many ? `${count(box.many)} more` : nameOf(box.group), room);
+		const name = fitting(pen, box.many ? [`${count(box.many)} more`] : [nameOf(box.group), lastOf(box.group)], room);
+		if (!name) return;
 		const [left, middle] = [box.x + 5, box.y + height / 2 + 0.5];
 		box.words.push([name, left, middle]);
 		if (box.many) return;
@@ -290,11 +291,14 @@ export function nameOf(group) {
 	return group.number > 1 ? `${group.label || "(empty)"} × ${count(group.number)}` : group.label || "(empty)";
 }
 
-function fitted(pen, text, room) {
-	if (pen.measureText(text).width <= room) return text;
-	let most = Math.floor((text.length * room) / pen.measureText(text).width);
-	while (most > 1 && pen.measureText(`${text.slice(0, most)}…`).width > room) most -= 1;
-	return most > 1 ? `${text.slice(0, most)}…` : "";
+/** Return the end of a name that is a chain of modules. */
+function lastOf(group) {
+	return group.label.slice(group.label.lastIndexOf(".") + 1);
+}
+
+/** Return the first of these texts for which there is room. */
+function fitting(pen, texts, room) {
+	return texts.find((text) => pen.measureText(text).width <= room);
 }
 
 function hatching(pen, colour) {
