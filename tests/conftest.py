@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -75,6 +76,14 @@ def _frozen_heap() -> None:
     """Keep what is there before a module's tests out of every later garbage collection, of which some ask for many."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Return a folder that is alone: whoever opens a file asks what is beside its folder, which would be every test."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    return alone
 
 
 @pytest.fixture(scope="session")

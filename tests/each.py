@@ -29,8 +29,8 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
             for number, case in enumerate(cases):
                 given = {names: case} if isinstance(names, str) else dict(zip(names, case, strict=True))
                 if "tmp_path" in fixtures:
-                    given["tmp_path"] = fixtures["tmp_path"] / str(number)
-                    given["tmp_path"].mkdir()
+                    given["tmp_path"] = fixtures["tmp_path"] / str(number) / "alone"
+                    given["tmp_path"].mkdir(parents=True)
                 try:
                     test(**{**fixtures, **given})
                 except pytest.skip.Exception as skipped:

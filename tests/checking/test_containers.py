@@ -103,16 +103,6 @@ def alarms(report: CheckReport) -> list[tuple[str, str]]:
 
 
 @each("packing", PACKED)
-def test_a_call_is_named_in_a_warning_whatever_it_is_packed_in(packing: str, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(PACKED[packing](SYSTEM))
-    assert any("os.system" in message for _, message in alarms(check(path)))
-    found = json.loads(run(path, "--json", code=1))
-    assert {one["name"]: one["allowed"] for one in found["globals"]}["os.system"] is False
-    assert "nothing wrong found" not in found["verdict"]
-
-
-@each("packing", PACKED)
 def test_what_holds_only_tensors_is_quiet_in_all_of_them(packing: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(PACKED[packing](INNOCENT))

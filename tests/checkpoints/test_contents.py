@@ -70,12 +70,6 @@ def test_the_rest_is_kept_as_the_largest_parts_without_tensors() -> None:
     assert dict(found.extras)["epoch"] == 3
 
 
-def test_a_file_without_tensors_is_one_extra() -> None:
-    found = opened({"epoch": 3})
-
-    assert (found.form, found.extras) == ("data", (("", found.root),))
-
-
 @pytest.mark.parametrize(
     ("tree", "names"),
     [
@@ -120,19 +114,8 @@ def test_a_container_inside_itself_is_followed_once(tree: bytes) -> None:
     assert len(opened(tree).tensors) == 1
 
 
-def test_a_container_in_two_places_gives_two_names() -> None:
-    assert list(opened(b"}(" + ops("a") + b"]" + T + b"aq\1" + ops("b") + b"h\1u").tensors) == ["a.0", "b.0"]
-
-
 def groups(tree: Any) -> list[tuple[str, str, int]]:
     return [(group.key, group.role, len(group)) for group in opened(tree).state_dicts]
-
-
-def test_each_mapping_of_tensors_is_a_state_dict() -> None:
-    tree = {"model": {"w": T, "b": T}, "ema": {"w": T}, "lr": 0.1}
-
-    assert groups(tree) == [("model", "model", 2), ("ema", "ema", 1)]
-    assert opened(tree).weights.key == "model"
 
 
 def test_everything_below_an_optimizer_is_its_own() -> None:

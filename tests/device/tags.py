@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +77,8 @@ def _lacks() -> str | None:
 @cache
 def saved() -> Path:
     """Return the folder of what was saved on the device, by a process that is started if none has saved it yet."""
+    import fcntl
+
     from tests.device import build
 
     built = build.library("sim")
@@ -86,14 +87,17 @@ def saved() -> Path:
     for path in (*sorted((ROOT / "ckptool" / "reference").glob("*.py")), *here):
         digest.update(path.read_bytes())
     folder = built.parent.parent / f"trained-{digest.hexdigest()[:16]}"
-    if not folder.exists():
-        fresh = Path(tempfile.mkdtemp(dir=folder.parent))
-        command = [sys.executable, "-m", "tests.device.trained", str(fresh)]
-        env = {**os.environ, "SIM_KIND": "sim", "SIM_DELAY": "0"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        try:
-            fresh.rename(folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(fresh)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # or each process of the tests would train it
+        if not folder.exists():
+            _save(folder)
     return folder
+
+
+def _save(folder: Path) -> None:
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+    command = [sys.executable, "-m", "tests.device.trained", str(fresh)]
+    env = {**os.environ, "SIM_KIND": "sim", "SIM_DELAY": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    fresh.rename(folder)

@@ -512,7 +512,7 @@ def test_trees_that_hold_themselves_end() -> None:
     assert tree_differences(cycle(997, 1), cycle(1000, 2))
 
 
-@each("args", [[], [None], [1, "a"], ["a", 2, True, 4]])
+@each("args", [[], ["a", 2, True, 4]])
 def test_small_objects_that_are_alike_leave_no_note(args: list[Inert]) -> None:
     class_of = Global("some.where", "Settings")
     made = [[Call(class_of, tuple(args)) for _ in range(3_000)] for _ in range(2)]

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 import ckptool
 from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
-from ckptool.formats import filenames
 from tests.each import each
 from tests.loading.same import assert_same_tensor
 from tests.program import invoke
@@ -582,25 +581,6 @@ def test_a_deep_or_wide_tree_of_folders_is_not_walked_to_its_end(tmp_path: Path)
         (tmp_path / f"empty-{number}").mkdir()
 
     assert isinstance(refused(tmp_path), FileUnavailable)
-
-
-# Names
-
-
-@each(
-    ("index", "shard", "belongs"),
-    [
-        ("model.safetensors.index.json", "model-00001-of-00002.safetensors", True),
-        ("model.safetensors.index.json", "model-00001-of-00002.bin", False),
-        ("model.safetensors.index.json", "other-00001-of-00002.safetensors", False),
-        ("model.safetensors.index.fp16.json", "model.fp16-00001-of-00002.safetensors", True),
-        ("model.safetensors.index.fp16.json", "model-00001-of-00002.fp16.safetensors", True),
-        ("model.safetensors.index.fp16.json", "model-00001-of-00002.safetensors", False),
-        ("model.safetensors.index.json", "model.safetensors", False),
-    ],
-)
-def test_which_shards_are_those_of_an_index(index: str, shard: str, belongs: bool) -> None:
-    assert filenames.belongs_to(index, shard) == belongs
 
 
 # Real folders

@@ -18,7 +18,7 @@ from tests.fuzz.calls import missing, program, run_files, unpickled
 from tests.hostile.cases.every import CASES
 from tests.scale import scaled, step, times
 
-PROGRAMS = times(4_000, 80_000)
+PROGRAMS = times(3_000, 40_000)
 ROOT = Path(__file__).parents[2]
 
 

@@ -129,7 +129,7 @@ def test_no_argument_is_too_odd_for_the_judge(maker: Maker) -> None:
         for made in {one.func: one for one in pickled.calls[len(calls) + 1 :]}.values():
             args = made.args
             for index in range(len(args)):
-                for one in pickled.root[: len(odd)]:
+                for one in pickled.root[: len(odd) : 3]:
                     made.args = (*args[:index], one, *args[index + 1 :])
                     assert all(Judge().verdicts(pickled))
             made.args = args

@@ -62,15 +62,13 @@ def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opcode", [b"\x8f", b"("])
 def test_more_lists_than_half_the_bytes_are_refused(opcode: bytes) -> None:
-    from ckptool import LimitExceeded
-    from ckptool.pickles.reader import read_pickle
-    from ckptool.sources.source import BytesSource
+    from ckptool import LimitExceeded, open_checkpoint
 
     with pytest.raises(LimitExceeded) as caught:
-        read_pickle(BytesSource(b"\x80\4" + opcode * 2_200_000 + b"."))
+        open_checkpoint(b"\x80\4" + opcode * 2_200_000 + b".")
     assert caught.value.kind == "pickle-bomb"
     if opcode != b"(":
-        assert read_pickle(BytesSource(b"\x80\4](" + opcode * 880_000 + b"e.")).root
+        assert open_checkpoint(b"\x80\4](" + opcode * 880_000 + b"e.").root
 
 
 NAMED = named("a", "B") + b"q\0010"

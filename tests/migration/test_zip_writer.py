@@ -123,21 +123,6 @@ def test_the_end_of_the_file_is_torchs_own(tmp_path: Path) -> None:
     assert [ours[56:60], ours[76:80], ours[96:]] == [theirs[56:60], theirs[76:80], theirs[96:]]
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_torch_opens_it_plainly_and_mapped(state: str, tmp_path: Path) -> None:
-    content = STATES[state]()
-    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
-    migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
-
-    for options in ({}, {"mmap": True}, {"map_location": "meta"}):
-        found = torch.load(tmp_path / "b.pth", **options)  # type: ignore[arg-type]
-        assert list(found) == list(content)
-        for name, tensor in content.items():
-            if isinstance(tensor, torch.Tensor):
-                assert found[name].shape == tensor.shape
-                assert "map_location" in options or torch.equal(found[name], tensor)
-
-
 @pytest.mark.parametrize(
     ("name", "root"),
     [("model.pth", "model"), ("a b.pth", "archive"), ("ü.pth", "archive"), (".pth", "archive"), ("m.v2.pt", "m.v2")],

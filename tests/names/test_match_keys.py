@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptool.names import renaming
-from ckptool.names.matching import KeyMatch, Rename, Reshaped, Shape, is_benign, match
-from ckptool.names.suggestions import guess_renames, nearest
+from ckptool.names.matching import KeyMatch, Shape, match
+from ckptool.names.suggestions import guess_renames
 from tests.each import each
 
 EXPECTED: dict[str, Shape] = {
@@ -27,15 +27,6 @@ def under(prefix: str, shapes: dict[str, Shape] = EXPECTED) -> dict[str, Shape]:
 
 def options(matched: KeyMatch) -> list[str]:
     return [word for change in matched.changes for word in change.arguments]
-
-
-def test_equal_names_and_shapes_need_no_change() -> None:
-    matched = match(EXPECTED, EXPECTED)
-
-    assert matched.exact
-    assert matched.loads
-    assert matched.pairs == {name: name for name in EXPECTED}
-    assert matched.changes == ()
 
 
 @each(
@@ -59,22 +50,6 @@ def test_what_stands_in_front_of_every_name_is_named_as_migrate_calls_it(prefix:
     assert matched.pairs == {name: f"{prefix}{name}" for name in EXPECTED}
 
 
-def test_a_prefix_that_the_model_has_and_the_file_has_not_is_added() -> None:
-    assert options(match(under("backbone."), EXPECTED)) == ["--add-prefix", "backbone"]
-    assert options(match(under("_orig_mod."), under("module."))) == ["--strip-module", "--add-prefix", "_orig_mod"]
-    assert options(match(under("net."), under("model."))) == ["--strip-prefix", "model", "--add-prefix", "net"]
-
-
-def test_wrappers_inside_the_model_are_seen_through() -> None:
-    wrapped = {name.replace("conv1.", "conv1._checkpoint_wrapped_module."): s for name, s in EXPECTED.items()}
-    matched = match(wrapped, EXPECTED)
-
-    assert matched.target_wrapped
-    assert matched.exact
-    assert matched.pairs["conv1._checkpoint_wrapped_module.weight"] == "conv1.weight"
-    assert not match(wrapped, wrapped).target_wrapped
-
-
 def test_old_spellings_are_recognised_under_a_prefix() -> None:
     old = {
         name.replace("norm.weight", "norm.gamma").replace("norm.bias", "norm.beta"): shape
@@ -92,49 +67,6 @@ def test_parts_of_a_component_are_no_prefix() -> None:
 
     assert "submodule.weight" in matched.unexpected or matched.pairs == {"weight": "submodule.weight"}
     assert "x.weight" in matched.missing
-
-
-def test_missing_unexpected_and_reshaped_are_told_apart() -> None:
-    found = under("module.", {**EXPECTED, "head.weight": (20, 6), "extra": (1,)})
-    del found["module.conv1.bias"]
-    matched = match(EXPECTED, found)
-
-    assert matched.missing == ("conv1.bias",)
-    assert matched.unexpected == ("module.extra",)
-    assert matched.reshaped == (Reshaped("head.weight", "module.head.weight", (10, 6), (20, 6)),)
-    assert set(matched.pairs) == set(EXPECTED) - {"conv1.bias", "head.weight"}
-    assert not matched.loads
-
-
-def test_what_a_model_computes_itself_may_be_missing_or_left() -> None:
-    found = {name: shape for name, shape in EXPECTED.items() if not is_benign(name)} | {"emb.position_ids": (1, 512)}
-    matched = match(EXPECTED, found)
-
-    assert not matched.exact
-    assert matched.loads
-
-
-def test_two_networks_that_fit_equally_well_are_not_chosen_between() -> None:
-    matched = match(EXPECTED, under("student.") | under("teacher."))
-
-    assert matched.changes == (Rename("strip_prefix", "student"),)
-    assert matched.alternatives == ((Rename("strip_prefix", "teacher"),),)
-    assert not matched.loads
-
-
-def test_alternatives_that_pair_the_same_are_none() -> None:
-    assert match(EXPECTED, under("module.")).alternatives == ()
-
-
-def test_names_that_only_look_alike_are_guessed_and_never_paired() -> None:
-    found = {name.replace("head.", "classifier.").replace("conv1.", "stem.conv."): s for name, s in EXPECTED.items()}
-    matched = match(EXPECTED, found)
-
-    assert set(matched.missing) == {"conv1.weight", "conv1.bias", "head.weight", "head.bias"}
-    guesses = guess_renames(EXPECTED, found)
-    renamed = renaming.rename(list(found), [change.rule for change in guesses])
-    assert set(renamed) == set(EXPECTED)
-    assert nearest(matched.missing, EXPECTED, matched.unexpected, found)["head.weight"] == "classifier.weight"
 
 
 def test_a_guess_that_would_touch_what_fits_is_not_made() -> None:

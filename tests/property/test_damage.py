@@ -6,7 +6,6 @@ Small files are damaged at every byte; a fuzzer with a fixed seed, and Hypothesi
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -19,10 +18,9 @@ from hypothesis import strategies as st
 from ckptool import Checkpoint, CkptoolError, open_checkpoint
 from tests import build
 from tests.fuzz.mutants import damaged
-from tests.scale import examples, scaled, some, step, times
+from tests.scale import examples, scaled, some, step
 
 SEED = 20_240_229
-MUTANTS = times(1_000, 10_000)
 
 FORMATS = sorted(build.one_of_each())
 
@@ -126,14 +124,6 @@ def test_any_bytes_are_refused_or_read(data: bytes) -> None:
         survives(magic + data)
 
 
-@settings(max_examples=examples(300))
-@given(st.lists(st.sampled_from(range(256)), max_size=60).map(bytes), st.sampled_from(range(6)))
-def test_any_opcodes_are_refused_or_read(opcodes: bytes, protocol: int) -> None:
-    program = bytes([0x80, protocol]) + opcodes + b"."
-    survives(program)
-    survives(build.zip_file({"archive/data.pkl": program, "archive/data/0": build.floats(), "archive/version": b"3"}))
-
-
 MAKERS = [
     "torch FloatStorage", "torch FloatTensor", "torch Size", "torch device", "torch float32", "torch sparse_coo",
     "torch per_tensor_affine", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2",
@@ -177,20 +167,3 @@ def mutants(count: int) -> Iterator[bytes]:
     chance = random.Random(SEED)
     for _ in range(count):
         yield damaged(chance)
-
-
-@scaled
-def test_no_mutant_does_harm() -> None:
-    opened = sum(survives(data) for data in mutants(MUTANTS))
-
-    # Most die; if all did, the damage would be too coarse to reach the inner code.
-    assert MUTANTS // 20 < opened < MUTANTS // 2
-
-
-def test_a_stream_is_as_safe_as_bytes() -> None:
-    for data in mutants(200):
-        try:
-            with open_checkpoint(io.BytesIO(data)) as checkpoint:
-                use(checkpoint)
-        except CkptoolError:
-            pass

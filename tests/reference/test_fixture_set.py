@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -16,6 +18,7 @@ from ckptool.reference.trainer import process_group
 from tests.fixture_set.expected import digest, entries
 from tests.fixture_set.forging import forged, tagged, true_tag
 from tests.fixture_set.writing import write_fixtures
+from tests.reference.test_places import FOLDER, contents
 from tests.scale import exhaustive, some
 
 if TYPE_CHECKING:
@@ -241,3 +244,18 @@ def test_forging_ends_with_its_block_even_by_an_error():
         fail()
 
     assert [*tags, true_tag(storage)] == ["npu:0", "cpu"]
+
+
+@exhaustive
+def test_what_is_written_here_names_no_folder_of_this_machine(written_set: Path) -> None:
+    given = [*map(Path, sys.path), Path.cwd(), Path.home()]
+    folders = {str(form) for folder in given for form in (folder.absolute(), folder.resolve())} - {"/"}
+    own = re.compile(b"|".join(re.escape(os.fsencode(folder)) for folder in folders))
+    found = {
+        path.name: places
+        for path in sorted((written_set / "valid").iterdir())
+        for content in contents(path)
+        if (places := {*own.findall(content), *FOLDER.findall(content)})
+    }
+
+    assert found == {}

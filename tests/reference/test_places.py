@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from tests.fixture_set.places import relative, relative_code, relative_places
-from tests.scale import exhaustive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,21 +44,6 @@ def test_the_committed_files_name_no_folder_of_a_machine() -> None:
 
     assert {name: places for name, places in found.items() if places} == {}
     assert len(files) > 250
-
-
-@exhaustive
-def test_what_is_written_here_names_no_folder_of_this_machine(written_set: Path) -> None:
-    given = [*map(Path, sys.path), Path.cwd(), Path.home()]
-    folders = {str(form) for folder in given for form in (folder.absolute(), folder.resolve())} - {"/"}
-    own = re.compile(b"|".join(re.escape(os.fsencode(folder)) for folder in folders))
-    found = {
-        path.name: places
-        for path in sorted((written_set / "valid").iterdir())
-        for content in contents(path)
-        if (places := {*own.findall(content), *FOLDER.findall(content)})
-    }
-
-    assert found == {}
 
 
 def test_a_folder_in_a_deflated_member_would_be_found(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ckptool.reference.nets import MLP
 from tests.scale import exhaustive
 from tests.serving.running import IMAGES, PATIENCE, ROOT, Server, save_as_gpus_do, serving
 
-GUNICORN = "-m gunicorn --bind 127.0.0.1:PORT -c gunicorn_conf.py gunicorn_app:app"
+GUNICORN = "-m gunicorn --bind 127.0.0.1:PORT --graceful-timeout 2 -c gunicorn_conf.py gunicorn_app:app"
 
 # The tensors are large enough, and the threads many enough, that torch would compute with its pool in the parent:
 # a pool does not survive a fork, and a worker that needs it would wait for ever.
