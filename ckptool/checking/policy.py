@@ -52,7 +52,8 @@ _OTHERS: Final = frozenset(
     )
 )
 """Kinds of what holds no pickle, or was looked through for some; no program of other frameworks is among them."""
-_PLAUSIBLE: Final = re.compile(r"[\w.-]+")
+_ONLY_CHECKPOINTS: Final = (".pth", ".pt", ".ckpt", ".safetensors", ".pt2", ".distcp", ".nemo")
+"""How names end that no other files have: unknown bytes under them are a checkpoint that is damaged."""
 
 
 class Rule(NamedTuple):
@@ -124,7 +125,8 @@ def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str
 
     content = report.sha256 or sha256_of(origin) or ""
     if (reason := policy.accept.get(content)) is not None:
-        return Judgement("passes", (), (), (*found.let, *((one, reason) for one in found.left)))
+        accepted = (*found.left, *([_unreadable(report)] if report.error is not None else []))
+        return Judgement("passes", (), (), (*found.let, *((one, reason) for one in accepted)))
     known = policy.baseline.get(content)
     return found if known is None else _judged(policy, report, origin, only, known)
 
@@ -138,8 +140,7 @@ def _judged(
         if code in known:
             return "in the baseline"
         paths = {_plain(one) for one in (report.path, path, os.path.abspath(path or report.path)) if one}
-        ignored = next((rule.reason for rule in policy.ignore if rule.takes(code, paths)), None)
-        return ignored or allowed.get(code)
+        return next((rule.reason for rule in policy.ignore if rule.takes(code, paths)), allowed.get(code))
 
     asked = [one for one in report.findings if not only or question_of(one.code) in only or one.code == "CK115"]
     reasons = [None if one.severity == "info" else why(one.code, one.path) for one in asked]
@@ -153,7 +154,10 @@ def _judged(
     # What cannot be opened was not looked at: that it was not is no finding of its own.
     counted = [one for one in left if report.error is None or one.code not in _UNSEEN or one.code in policy.fail_on]
     conditions = [one for one in policy.fail_on if _is_met(one, grade, counted, is_unseen=is_unseen)]
-    is_unreadable = report.error is not None and why(UNREADABLE, None) is None
+    ignored = None if report.error is None else why(UNREADABLE, None)
+    is_unreadable = report.error is not None and ignored is None
+    if report.error is not None and ignored is not None:
+        let.append((_unreadable(report), ignored))
     if conditions or (is_unreadable and UNREADABLE in policy.fail_on):
         outcome: Outcome = "fails"
     elif not is_unreadable:
@@ -162,6 +166,10 @@ def _judged(
         outcome = "other" if policy.is_gate and _is_other(report, origin) else "unknown"
     failing = tuple(one for one in counted if any(_meets(one, condition) for condition in conditions))
     return Judgement(outcome, failing, tuple(left), tuple(let))
+
+
+def _unreadable(report: CheckReport) -> Finding:
+    return Finding(UNREADABLE, "error", report.error.message if report.error is not None else "")
 
 
 def _is_met(condition: str, grade: Grade, left: Sequence[Finding], *, is_unseen: bool) -> bool:
@@ -214,11 +222,13 @@ def _plain(path: str) -> str:
 
 def _is_other(report: CheckReport, origin: str) -> bool:
     error = report.error
-    is_known = isinstance(error, UnknownFormat) or (isinstance(error, NotACheckpoint) and error.kind in _OTHERS)
-    if not is_known or report.acts or report.unseen or report.globals or is_folder(origin):
+    is_unknown = isinstance(error, UnknownFormat) and not report.path.lower().endswith(_ONLY_CHECKPOINTS)
+    if not (is_unknown or (isinstance(error, NotACheckpoint) and error.kind in _OTHERS)):
         return False
-    try:
-        return not safety.asks_for(origin, _PLAUSIBLE.fullmatch)
+    if report.acts or report.unseen or report.globals or is_folder(origin):
+        return False
+    try:  # what is said of a shard or a member is said behind its name
+        return error is not None and error.message.startswith("not a checkpoint") and not safety.may_be_pickle(origin)
     except Failure:
         return False
 

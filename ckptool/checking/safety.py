@@ -34,6 +34,8 @@ _OF_PROGRAMS: Final = (".py", ".debug_pkl")
 _IMPORTED: Final = (sys.stdlib_module_names | {"torch", "numpy"}) - {"test"}
 """Modules that Python imports for what only makes data, or these import themselves."""
 _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
+_IS_MODULE: Final = re.compile(r"[\w.-]+").fullmatch
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
@@ -146,12 +148,15 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
     )
 
 
-def asks_for(origin: Origin, is_module: Callable[[str], object]) -> bool:
-    """Say whether a loader of pickles would call something, or import a module, before it sees that a file is none."""
+def may_be_pickle(origin: Origin) -> bool:
+    """Say whether a file begins as pickles do, or as text for which a loader of them would do or import something."""
     source, _ = open_source(origin)
     with closing(source):
         found = read_as_far(source)
-        return bool(found.calls) or any(is_module(one.module) for one in found.globals)
+        head = source.read(0, min(len(_PNG), source.nbytes))
+        asks = found.persistent_ids and head != _PNG  # whose first bytes ask for an id, and nothing more
+        is_one = head.startswith(b"\x80") or found.memo or found.calls or asks
+        return bool(is_one) or any(_IS_MODULE(one.module) for one in found.globals)
 
 
 def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:

@@ -170,7 +170,7 @@ class _Checked(Result):
         return self._judged.left
 
     def sections(self) -> Iterator[Section]:
-        if self.error is None or self.findings:
+        if self.error is None or self.findings or self.let_through:
             yield show(self._report.path)
             left = self._report._replace(findings=self._judged.left)
             yield from in_options(sections_of(left, show_globals=self._shows_globals))

@@ -71,8 +71,13 @@ class Result:
 
     @property
     def is_other(self) -> bool:
-        """Whether it cannot be opened, and that is no fault of it."""
-        return self.error is not None and not self.exit_code
+        """Whether it cannot be opened because it is something else."""
+        return self.error is not None and not self.exit_code and not self.is_let_through
+
+    @property
+    def is_let_through(self) -> bool:
+        """Whether it may be one that cannot be opened."""
+        return self.error is not None and any(one.code == UNREADABLE for one, _ in self.let_through)
 
     @property
     def counted_as(self) -> str:
@@ -287,7 +292,7 @@ class Text(Output):
         if result.is_other and result.error is not None:
             say(f"{show(result.path)}: passed over: {show(result.error.message)}")
             return
-        if result.error is not None:
+        if result.error is not None and not result.is_let_through:
             say(error_text(result.error), err=True)
         if self._is_bare and result.note is not None:
             say(show(result.note), err=True)
@@ -333,7 +338,7 @@ class Brief(Output):
             return
         cells = result.cells()
         is_text = result.error is not None or not self._columns
-        word = "other" if result.is_other else result.word
+        word = "other" if result.error and not result.exit_code else result.word
         if self._columns and word == result.otherwise:  # as of nearly all
             word = ""
         self._say(word, result.path, "; ".join(cells) if is_text else self._in_columns(cells), is_text=is_text)
@@ -481,8 +486,8 @@ class Sarif(Output):
             self._add(one.code, _LEVELS[one.severity], one, one.path or result.path)
         for one, why in result.let_through:
             self._add(one.code, _LEVELS[one.severity], one, one.path or result.path, why)
-        if result.error is not None:
-            self._add(_UNREADABLE, "note" if result.is_other else "error", result.error, result.path)
+        if result.error is not None and not result.is_let_through:
+            self._add(UNREADABLE, "note" if result.is_other else "error", result.error, result.path)
 
     def _add(self, code: str, level: str, what: Finding | CkptoolError, path: str, why: str | None = None) -> None:
         found: dict[str, object] = {
@@ -498,7 +503,7 @@ class Sarif(Output):
     def end(self) -> None:
         from ckptool.checking.finding import CODES
 
-        says = {code: entry.says for code, entry in CODES.items()} | {_UNREADABLE: "The file cannot be opened."}
+        says = {code: entry.says for code, entry in CODES.items()} | {UNREADABLE: "The file cannot be opened."}
         rules = [{"id": one, "shortDescription": {"text": text}, "helpUri": _HELP} for one, text in says.items()]
         driver = {"name": "ckptool", "version": __version__, "rules": rules}
         print_json(
@@ -519,7 +524,8 @@ def _uri(path: str) -> str:
 
 
 _LEVELS: Final = {"info": "note", "warning": "warning", "error": "error"}
-_UNREADABLE: Final = "unreadable"
+UNREADABLE: Final = "unreadable"
+"""The code of what cannot be opened."""
 _HELP: Final = "https://pypi.org/project/ckptool/"
 """The page of the package, which leads to the list of codes."""
 
@@ -559,8 +565,10 @@ class Totals:
         self.let_through(one.code for one, _ in result.let_through)
         if result.is_other and result.error is not None:
             self.other(result.path, result.error.kind)
-            return
-        self.count(result.counted_as, result.nbytes, formats=result.format, grades=result.grade)
+        elif result.is_let_through:
+            self._said_to_be_others += 1
+        else:
+            self.count(result.counted_as, result.nbytes, formats=result.format, grades=result.grade)
 
     def count(self, word: str, nbytes: int, **facts: str | None) -> None:
         """Count a file by how it is and, as far as they are known, by its facts."""

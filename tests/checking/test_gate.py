@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
-from tests.cli.test_schemas import schema
+from tests.checking.test_one_verdict import PLACES
 from tests.each import each
+from tests.hostile.cases.canaries import CANARIES
 from tests.program import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,10 @@ DOUBTFUL = {
     "graph.bin": b"\n\x0a\x12\x05Const" + bytes(9),
 }
 """What nobody looked into, or could be a pickle, or a program."""
+
+
+def schema(name: str) -> Any:
+    return json.loads(files("ckptool.cli").joinpath("schemas", f"{name}.json").read_text("utf-8"))
 
 
 def run(*arguments: object, code: int) -> Result:
@@ -97,9 +103,9 @@ def test_the_exit_code_says_whether_anything_fails(
             checkpoint(tmp_path / name, {"bad.pth": SYSTEM, "own.pth": CODE}.get(name))
         else:
             (tmp_path / name).write_bytes(content)
-    files = [tmp_path / name for name in names]
-    run("check", *files, *options, code=code)
-    run("scan", "--jobs", 1, *files, *options, code=code if options else 2)
+    paths = [tmp_path / name for name in names]
+    run("check", *paths, *options, code=code)
+    run("scan", "--jobs", 1, *paths, *options, code=code if options else 2)
 
 
 @each("name", DOUBTFUL)
@@ -107,6 +113,19 @@ def test_what_could_be_a_pickle_or_a_program_does_not_pass(name: str, tmp_path: 
     (tmp_path / name).write_bytes(DOUBTFUL[name])
     for condition in ("code", "system", "error"):
         run("check", tmp_path / name, "--fail-on", condition, code=2)
+
+
+def test_no_payload_passes(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for number, value in enumerate(CANARIES.values()):
+        for kind, make in PLACES.items():
+            (folder / f"{number} {kind}.pth").write_bytes(make(value))
+        (folder / f"{number} cut.pkl").write_bytes(pickled(value)[:-1])
+        (folder / f"{number} text.bin").write_bytes(b"(lp0\n" + value + b"a\xff")
+    found = json.loads(run("check", "--json", *folder.iterdir(), "--fail-on", "code", code=1).stdout)
+    passed = [Path(one["path"]).name for one in found if one["gate"] in ("passes", "other")]
+    assert (len(found), passed) == (len(CANARIES) * (len(PLACES) + 2), [])
 
 
 def test_quiet_prints_only_what_fails(folder: Path) -> None:
@@ -255,18 +274,18 @@ def test_what_was_there_is_not_new(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_let_through_is_in_every_form(folder: Path, tmp_path: Path) -> None:
     path = policy(folder, 'fail-on = ["code"]\nallow = [{ name = "myproject.*", reason = "ours" }]')
-    files = [folder / "own.pth", folder / "fine.pth"]
-    shown = run("check", *files, "--policy", path, code=0).stdout
+    both = [folder / "own.pth", folder / "fine.pth"]
+    shown = run("check", *both, "--policy", path, code=0).stdout
     assert "  let through  CK206 unpickling runs code of myproject: " in shown
     assert "by the policy: CK202 (1), CK206 (1)" in shown
-    found = json.loads(run("check", "--json", *files, "--policy", path, code=0).stdout)
+    found = json.loads(run("check", "--json", *both, "--policy", path, code=0).stdout)
     Draft202012Validator(schema("check")).validate(found)
     assert [one["gate"] for one in found] == ["passes", "passes"]
     assert {one["code"]: one["reason"] for one in found[0]["let_through"]} == {"CK202": "ours", "CK206": "ours"}
     assert {"CK202", "CK206"} <= {one["code"] for one in found[0]["findings"]}
     assert found[0]["grade"] == "code"
     sarif = tmp_path / "x.sarif"
-    run("check", *files, "--policy", path, "--sarif", "-o", sarif, "-b", code=0)
+    run("check", *both, "--policy", path, "--sarif", "-o", sarif, "-b", code=0)
     (one,) = json.loads(sarif.read_text())["runs"]
     kept = {result["ruleId"]: result.get("suppressions") for result in one["results"]}
     assert kept["CK206"] == [{"kind": "external", "status": "accepted", "justification": "ours"}]

@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"^```(console|pycon)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 PASTED = re.compile(r"^```sh\n((?:(?!```).*\n)*)```\n((?:(?!```).*\n)*)```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 """Lines to paste into a shell, and below them what they print: ``tests/serving/test_fastapi.py`` runs them."""
-SHOWN_FILE = re.compile(r"(\(`(tests/[\w/]+\.py)`\):\n\n```python\n)((?:(?!```).*\n)*)")
+SHOWN_FILE = re.compile(r"(\(`(tests/[\w/.]+)`\):\n\n```(?:python|toml|yaml|groovy)\n)((?:(?!```).*\n)*)")
 PART = re.compile(
     r"^<!-- begin (\w+), written by tests/docs/generated\.py -->\n(.*?)^<!-- end \1 -->$", re.MULTILINE | re.DOTALL
 )

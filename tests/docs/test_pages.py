@@ -32,6 +32,7 @@ def test_what_looks_like_output_is_output(
     page: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    (tmp_path / "ci").symlink_to(ROOT / "tests" / "ci")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     found = FRESH[kind](text_of(page))
@@ -62,10 +63,11 @@ def test_every_block_is_of_a_kind_that_is_verified(page: str) -> None:
     blocks = BLOCK.findall(text)
 
     assert len(blocks) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
-    assert {language for language, _ in blocks} <= {"console", "pycon", "python", "sh", "text"}
+    files = {"python", "toml", "yaml", "groovy"}
+    assert {language for language, _ in blocks} <= {"console", "pycon", "sh", "text", *files}
     # Sessions are run; Python that is not a session is a file that the tests run; so are a shell's lines with output.
     assert sum(language == "text" for language, _ in blocks) == len(PASTED.findall(text))
-    assert sum(language == "python" for language, _ in blocks) == len(SHOWN_FILE.findall(text))
+    assert sum(language in files for language, _ in blocks) == len(SHOWN_FILE.findall(text))
     for language, block in blocks:
         assert language != "console" or block.startswith("$ ckptool ")
         assert language != "pycon" or block.startswith(">>> ")
