@@ -84,7 +84,7 @@ class StateDictWalk:
     """Classes outside torch.nn, which may override anything."""
 
 
-class _Body(NamedTuple):
+class Body(NamedTuple):
     class_name: str
     parameters: Pairs
     buffers: Pairs
@@ -99,11 +99,11 @@ class PickledModules:
 
     def is_module(self, node: Inert) -> bool:
         """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
-        return isinstance(node, Call) and _body(_unbound(node)) is not None
+        return isinstance(node, Call) and body_of(unbound(node)) is not None
 
     def class_name(self, node: Inert) -> str:
         """Return the full class name of a pickled module."""
-        return nodes.class_name(_unbound(node))
+        return nodes.class_name(unbound(node))
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return what the module's state_dict() would hold."""
@@ -111,7 +111,7 @@ class PickledModules:
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
         """Return what a node holds; for bound methods and compiled modules, the module that they hold."""
-        owner = _unbound(node)
+        owner = unbound(node)
         if owner is not node:
             return [(BOUND_TO, owner)]
         compiled = _compiled_original(node) if isinstance(node, Call) else None
@@ -120,7 +120,7 @@ class PickledModules:
 
 def is_bound_method(node: Inert) -> bool:
     """Say whether a node is ``model.state_dict`` saved without its parentheses."""
-    return isinstance(node, Call) and _unbound(node) is not node
+    return isinstance(node, Call) and unbound(node) is not node
 
 
 def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
@@ -129,9 +129,9 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     seen_classes: set[str] = set()
     inside: set[int] = set()
     # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
-    todo: list[tuple[Inert, str, bool]] = [(_unbound(node), "", False)]
+    todo: list[tuple[Inert, str, bool]] = [(unbound(node), "", False)]
     visits = names_nbytes = 0
-    bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
+    bodies: dict[int, Body | None] = {}  # a state that modules share is searched once
     while todo:
         check_cancelled(limits.cancellation)
         current, prefix, leaving = todo.pop()
@@ -140,7 +140,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
             continue
         shared = id(current.state) if isinstance(current, Call) and current.state is not None else id(current)
         if shared not in bodies:
-            bodies[shared] = _body(current)
+            bodies[shared] = body_of(current)
         body = bodies[shared]
         if body is None:
             continue
@@ -195,7 +195,7 @@ def _add_in_code(walk: StateDictWalk, class_name: str, module: Call, prefix: str
         walk.entries.extend(ModuleEntry(prefix + name, node, None) for name, node in added)
 
 
-def _note_doubts(walk: StateDictWalk, body: _Body, prefix: str, seen: set[str]) -> None:
+def _note_doubts(walk: StateDictWalk, body: Body, prefix: str, seen: set[str]) -> None:
     for hook in body.hooks:
         name = nodes.class_name(hook)
         if name not in _HARMLESS_HOOKS:
@@ -207,7 +207,7 @@ def _note_doubts(walk: StateDictWalk, body: _Body, prefix: str, seen: set[str]) 
         walk.foreign_classes.append(body.class_name)
 
 
-def _unbound(node: Inert) -> Inert:
+def unbound(node: Inert) -> Inert:
     """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
     if (
         isinstance(node, Call)
@@ -221,27 +221,27 @@ def _unbound(node: Inert) -> Inert:
     return node
 
 
-def _body(node: Inert) -> _Body | None:
+def body_of(node: Inert) -> Body | None:
     if not isinstance(node, Call):
         return None
     compiled = _compiled_original(node)
     if compiled is not None:
-        return _Body(nodes.class_name(node), [], [], [("_orig_mod", compiled)], frozenset(), [])
-    attributes, name = _attributes(node), nodes.class_name(node)
+        return Body(nodes.class_name(node), [], [], [("_orig_mod", compiled)], frozenset(), [])
+    attributes, name = attributes_of(node), nodes.class_name(node)
     if attributes is None:
         return None
     if isinstance(node.state, tuple) and _is_quantized(name):
         from ckptool.checkpoints.quantized_modules import is_conv
 
         if is_conv(name):
-            return _Body(name, [], [], [], frozenset(), [])
+            return Body(name, [], [], [], frozenset(), [])
     parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
     buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
     children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
     if parameters is None or buffers is None or children is None:
         return None
     hooks = nodes.mapping_pairs(nodes.lookup(attributes, "_state_dict_hooks")) or []
-    return _Body(
+    return Body(
         name,
         parameters,
         buffers,
@@ -252,7 +252,7 @@ def _body(node: Inert) -> _Body | None:
     )
 
 
-def _attributes(node: Call) -> Pairs | None:
+def attributes_of(node: Call) -> Pairs | None:
     """Return a module's ``__dict__``: its state, or the dict that a graph module is rebuilt from."""
     if isinstance(node.func, Global) and node.func.module == "torch.fx.graph_module" and isinstance(node.args, tuple):
         return next((arg.pairs for arg in node.args[:2] if isinstance(arg, Dict)), None)
@@ -282,7 +282,7 @@ def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
     if not isinstance(node, Call):
         return None
     name = nodes.class_name(node)
-    body = _body(node) if name in classes else None
+    body = body_of(node) if name in classes else None
     return nodes.lookup(body.children, COMPONENTS[name]) if body is not None else None
 
 

@@ -29,7 +29,7 @@ from ckptool.cli.tables import Selection, selection_of
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, terminal_width
 from ckptool.cli.verbs import Command, flag
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, about
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.listing import Target
 from ckptool.inspecting import columns
@@ -67,6 +67,9 @@ from ckptool.tensors.reading import LazyTensor
 @flag("--all", "show_all", says="Also list the values that are not tensors, and tensors outside the state_dict.")
 @flag("--globals", "show_globals", says="List only the names that unpickling would import.")
 @flag("--source", "show_source", says="Print only the source code of classes that is in old files.")
+@flag(
+    "--skeleton", "show_skeleton", says="Print only Python code of a whole model's classes: its layers, no forward()."
+)
 @flag("--digest", says="Read the weights, and print their digest: equal weights have the same in any form.")
 @far_options
 def inspect(files: tuple[str, ...], **options: Any) -> None:
@@ -90,7 +93,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
             return None
         return Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
 
-    is_bare = options["show_globals"] or options["show_source"]
+    is_bare = options["show_globals"] or options["show_source"] or options["show_skeleton"]
     code = say_each(files, options, look, failed, columns=_COLUMNS, is_bare=is_bare)
     sys.exit(max(code, int(selection.refused())))
 
@@ -147,7 +150,7 @@ class _Inspected(Result):
 
     @property
     def note(self) -> str | None:
-        if self._options["show_globals"]:
+        if self._options["show_globals"] or self._options["show_skeleton"]:
             return None
         if self._options["show_source"]:
             return None if self._checkpoint.class_sources else f"{self.path}: it carries no source code"
@@ -177,6 +180,12 @@ class _Inspected(Result):
             for found in checkpoint.class_sources:
                 yield Lines([show(f"# {found.name}, from {found.path}")])
                 yield Lines(show(line.expandtabs(8)) for line in found.text.split("\n"))
+            return
+        if options["show_skeleton"]:
+            from ckptool.inspecting.skeleton import skeleton  # it is seldom asked for
+
+            with about(self.path):
+                yield Lines([*skeleton(checkpoint)])
             return
         is_whole = options["wide"] or terminal_width() is None
         for one in head_sections(checkpoint, summarise(checkpoint), self.findings, self._digest, whole=is_whole):

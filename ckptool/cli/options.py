@@ -43,11 +43,16 @@ _OF_FILES: Final = (
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "inspect": (
-        ("brief", "is a line for each file", (*_LISTED, "show_globals", "show_source", "digest")),
-        ("show_source", "prints source code alone", (*_LISTED, "show_globals", "quiet", "digest")),
+        ("brief", "is a line for each file", (*_LISTED, "show_globals", "show_source", "show_skeleton", "digest")),
+        ("show_source", "prints source code alone", (*_LISTED, "show_globals", "show_skeleton", "quiet", "digest")),
+        ("show_skeleton", "prints code alone", (*_LISTED, "show_globals", "quiet", "digest")),
         ("show_globals", "lists names of code alone", (*_LISTED, "quiet", "digest")),
         ("table_format", "is the table alone", (*_TREE, "show_all", "quiet", "digest")),
-        ("as_json", "is an object with all about a file", ("table_format", "limit", "columns", "show_source", *_TREE)),
+        (
+            "as_json",
+            "is an object with all about a file",
+            ("table_format", "limit", "columns", "show_source", "show_skeleton", *_TREE),
+        ),
         ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
     ),

@@ -17,6 +17,7 @@ from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, s
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.sections import Fact, Section
+from ckptool.sources.naming import command_line
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
@@ -97,6 +98,8 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     model = "model" if own.startswith("torch.") else f"{own.rpartition('.')[2]}()"
     where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
     yield f"in Python: ckptool.load_into({model}, {where!r})"
+    if model != "model":  # which may be lost
+        yield f"code of {model.removesuffix('()')}, without forward(): {command_line(where, 'inspect', skeleton=True)}"
     yield f"Run: {command}"
 
 

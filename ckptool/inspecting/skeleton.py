@@ -1,0 +1,361 @@
+"""
+Pickled ``nn.Module`` → Python code of classes with its names, shapes and layers. What forward() does is in no file.
+
+A module of torch.nn is a call, if its attributes give just the entries that the file has; see ``layers``. Any other
+gets a class. Modules of one class whose lines differ in values alone share it: these values are arguments.
+
+Of what a file says, only this becomes code: names that are identifiers, numbers, and texts as literals of ASCII. All
+else is in comments of one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
+from keyword import iskeyword
+from typing import Final, NamedTuple, TypeAlias
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.modules import Body, attributes_of, body_of, unbound, unwrapped
+from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.inspecting.layers import ABSENT, Shapes, arguments_of, literal, plain
+from ckptool.messages import cut, show, some
+from ckptool.names.wrappers import COMPONENTS
+from ckptool.pickles import nodes
+from ckptool.pickles.describe import describe
+from ckptool.pickles.nodes import Inert
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+
+_DEEPEST: Final = 40
+_MOST_CLASSES: Final = 1_000
+_LONGEST: Final = 100
+_WIDTH: Final = 110
+_MOST_BELOW: Final = 16
+"""Modules in a layer of torch.nn."""
+_FEW: Final = 2
+"""Items of a list that are alike, and are written one by one."""
+_OF_MODULES: Final = re.compile(
+    "training|dump_patches|_backend|_version|_parameters|_buffers|_modules|_non_persistent_buffers_set|"
+    r"_is_full_backward_hook|_\w*_hooks(_\w+)?"
+)
+"""Attributes that torch gives every module."""
+_TAKEN: Final = frozenset(("OrderedDict", "dict", "float", "model", "nn", "range", "self", "setattr", "super", "torch"))
+"""Names that the code uses itself."""
+_CLOSING: Final = {"(": ")", "[": "]"}
+
+
+class _Value(NamedTuple):
+    """A literal, and the one that need not be said."""
+
+    text: str
+    default: str | None = None
+
+
+class _Made(NamedTuple):
+    """What a call makes: ``callee`` is what stands before its arguments; empty for the class written for a module."""
+
+    callee: str
+    arguments: tuple[tuple[str, _Part], ...] = ()
+    module: _Module | None = None
+
+
+_Part: TypeAlias = "_Value | _Made"
+_Line: TypeAlias = "tuple[str, str, _Part | None]"
+"""What stands before, what it is about, and what is made there; None for a comment."""
+
+
+class _Class:
+    """A class to be written, and the modules of it."""
+
+    def __init__(self, name: str, full_name: str) -> None:
+        self.name, self.full_name = name, full_name
+        self.modules: list[_Module] = []
+        self.parameters: list[str] = []
+        self.texts: list[str] = []
+        """The values in its lines, of which some are its parameters."""
+
+
+class _Module:
+    """A module of such a class: the lines that make it, and of these what the class takes as arguments."""
+
+    def __init__(self, cls: _Class, lines: list[_Line]) -> None:
+        self.cls, self.lines = cls, lines
+        self.arguments: dict[str, _Value] = {}
+        cls.modules.append(self)
+
+
+def skeleton(checkpoint: Checkpoint) -> Iterator[str]:
+    """
+    Yield the lines of a program that makes models with the names, shapes and layers of those in a checkpoint.
+
+    Raises:
+        UnsupportedFeature: There is no whole model.
+        LimitExceeded: Modules are nested too deep, or of too many kinds.
+    """
+    whole = [(one, walk) for one in checkpoint.state_dicts if (walk := walk_of(checkpoint, one)) is not None]
+    if not whole or checkpoint.traits.program is not None:
+        fact = "a program has its own code" if whole else "it holds no whole model, and names and shapes tell no class"
+        raise UnsupportedFeature(f"no skeleton: {fact}", kind="no-skeleton")
+    writer = _Writer(checkpoint)
+    models = [(found, walk, *writer.model(found)) for found, walk in whole]
+    for cls in writer.classes:
+        _share(cls, set(writer.names))
+    yield from ("from collections import OrderedDict", "", "import torch", "from torch import nn")
+    for cls in writer.classes:
+        yield from _text_of(cls)
+    for number, (found, walk, part, ties) in enumerate(models, 1):
+        name = "model" if number == 1 else f"model{number}"
+        yield from ("", "", *f"{name} = {_text(part, iter([one.text for _, one in _leaves(part, '')]))}".split("\n"))
+        for module, own, other in ties:
+            yield f"setattr({name}.get_submodule({module}), {own}, {name}.get_parameter({other}))"
+        if added := [one.name for one in walk.entries if one.kind is None] + [path for path, _ in walk.unlisted]:
+            yield _comment(f"Code of its classes adds to its state_dict() what is not here: {some(added)}")
+        given = f", key={found.key!a}" if found.key else ""
+        yield f"# Its weights: ckptool.load_into({name}, {checkpoint.path!a}{given})"
+
+
+class _Writer:
+    """The classes that modules need, those of modules inside others before these."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.classes: list[_Class] = []
+        self._checkpoint = checkpoint
+        self._tensors: dict[str, LazyTensor] = {}
+        self._known: dict[int, _Part | None] = {}
+        self._alike: dict[object, _Class] = {}
+        self.names = set(_TAKEN)
+
+    def model(self, found: StateDict) -> tuple[_Part, list[tuple[str, str, str]]]:
+        """Return what makes a model, and literals of what is tied in it: module, name, path of the other parameter."""
+        node, head = unbound(found.node), found.head
+        while (inside := unwrapped(node, frozenset(COMPONENTS))) is not None:
+            head += f"{COMPONENTS[nodes.class_name(node)]}."
+            node = unbound(inside)
+        there = {**self._checkpoint.attributes, **{f"{found.head}{name}": one for name, one in found.items()}}
+        self._tensors = {name[len(head) :]: one for name, one in there.items() if name.startswith(head)}
+        part = self._part(node, "", 0) or _Made("nn.Module(")
+        firsts: dict[object, str] = {}
+        ties = []
+        for name, one in self._tensors.items():
+            if one.info.kind != "parameter" or not one.info.numel or not all(map(_is_usable, name.split("."))):
+                continue
+            first = firsts.setdefault(identity(one.info), name)
+            if first != name and _shape(one) is not None:
+                module, _, own = name.rpartition(".")
+                ties.append((ascii(module), ascii(own), ascii(first)))
+        return part, ties
+
+    def _part(self, node: Inert, path: str, depth: int) -> _Part | None:
+        """Return what makes a module; None for what is none. One that is met again is made in the same way."""
+        if depth > _DEEPEST:
+            raise LimitExceeded(f"modules nested more than {_DEEPEST} deep", actual=_DEEPEST)
+        if id(node) not in self._known:
+            body = body_of(node)
+            self._known[id(node)] = None if body is None else self._made(node, body, path, depth)
+        return self._known[id(node)]
+
+    def _made(self, node: Inert, body: Body, path: str, depth: int) -> _Part:
+        full_name = nodes.class_name(node)
+        name = full_name.removesuffix(" (defined in the file)").rpartition(".")[2]
+        is_of_torch = full_name.startswith("torch.nn.")
+        known = arguments_of(name, node, self._shapes(body, path)) if is_of_torch else None
+        if known is not None:
+            return _Made(f"nn.{name}(", tuple((one, _Value(literal(value), default)) for one, value, default in known))
+        children = [(key, self._part(one, f"{path}{key}.", depth + 1)) for key, one in body.children]
+        container = _container(name, children) if is_of_torch and not body.parameters and not body.buffers else None
+        if container is not None:
+            return container
+        lines = list(self._lines(node, body, children, path))
+        kind = (full_name, *((before if part else "#", about, _kind(part)) for before, about, part in lines))
+        if kind not in self._alike:
+            if len(self.classes) == _MOST_CLASSES:
+                raise LimitExceeded(f"modules of more than {_MOST_CLASSES:,} kinds", actual=_MOST_CLASSES)
+            self._alike[kind] = _Class(_free(name if _is_identifier(name) else "Model", self.names), full_name)
+            self.classes.append(self._alike[kind])
+        return _Made("", module=_Module(self._alike[kind], lines))
+
+    def _shapes(self, body: Body, path: str) -> Shapes:
+        """Return the shapes of the entries of a layer and of what is below it, which is little in all layers."""
+        found: dict[str, tuple[int, ...] | None] = {}
+        todo = [(body, "")]
+        for one, head in todo:  # which grows
+            for name, value in _named((*one.parameters, *one.buffers)):
+                if value is not None and name not in one.non_persistent:
+                    found[f"{head}{name}"] = _shape(self._tensors.get(f"{path}{head}{name}"))
+            below = [(inner, f"{head}{name}.") for name, child in one.children if (inner := body_of(child)) is not None]
+            todo += below if len(todo) < _MOST_BELOW else ()
+        return found
+
+    def _lines(self, node: Inert, body: Body, children: list[tuple[Inert, _Part | None]], path: str) -> Iterator[_Line]:
+        """Yield the lines of a constructor: plain values, parameters, buffers, modules; comments on what is no code."""
+        registered = {
+            key for pairs in (body.parameters, body.buffers, children) for key, _ in pairs if type(key) is str
+        }
+        seen: set[str] = set()
+        for name, value in dict(_named(attributes_of(node) or ())).items():
+            if name in registered or _OF_MODULES.fullmatch(name):
+                continue
+            known = plain(value)
+            made = _tensor(self._tensors.get(f"{path}{name}"), "buffer") if known is ABSENT else _Value(literal(known))
+            is_code = made is not None and _is_identifier(name)
+            yield (f"self.{name} = ", name, made) if is_code else (f"self.{name} = {describe(value)}", name, None)
+        for how, pairs in (("parameter", body.parameters), ("buffer", body.buffers), ("module", children)):
+            for name, value in pairs:
+                made = value if how == "module" or value is None else _tensor(self._tensors.get(f"{path}{name}"), how)
+                if not _is_usable(name) or name in seen or (value is not None and made is None):
+                    yield f"A {how} that is not written here: {describe(name)}", "", None
+                    continue
+                seen.add(name)
+                if _is_identifier(name) and how != "buffer" and (made is not None or how == "module"):
+                    yield f"self.{name} = ", name, made or _Value("None")
+                    continue
+                stays = (("persistent", _Value("False", "True")),) if name in body.non_persistent else ()
+                given = ("", _Value(ascii(name))), ("", made or _Value("None")), *stays
+                yield "", name, _Made(f"self.register_{how}(", given)
+
+
+def _named(pairs: nodes.Pairs) -> Iterator[tuple[str, Inert]]:
+    return ((name, value) for name, value in pairs if isinstance(name, str))
+
+
+def _shape(tensor: LazyTensor | None) -> tuple[int, ...] | None:
+    """Return the shape of a tensor that torch.zeros() makes, and that takes no more memory than it has in the file."""
+    info = tensor.info if tensor is not None else None
+    if info is None or info.layout != "strided" or info.storage is None or info.dtype.packed > 1:
+        return None
+    return info.shape if info.nbytes <= info.storage.nbytes else None
+
+
+def _tensor(tensor: LazyTensor | None, how: str) -> _Part | None:
+    """Return what makes a parameter or a buffer; None if no line can."""
+    shape = _shape(tensor)
+    if tensor is None or shape is None:
+        return None
+    dtype = _Value(f"torch.{tensor.dtype}", "torch.float32")
+    values = _Made("torch.zeros(", (("", _Value(literal(shape))), ("dtype", dtype)))
+    is_trained = tensor.info.requires_grad is not False and tensor.dtype.startswith(("float", "bfloat", "complex"))
+    trained = _Value(str(is_trained), "True")
+    return values if how == "buffer" else _Made("nn.Parameter(", (("", values), ("requires_grad", trained)))
+
+
+def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Part | None:
+    """Return the call that makes a container of torch.nn without entries of its own; None if it is none."""
+    items = tuple((key, part) for key, part in children if part is not None and isinstance(key, str))
+    if len(items) < len(children):
+        return None
+    if name in ("TransformerEncoder", "TransformerDecoder"):
+        inside = dict(items)
+        layers, norm = inside.pop("layers", None), inside.pop("norm", _Value("None", "None"))
+        same = [one for _, one in layers.arguments] if isinstance(layers, _Made) else []
+        one = same[0] if len(set(same)) == 1 and not inside else None
+        if not isinstance(one, _Made) or one.callee != f"nn.{name}Layer(":
+            return None
+        return _Made(f"nn.{name}(", (("layer", one), ("layers", _Value(str(len(same)))), ("norm", norm)))
+    if not items:
+        return _Made(f"nn.{name}(") if name in ("Sequential", "ModuleList", "ModuleDict") else None
+    if [key for key, _ in items] == [str(number) for number in range(len(items))]:
+        callee = {"Sequential": "nn.Sequential(", "ModuleList": "nn.ModuleList(["}.get(name)
+    else:
+        are_keywords = all(_is_identifier(key) for key, _ in items)
+        callees = {"Sequential": "nn.Sequential(OrderedDict(", "ModuleDict": "nn.ModuleDict(dict("}
+        callee = callees.get(name) if are_keywords else None
+    return None if callee is None else _Made(callee, items)
+
+
+def _kind(part: _Part | None) -> object:
+    """Return what is equal for parts that differ in values alone."""
+    if not isinstance(part, _Made):
+        return part and part.default
+    if part.module is not None:
+        return part.module.cls
+    return part.callee, tuple((name, _kind(one)) for name, one in part.arguments)
+
+
+def _leaves(part: _Part, about: str) -> Iterator[tuple[str, _Value]]:
+    """Yield the values in a part, each with a name that it can have as an argument."""
+    if isinstance(part, _Value):
+        yield about, part
+        return
+    for name, one in part.arguments if part.module is None else part.module.arguments.items():
+        yield from _leaves(one, f"{about}_{name}".strip("_"))
+
+
+def _share(cls: _Class, taken: set[str]) -> None:
+    """Find out which values differ among the modules of a class: those are its arguments, equal ones together."""
+    rows = [[leaf for _, about, part in one.lines if part for leaf in _leaves(part, about)] for one in cls.modules]
+    names: dict[tuple[str, ...], str] = {}
+    for column in zip(*rows, strict=True):
+        texts = tuple(value.text for _, value in column)
+        if len(set(texts)) > 1 and texts not in names:
+            base = re.sub(r"\W", "_", column[0][0], flags=re.ASCII)
+            names[texts] = _free(base if _is_identifier(base) else "argument", taken)
+        cls.texts.append(names.get(texts, texts[0]))
+    cls.parameters = list(names.values())
+    for index, one in enumerate(cls.modules):
+        one.arguments = {name: _Value(texts[index]) for texts, name in names.items()}
+
+
+def _text_of(cls: _Class) -> Iterator[str]:
+    """Yield the lines of a class."""
+    yield from ("", "", _comment(cls.full_name), f"class {cls.name}(nn.Module):")
+    yield from f"    {_call('def __init__(', ['self', *cls.parameters], 4)}:".split("\n")
+    yield "        super().__init__()"
+    texts = iter(cls.texts)
+    for before, _, part in cls.modules[0].lines:
+        text = _comment(before) if part is None else f"{before}{_text(part, texts, 8)}"
+        yield from f"        {text}".split("\n")
+    yield from ("", "    def forward(self, *inputs):", "        raise NotImplementedError")
+
+
+def _text(part: _Part, texts: Iterator[str], indent: int = 0) -> str:
+    """Return the code of a part, whose values are the next of ``texts``."""
+    if isinstance(part, _Value):
+        return next(texts)
+    callee = part.callee if part.module is None else f"{part.module.cls.name}("
+    given = []
+    for name, one in part.arguments if part.module is None else part.module.arguments.items():
+        text, default = _text(one, texts, indent + 4), one.default if isinstance(one, _Value) else None
+        is_keyword = part.module is not None or callee.endswith(("OrderedDict(", "dict(")) or default is not None
+        if text != default:
+            given.append(f"{name}={text}" if is_keyword else text)
+    if callee in ("nn.Sequential(", "nn.ModuleList(["):
+        runs = [(text, len(list(alike))) for text, alike in groupby(given)]
+        is_one = len(runs) == 1 and callee.endswith("[")
+        given = []
+        for text, times in runs:
+            many = f"{text} for _ in range({times})"
+            given += [text] * times if times <= _FEW else [many if is_one else f"*[{many}]"]
+    return _call(callee, given, indent)
+
+
+def _call(callee: str, given: Sequence[str], indent: int) -> str:
+    """Return a call, with a line for each argument if it would be long."""
+    end = "".join(_CLOSING[one] for one in reversed(callee) if one in _CLOSING)
+    line = f"{callee}{', '.join(given)}{end}"
+    if "\n" not in line and indent + len(line) <= _WIDTH:
+        return line
+    edge = "\n" + " " * indent
+    return f"{callee}{edge}    {f',{edge}    '.join(given)}{edge}{end}"
+
+
+def _comment(text: str) -> str:
+    return f"# {cut(show(text), 4 * _LONGEST)}".encode("ascii", "backslashreplace").decode()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return a name, with a number behind it if it is taken, and take it."""
+    free = next(one for number in count(1) if (one := name if number == 1 else f"{name}{number}") not in taken)
+    taken.add(free)
+    return free
+
+
+def _is_identifier(name: object) -> bool:
+    """Say whether a name can be an attribute in code. Python would give those with two lines in front another one."""
+    return _is_usable(name) and str(name).isascii() and str(name).isidentifier() and not iskeyword(str(name))
+
+
+def _is_usable(name: object) -> bool:
+    """Say whether a module can have something under a name."""
+    return isinstance(name, str) and 0 < len(name) <= _LONGEST and "." not in name and not name.startswith("__")
