@@ -86,7 +86,7 @@ class CheckReport(NamedTuple):
     digest_error: CkptoolError | None = None
     """Why there is no digest, though it was asked for."""
     tensors: int | None = None
-    """How many there are; None where the file cannot be opened."""
+    """How many there are, in all members if none was picked; None where the file cannot be opened."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
@@ -384,7 +384,7 @@ def _examine(
         sha256=content,
         digest=of_weights,
         digest_error=no_digest,
-        tensors=len(checkpoint.tensors),
+        tensors=len(checkpoint.tensors) or sum(one.tensors for one in checkpoint.members),
         loading=would_run.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),

@@ -15,7 +15,7 @@ from ckptool.tensors.tensor import identity
 _DEEPEST_INDENT: Final = 40
 _NARROWEST_NAME: Final = 16
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
-_NUMBERED: Final = re.compile("([^0-9]*)([0-9]{1,9})([^0-9]*)")
+_NUMBERS: Final = re.compile("[0-9]{1,18}")
 
 
 class _Branch:
@@ -109,14 +109,16 @@ def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
 
 
 def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
-    """Return components with those that differ by a number alone (`10`, `layer10`) in its order, in their places."""
-    parts = {name: found.groups() for name in below if (found := _NUMBERED.fullmatch(name))}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for name, (head, _, tail) in parts.items():
-        alike.setdefault((head, tail), []).append(name)
-    ordered = {kind: iter(sorted(names, key=lambda name: int(parts[name][1]))) for kind, names in alike.items()}
-    names = (next(ordered[parts[name][0], parts[name][2]]) if name in parts else name for name in below)
-    return {name: below[name] for name in names}
+    """Return components with those that differ by numbers alone (`10`, `layer10`) in their order, in their places."""
+    alike: dict[str, list[str]] = {}
+    for name in below:
+        alike.setdefault(_NUMBERS.sub("#", name), []).append(name)
+    ordered = {kind: iter(sorted(names, key=_numbers)) for kind, names in alike.items()}
+    return {name: below[name] for name in (next(ordered[_NUMBERS.sub("#", name)]) for name in below)}
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(one) for one in _NUMBERS.findall(name)]
 
 
 def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:

@@ -23,6 +23,7 @@ pytestmark = [exhaustive, pytest.mark.skipif(MISSING is not None, reason=str(MIS
 VALID = Path(__file__).parents[2] / "fixtures/valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 TRAINING = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
+MODEL = VALID / "lenet-model-forged-cuda0-legacy.pth"
 
 ROWS = "return [...document.querySelectorAll('#table tbody tr[data-at] td.name')].map((one) => one.textContent)"
 CRUMBS = (
@@ -63,6 +64,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "cut": [folder / "cut.pth"],
         "moe": [folder / "moe.safetensors"],
         "many": [folder / "many"],
+        "model": [MODEL],
         "layers": [folder / "layers.safetensors"],
     }
     found = {name: folder / f"{name}.html" for name in asked}
@@ -136,8 +138,19 @@ def test_the_head_says_what_the_file_is(browser: Browser, pages: dict[str, Path]
     assert "argparse.Namespace" in text
     commands = browser.run("return [...document.querySelectorAll('.command code')].map((one) => one.textContent)")
     assert f"ckptool migrate {TRAINING} --form state_dict" in commands
+    assert len(set(commands)) == len(commands)
     browser.click(".command button")
     browser.wait("return document.querySelector('.command button').textContent !== 'Copy'")
+
+
+def test_findings_with_the_same_command_are_one_card(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["model"])
+    cards = browser.run("return [...document.querySelectorAll('.finding')].map((one) => one.innerText)")
+    (card,) = (one for one in cards if f"{MODEL} --form state_dict\n" in f"{one}\n".replace("\nCopy", "\n"))
+
+    assert all(code in card for code in ("CK202", "CK206", "CK404"))
+    assert "CK503" not in card
+    assert browser.run("return document.querySelector('.finding').className") == "finding warning"
 
 
 def test_searching_keeps_what_has_all_words(browser: Browser, pages: dict[str, Path]) -> None:

@@ -207,7 +207,6 @@ def folder_facts(
         groups.setdefault((one.code, one.severity), []).append((name, one))
     own = [one for one in findings if one.severity != "info" and one.code != "CK114"]  # a file that has a row
     nbytes = sum(one.file_nbytes or 0 for one in reports.values())
-    formats = Counter(one.format for one in reports.values() if one.format)
     grades = Counter(one.known_grade for one in reports.values())
     return {
         **report_facts(CheckReport(shown_path(path), depth, ())),
@@ -216,7 +215,6 @@ def folder_facts(
         "nbytes": nbytes,
         "facts": [
             ("files", [f"{len(reports):,}; {show_nbytes(nbytes)}"]),
-            ("formats", [messages.counts(dict(formats.most_common()))]),
             ("grades", [messages.counts(dict(grades.most_common()))]),
         ],
         "files": [_file_row(name, report) for name, report in reports.items()],
@@ -256,7 +254,6 @@ def _group(code: str, severity: str, found: Sequence[tuple[str, Finding]]) -> di
         "hint": shown(hint),
         "files": len(names),
         "some": some(names),
-        "command": None,
     }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Final
 
 from ckptool import __version__
@@ -80,11 +81,12 @@ def report(
     error: CkptoolError | None = None
     with Output(page_path(name, (a, b)), force=force, shown=name) as page:
         # It is there before anything is read: a name that cannot be written to is said at once.
+        rows = _Rows(page, progress, limits, with_values=bool(values))
         if b is None:
-            content, error = _of_one(a, _Rows(page, progress, limits, with_values=bool(values)), digest=digest)
+            content, error = _of_one(a, rows, digest=digest)
         else:
             sides = {"key_a": key_a, "key_b": key_b, "ignore_wrappers": ignore_wrappers}
-            content = _of_two(a, b, page, progress, limits, values=values, digest=digest, **sides)
+            content = _of_two(a, b, rows, progress, values=values, digest=digest, **sides)
         page.write(content)
         page.publish()
     return error
@@ -106,10 +108,10 @@ class _Rows:
     """The rows of a page: those of one checkpoint after the other."""
 
     def __init__(self, page: Output, progress: Progress | None, limits: Limits, *, with_values: bool) -> None:
-        self._page = page
-        self._progress = progress
+        self.page = page
         self.limits = limits
         self.depth: Depth = "values" if with_values else "structure"
+        self.values = partial(statistics_of, depth=None, progress=progress, limits=limits)
         self.found: list[dict[str, Any]] = []
 
     def add(self, checkpoint: Checkpoint, found: CheckReport, head: str = "") -> CheckReport:
@@ -117,48 +119,53 @@ class _Rows:
         own = tensor_rows(checkpoint, head, len(self.found))
         if self.depth == "values":
             tensors = [*checkpoint.tensors.values(), *checkpoint.attributes.values()]
-            values = list(_values(checkpoint, tensors, self._progress, self.limits))
+            values = list(self.values(checkpoint, tensors))
             add_values(own, values[: len(own)])
             found = _with_values(found, checkpoint, zip(tensors, values, strict=True))
         self.found += own
-        self._page.narrow(mode_of(checkpoint.source))
+        self.page.narrow(mode_of(checkpoint.source))
         checkpoint.check_unchanged()
         return found
 
-    def none_of(self, path: str) -> None:
-        """Note a file that cannot be opened: whoever may not read it may not read the page."""
+    def note(self, path: str) -> None:
+        """Note a path that is not opened here: whoever may not read it may not read the page."""
         with suppress(OSError, ValueError):  # far away
-            self._page.narrow(os.stat(path.partition("::")[0]).st_mode)
+            self.page.narrow(os.stat(path.partition("::")[0]).st_mode)
 
 
 def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolError | None]:
     """Return a page of one file, or of a folder, and why that cannot be opened."""
-    with suppress(Failure), open_checkpoint(path, limits=rows.limits) as checkpoint:  # the check says why, if it cannot
-        own = examine(checkpoint)
-        if files := _files_in(path, checkpoint, own):
-            rows.none_of(path)
-            return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
+    files, own = _files_in(path, rows.limits)
+    if files:
+        rows.note(path)
+        return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
     found = check(path, digest=digest, limits=rows.limits)
     if found.error is not None:
         if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
-        rows.none_of(path)
+        rows.note(path)
         return _page([report_facts(found)]), found.error
     with open_checkpoint(path, limits=rows.limits) as checkpoint:
         facts = file_facts(checkpoint, rows.add(checkpoint, found))
     return _page([facts], rows.found), None
 
 
-def _files_in(path: str, checkpoint: Checkpoint, findings: Iterable[Finding]) -> dict[str, Target]:
-    """Return the checkpoints in a folder, or in an archive of several, by their names in it; none in others."""
+def _files_in(path: str, limits: Limits) -> tuple[dict[str, Target], Sequence[Finding]]:
+    """Return the checkpoints in a folder or an archive of several, by their names, and what was found about it."""
     is_folder = os.path.isdir(path)
-    is_chosen = is_folder and any(one.code == "CK167" for one in findings)  # of several, by its content
-    if not is_chosen and (checkpoint.tensors or not checkpoint.inside):
-        return {}
+    try:
+        with open_checkpoint(path, limits=limits) as checkpoint:
+            found = list(examine(checkpoint))
+            names = [one.member for one in inside(checkpoint) if one.tensors and one.member]
+            is_one = bool(checkpoint.tensors or not checkpoint.inside)
+    except Failure:  # the check says why
+        return {}, ()
+    is_chosen = is_folder and any(one.code == "CK167" for one in found)  # of several, by its content
+    if is_one and not is_chosen:
+        return {}, found
     if is_folder:
-        return {os.path.relpath(one.path, path): one for one in targets([path], recursive=True)}
-    names = (one.member for one in inside(checkpoint) if one.tensors and one.member)
-    return {name: Target(f"{path}::{name}") for name in names}
+        return {os.path.relpath(one.path, path): one for one in targets([path], recursive=True)}, found
+    return {name: Target(f"{path}::{name}") for name in names}, found
 
 
 def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]:
@@ -172,43 +179,35 @@ def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]
         elif one.passes_over(found.error) and not is_notable(found):
             continue
         else:
-            rows.none_of(one.path)
+            rows.note(one.path)
         reports[name] = found
     return reports
 
 
 def _of_two(
-    a: str,
-    b: str,
-    page: Output,
-    progress: Progress | None,
-    limits: Limits,
-    *,
-    values: bool | None,
-    digest: bool,
-    **sides: Any,
+    a: str, b: str, rows: _Rows, progress: Progress | None, *, values: bool | None, digest: bool, **sides: Any
 ) -> bytes:
     """Return a page of two files, and of where they differ; without ``values``, these are compared, and no more."""
-    compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=limits, **sides)
+    compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=rows.limits, **sides)
     with ExitStack() as stack:
-        checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
+        checkpoints = [stack.enter_context(open_checkpoint(path, limits=rows.limits)) for path in (a, b)]
         both = []
         for one, label in zip(checkpoints, "ab", strict=True):
             side = side_of(one, compared.scope, sides[f"key_{label}"], label, aligned=sides["ignore_wrappers"])
             both.append(side.tensors | side.attributes)
-        rows = compared_rows(compared, *both)
-        found = [check(path, digest=digest, limits=limits) for path in (a, b)]
+        rows.found = compared_rows(compared, *both)
+        found = [check(path, digest=digest, limits=rows.limits) for path in (a, b)]
         if values:
             names = dict.fromkeys((*both[0], *both[1]))
             for at, (one, tensors) in enumerate(zip(checkpoints, both, strict=True)):
-                own = dict(zip(tensors, _values(one, list(tensors.values()), progress, limits), strict=True))
-                add_values(rows, map(own.get, names))
+                own = dict(zip(tensors, rows.values(one, list(tensors.values())), strict=True))
+                add_values(rows.found, map(own.get, names))
                 found[at] = _with_values(found[at], one, zip(tensors.values(), own.values(), strict=True))
         facts = [file_facts(*one) for one in zip(checkpoints, found, strict=True)]
         for one in checkpoints:
-            page.narrow(mode_of(one.source))
+            rows.page.narrow(mode_of(one.source))
             one.check_unchanged()
-    return _page(facts, rows, comparison_facts(compared))
+    return _page(facts, rows.found, comparison_facts(compared))
 
 
 def _with_values(
@@ -223,12 +222,6 @@ def _with_values(
 
     odd = survey(checkpoint, DEFAULT_LIMITS, SILENT, known)
     return found._replace(depth="values", findings=(*found.findings, *odd))
-
-
-def _values(
-    checkpoint: Checkpoint, tensors: Sequence[LazyTensor], progress: Progress | None, limits: Limits
-) -> Iterator[ValueRow]:
-    return statistics_of(checkpoint, tensors, depth=None, progress=progress, limits=limits)
 
 
 def _page(

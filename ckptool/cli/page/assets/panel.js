@@ -108,7 +108,7 @@ export class Panel {
 			const { numel } = this.rows.kind(row);
 			facts.push(["differing", `${count(found.differing)} of ${count(numel)}, ${percent(found.differing, numel)}`]);
 			if (found.nan) facts.push(["NaN in one", count(found.nan)]);
-			facts.push(["largest |a−b|", measured(found.max_abs)], ["relative to |b|", measured(found.max_rel)]);
+			facts.push(["largest |a−b|", measured(found.max_abs)]);
 			facts.push(["at", `[${found.at.join(", ")}]: ${measured(found.a)} → ${measured(found.b)}`]);
 			if (found.relative !== null) facts.push(["‖A−B‖ / ‖B‖", measured(found.relative)]);
 			if (found.cosine !== null) facts.push(["cosine", measured(found.cosine)]);

@@ -2,7 +2,8 @@
 
 const DEEPEST = 32;
 const NUMBER = /^(0|[1-9]\d{0,8})$/;
-const NUMBERED = /^(\D*)(\d{1,9})(\D*)$/;
+const NUMBERS = /\d+/g;
+const BY_NUMBER = new Intl.Collator("en", { numeric: true });
 
 /** A module, or a tensor, which has a row. */
 class Node {
@@ -75,18 +76,15 @@ function moduleIn(node, name, nodes) {
 }
 
 /**
- * Return children with the numbers among them in the order of numbers, in the places that numbers have, as `10` and
- * `layer10`: many writers sort names as text.
+ * Return children with those that differ by numbers alone, as `10` and `layer10`, in their order, in the places that
+ * they have: many writers sort names as text.
  */
 function inOrder(children) {
 	const alike = new Map();
-	const parts = children.map((child) => NUMBERED.exec(child.name));
-	parts.forEach((part, at) => {
-		const kind = part && `${part[1]}#${part[3]}`;
-		if (part) alike.set(kind, [...(alike.get(kind) ?? []), { number: Number(part[2]), child: children[at] }]);
-	});
-	for (const found of alike.values()) found.sort((one, other) => other.number - one.number);
-	return children.map((child, at) => (parts[at] ? alike.get(`${parts[at][1]}#${parts[at][3]}`).pop().child : child));
+	const kind = (child) => child.name.replace(NUMBERS, "#");
+	for (const child of children) (alike.get(kind(child)) ?? alike.set(kind(child), []).get(kind(child))).push(child);
+	const ordered = new Map([...alike].map(([name, found]) => [name, found.sort((one, other) => BY_NUMBER.compare(other.name, one.name))]));
+	return children.map((child) => ordered.get(kind(child)).pop());
 }
 
 /** Count what is in each module. What is tied counts once in each. */
