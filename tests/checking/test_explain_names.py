@@ -241,6 +241,31 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
         "under other names",
         "--rename",
     ),
+    "other sizes": (
+        f"{table()}\nlm_head.weight | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([9])",
+        lambda d: saved(d, LLAMA, **TIED),
+        "in it, lm_head.weight is [2, 2]",
+        "--exclude lm_head.weight",
+    ),
+    "another rank": (
+        (f"size mismatch for {PEFT[0].replace('.weight', '.default.weight')}: copying a param with shape"
+        " torch.Size([2, 2]) from checkpoint, the shape in current model is torch.Size([4, 2])."),
+        lambda d: saved(d, PEFT),
+        f"in it, {PEFT[0]} is [2, 2]",
+        "",
+    ),
+    "as fvcore lists them": (
+        "parameters or buffers are not found in the checkpoint:\na.b.attn.{rel_pos_h, rel_pos_w}\nc.d.{bias, w}",
+        lambda d: saved(d, ["a.b.attn.qkv.weight"]),
+        "a.b.attn.rel_pos_h, a.b.attn.rel_pos_w, c.d.bias and 1 more are not there",
+        "inspect",
+    ),
+    "no space before the next sentence": (
+        "No param a.layers.4.update_attn.in_proj_weight.If you see this, …",
+        lambda d: saved(d, ["a.layers.4.self_attn.in_proj_weight"]),
+        "'a.layers.4.update_attn.in_proj_weight' is not there",
+        "inspect",
+    ),
     "buffers": (
         'Unexpected key(s) in state_dict: "h.0.attn.bias", "h.0.attn.masked_bias".',
         lambda d: pickled(d, {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.ones(()),

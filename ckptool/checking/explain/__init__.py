@@ -8,7 +8,7 @@ says what in it causes the message.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from configparser import ConfigParser
 from functools import cache
 from itertools import islice
@@ -58,11 +58,11 @@ class Entry(NamedTuple):
     kind: str
     pattern: str
     meaning: str
-    hint: str
-    command: str | None
-    beside: str
-    is_otherwise: bool
-    part: str
+    hint: str = ""
+    command: str | None = None
+    beside: str = ""
+    otherwise: str = ""
+    part: str = ""
 
     def apply(self, text: str) -> Explanation | None:
         """Return the explanation, if the text holds this message."""
@@ -78,21 +78,11 @@ def entries() -> tuple[Entry, ...]:
     """Return the table of messages, in its order."""
     table = ConfigParser(interpolation=None, delimiters=("=",))
     table.read_string(packaged(Path(__file__).with_name("messages.ini")))
-    return tuple(_entry(name, table[name]) for name in table.sections())
-
-
-def _entry(name: str, row: Mapping[str, str]) -> Entry:
-    said = {field: value.replace("\n", " ") for field, value in row.items()}
-    return Entry(
-        name.partition(" ")[0],
-        said["pattern"],
-        said["meaning"],
-        said.get("hint", "See what is in it."),
-        said.get("command", None if "hint" in said else INSPECT),
-        said.get("with", ""),
-        "otherwise" in said,
-        said.get("part", ""),
+    rows = (
+        Entry(name.partition(" ")[0], **{field: value.replace("\n", " ") for field, value in table[name].items()})
+        for name in table.sections()
     )
+    return tuple(one if one.hint else one._replace(hint="See what is in it.", command=INSPECT) for one in rows)
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:
@@ -100,12 +90,10 @@ def _explained(text: str) -> tuple[Explanation, ...]:
     if keys is not None and (keys.kind != "keys" or not found):  # which says least
         found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
     found = found or list(islice(_applied(text, is_otherwise=True), 1))
-    if any(one.kind in ("memory-training", "memory-loading") for one in found):
-        found = [one for one in found if one.kind != "memory-device"]
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
 
 
 def _applied(text: str, *, is_otherwise: bool) -> Iterator[Explanation]:
-    given = (entry.apply(text) for entry in entries() if entry.is_otherwise is is_otherwise)
+    given = (entry.apply(text) for entry in entries() if bool(entry.otherwise) is is_otherwise)
     return filter(None, given)

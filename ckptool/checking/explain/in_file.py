@@ -11,7 +11,16 @@ from os import PathLike
 from typing import Any, Final
 
 from ckptool.checking import advice, torch_load
-from ckptool.checking.explain.keys import Cause, Explanation, form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.keys import (
+    Cause,
+    Explanation,
+    form_of,
+    key_lists,
+    mismatched,
+    names_meet,
+    why_renamed,
+    without_adapter,
+)
 from ckptool.checking.explain.names import where
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -175,10 +184,10 @@ def _no_framework(checkpoint: Checkpoint, _: str) -> Cause | None:
 
 def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
     """A KeyError: the weights are under another name, or at the top."""
-    named = re.search(r"KeyError: ['\"]([^'\"\n]+)['\"]", text)
+    named = re.search(r"""KeyError: (['"])([^\n]{1,1000}?)\1(?=\s|$)""", text)
     if named is None:
         return None
-    name, pairs, weights = named[1], mapping_pairs(checkpoint.root), checkpoint.weights
+    name, pairs, weights = named[2], mapping_pairs(checkpoint.root), checkpoint.weights
     top = [key for key, _ in pairs if isinstance(key, str)] if pairs is not None else list(checkpoint.tensors)
     if name in top or name in (weights or ()):
         return None
@@ -196,7 +205,7 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
     if weights.class_name is not None:
         hint = "Call .state_dict() on it, or take its weights without the class."
         return Cause(f"it is a whole model, {weights.class_name}, and no dict", hint, _alone(checkpoint))
-    if "." in name or name in ("weight", "bias"):
+    if "." in name:
         return None
     fact = f"it is the state_dict itself, {counted(len(weights), 'tensor')} from {next(iter(weights))!r} on"
     hint = "Call model.load_state_dict() with what was loaded, without taking an entry."
@@ -206,7 +215,7 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
 def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
     """A size mismatch: the tensors of these names, and their shapes in the file."""
     weights = checkpoint.weights
-    names = list(dict.fromkeys(re.findall(r"size mismatch for ([\w.]+)", text)))
+    names = [name if name in (weights or ()) else without_adapter(name) for name in mismatched(text)]
     if weights is None or not names:
         return None
     there = [name for name in names if name in weights]
@@ -214,7 +223,8 @@ def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
         return Cause(f"it has no {names[0]!r}: the message is about another file, or names were changed")
     fact = f"in it, {some([f'{name} is {list(weights[name].shape)}' for name in there])}"
     command = None
-    if len(there) <= _MOST_LISTED and len(there) < len(weights) and not key_lists(text).missing:
+    is_part = len(there) <= _MOST_LISTED and len(there) < len(weights) and adapter_of(checkpoint) is None
+    if is_part and not key_lists(text).missing:
         command = _alone(checkpoint, exclude=there)
     or_not = "; or leave the tensors out, and load the rest with strict=False." if command else "."
     return Cause(fact, f"Build the model with these sizes{or_not}", command)
@@ -394,11 +404,6 @@ def _training(checkpoint: Checkpoint, text: str) -> Cause:
     return found if checkpoint.traits.is_plain else found._replace(command=_alone(checkpoint, "safetensors"))
 
 
-def _no_program(checkpoint: Checkpoint, _: str) -> Cause:
-    """What a server for TorchScript was given."""
-    return Cause(f"it is {checkpoint.format}, {FORMS[checkpoint.form]}")
-
-
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
     """What safetensors cannot hold as it is, which migrating mends."""
     summary = summarise(checkpoint)
@@ -420,6 +425,7 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
 
 
 _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]] = (
+    ("shape some-shape load-report", _shape),
     ("keys keys-nested keys-renamed some-keys adapter-keys load-report newly-initialized missing-tensors", _keys),
     ("device-missing device-number device-unknown device-module device-operator some-device", _device),
     ("memory-loading memory-device some-memory", _memory),
@@ -433,7 +439,7 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
         "unknown-operator no-folder megatron-ranks zero-world-size zero-rank no-state-dict",
         partial(_layout, is_taken=True),
     ),
-    ("persistent-id pickle-protocol zero-latest zero-files zero-count model-parallel", _layout),
+    ("not-torchscript persistent-id pickle-protocol zero-latest zero-files zero-count model-parallel", _layout),
     ("no-weights-file trainer-checkpoint no-weights adapter-settings unreadable-weights", _training),
     (
         "shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors safetensors-header",
@@ -444,9 +450,7 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("quantized element-type", _quantized),
     ("weights-alone no-arguments", _of_lightning),
     ("fairseq-architecture", _of_fairseq),
-    ("shape some-shape", _shape),
     ("channels", _convolution),
-    ("not-torchscript", _no_program),
     ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),
     ("no-such-entry", _no_such_entry),

@@ -21,20 +21,24 @@ _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
 _BARE = re.compile(r"(?<![\w./])[\w./]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
 _MISSING = re.compile(
     r"[Mm]issing[_ ](?:adapter |VAE )?key|newly initialized:|not initialized from checkpoint|keys are missing"
-    r"|missing:? (?=[\[{])"
+    r"|missing:? (?=[\[{])|not found in the checkpoint"
 )
 _UNEXPECTED = re.compile(
     r"[Uu]nexpected[_ ]key(?!word)|not used when initializing|[Ll]eft ?over (?:VAE )?keys|unexpected:? (?=[\[{])"
-    r"|lora key not loaded"
+    r"|lora key not loaded|keys that are not used by the model"
 )
 """What lists of names begin with: torch's words, and those of transformers, diffusers, peft, vLLM and ComfyUI."""
+_LINES = re.compile(
+    r"(not found in the checkpoint|not used by the model):\n((?:[ \t]*[\w.]+(?:\{[\w., ]+\})?[ \t]*(?:\n|\Z))+)"
+)
+"""A name in each line, as fvcore and detectron2 list them."""
 _NO_COLON = re.compile(r"(keys are missing|lora key not loaded):?\s+")
 _LIST = re.compile(r"""[^\n'"\[{]{0,200}[\[{]""")
 _CLOSED = re.compile(r"[\]}]")
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
-_ROW = re.compile(r"^[ \t]*(\S(?:[^|\n]{0,1000}\S)?)[ \t]*\|[ \t]*(MISSING|UNEXPECTED)\b", re.MULTILINE)
+_ROW = re.compile(r"^[ \t]*(\S(?:[^|\n]{0,1000}\S)?)[ \t]*\|[ \t]*(MISSING|UNEXPECTED|MISMATCH)\b", re.MULTILINE)
 """Of the table that transformers prints since version 5."""
-_BRACES = re.compile(r"\{(\d{1,4})(?:\.\.\.(\d{1,4})|((?:, ?\d{1,4})+))\}")
+_BRACES = re.compile(r"\{(?:(\d{1,4})\.\.\.(\d{1,4})|([\w.]{1,99}(?:, ?[\w.]{1,99}){1,999}))\}")
 _OF_ADAPTER = re.compile(r"(?<=\.)((?:lora|hada|lokr)_\w+)\.[^.]+(?=\.weight$|$)")
 """A name in a model that peft has put an adapter into: its name is in it, which is not in the file."""
 _HOLDERS = (
@@ -88,7 +92,7 @@ class KeyLists(NamedTuple):
 
 def key_lists(text: str) -> KeyLists:
     """Return the names that a message lists; none where it is another message."""
-    text = _NO_COLON.sub(r"\1: ", text)
+    text = _LINES.sub(_on_one_line, _NO_COLON.sub(r"\1: ", text))
     every = ((name, kind) for found, kind in _ROW.findall(text) for name in _expanded(found))
     rows = list(islice(every, _MOST_NAMES))
     missing, unexpected = (
@@ -96,14 +100,31 @@ def key_lists(text: str) -> KeyLists:
         for heading, kind in ((_MISSING, "MISSING"), (_UNEXPECTED, "UNEXPECTED"))
     )
     if "adapter" in text:
-        missing = [_OF_ADAPTER.sub(r"\1", name) for name in missing]
+        missing = [without_adapter(name) for name in missing]
     return KeyLists(*(list(dict.fromkeys(names))[:_MOST_NAMES] for names in (missing, unexpected)))
 
 
+def mismatched(text: str) -> list[str]:
+    """Return the names of tensors that a message says to be of other sizes."""
+    rows = (name for found, kind in _ROW.findall(text) if kind == "MISMATCH" for name in _expanded(found))
+    return list(islice(dict.fromkeys([*re.findall(r"size mismatch for ([\w.]+)", text), *rows]), _MOST_NAMES))
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return f"{found[1]}: {', '.join(name for line in found[2].splitlines() for name in _expanded(line.strip()))}\n"
+
+
+def without_adapter(name: str) -> str:
+    """Return what a tensor of an adapter is called in its file: there, the name that the adapter has is left out."""
+    return _OF_ADAPTER.sub(r"\1", name)
+
+
 def _expanded(name: str) -> list[str]:
-    """Return all names that a name with numbers in braces stands for: ``layers.{0...31}.w``."""
+    """Return all names that a name with braces stands for: ``layers.{0...31}.w``, ``norm.{bias, weight}``."""
     choices = [
-        re.findall(r"\d+", braces[0]) if braces[3] else [str(one) for one in range(int(braces[1]), int(braces[2]) + 1)]
+        [str(one) for one in range(int(braces[1]), int(braces[2]) + 1)]
+        if braces[1]
+        else re.findall(r"[\w.]+", braces[3])
         for braces in _BRACES.finditer(name)
     ]
     plain = _BRACES.sub("\0", name).split("\0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ from ckptool.sources.naming import command_line, is_far
 _MOST_NAMES: Final = 10_000
 _MOST_FILES: Final = 16
 _SPLIT: Final = re.compile(r"""[\s,;:'"`()\[\]{}|=<>]+""")
+_NEXT_WORD: Final = re.compile(r"\.[A-Z][a-z]*\Z")
+"""Of a sentence that follows without a space."""
 _QUOTED: Final = re.compile(r"""['"`]([\w./-]{1,1000})['"`]""")
 _DOTTED: Final = re.compile(r"\w[\w-]*(?:\.[\w-]+)+(?:/shard_\d+_\d+)?")
 _DEEP: Final = re.compile(r"(?!self\.|torch\.|cls\.)[\w-]+\.[\w-]+\.")
@@ -67,26 +69,208 @@ _CHUNK: Final = 1 << 22
 
 def where(checkpoint: Checkpoint, text: str, limits: Limits) -> Cause | None:
     """Return where the names of a message are, and what they are there; None if it has none that say anything."""
-    there = _there(checkpoint)
-    listed = dict.fromkeys(name for names in key_lists(text) for name in names)
-    for module in _MODULE.findall(text):
-        listed |= dict.fromkeys(name for name in checkpoint.weights or () if f"{name}.".startswith(f"{module}."))
-    tokens = (token.rstrip(".") for token in _SPLIT.split(text))
-    named = list(islice(dict.fromkeys((*listed, *filter(_DOTTED.fullmatch, tokens))), _MOST_NAMES))
-    found = _found(named, there)
-    sure = {*listed, *_QUOTED.findall(text), *(name for name in named if _DEEP.match(name))}
-    named = [name for name in named if name in found or (name in sure and _TENSOR.search(f".{name}"[-_LONGEST:]))]
-    causes = list(_causes(checkpoint, named, found, there, text, limits)) if named else []
+    causes = list(_Lookup(checkpoint, text, limits).causes())
     if not causes:
         return None
     first = next((one for one in causes if one.hint or one.command), causes[0])
     return first._replace(fact="; ".join(one.fact for one in causes))
 
 
-def _there(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the full name of each tensor by that, and by what it is called in the weights."""
-    head = checkpoint.weights.head if checkpoint.weights is not None else ""
-    return {name.removeprefix(head): name for name in checkpoint.tensors} | {name: name for name in checkpoint.tensors}
+class _Lookup:
+    """The names of a message, and what a checkpoint has of them. Each rule takes those that it can say something of."""
+
+    def __init__(self, checkpoint: Checkpoint, text: str, limits: Limits) -> None:
+        self.checkpoint, self.text, self.limits = checkpoint, text, limits
+        head = checkpoint.weights.head if checkpoint.weights is not None else ""
+        self.weights = list(checkpoint.weights or ())
+        self.there = {name.removeprefix(head): name for name in checkpoint.tensors}
+        """The full name of each tensor, by that, and by what it is called in the weights."""
+        self.there |= {name: name for name in checkpoint.tensors}
+        listed = dict.fromkeys(name for names in key_lists(text) for name in names)
+        for module in _MODULE.findall(text):
+            listed |= dict.fromkeys(name for name in self.weights if f"{name}.".startswith(f"{module}."))
+        tokens = (_NEXT_WORD.sub("", token.rstrip(".")) for token in _SPLIT.split(text))
+        named = list(islice(dict.fromkeys((*listed, *filter(_DOTTED.fullmatch, tokens))), _MOST_NAMES))
+        self.found = _found(named, self.there)
+        sure = {*listed, *_QUOTED.findall(text), *filter(_DEEP.match, named)}
+        self.named = {
+            name: None
+            for name in named
+            if name in self.found
+            or (name in listed and "." in name)
+            or (name in sure and _TENSOR.search(f".{name}"[-_LONGEST:]))
+        }
+        self.rest = dict(self.named)
+        """Of which nothing was said yet."""
+
+    def causes(self) -> Iterator[Cause]:
+        """Yield what is to be said of the names, what decides most first."""
+        rules = (
+            *(self.extra_state, self.quantized, self.tied, self.same, self.beside, self.renamed),
+            *(self.in_other_forms, self.respelled, self.absent),
+        )
+        for rule in rules:
+            if self.rest:
+                yield from rule()
+
+    def take(self, names: Iterable[str]) -> list[str]:
+        """Return names, as ones of which something is said now."""
+        taken = list(names)
+        for name in taken:
+            del self.rest[name]
+        return taken
+
+    def migration(self, **options: Any) -> str | None:
+        """Return the command that writes the checkpoint with changes, in the form that the message is about."""
+        return advice.migration(self.checkpoint, form=form_of(self.text, self.checkpoint), **options).command
+
+    def extra_state(self) -> Iterator[Cause]:
+        """State of FP8 that the file has and the model has not, or the reverse."""
+        extra = self.take([name for name in self.rest if is_extra_state(name)])
+        if not extra:
+            return
+        own = [name for name in self.weights if is_extra_state(name)]
+        fact = f"{_are(extra)} state of FP8, and no weight: it holds such under {counted(len(own), 'name')}"
+        if own and not key_lists(self.text).missing:
+            glob = "*._extra_state" if all("." in name for name in own) else "*_extra_state"
+            yield Cause(fact, "Leave them out.", self.migration(exclude=(glob,)))
+        else:
+            yield Cause(f"{fact}; a model that does not compute in FP8 needs none")
+
+    def quantized(self) -> Iterator[Cause]:
+        """Codes and scales."""
+        quantized = quantization_of(self.checkpoint)
+        if quantized is None:
+            return
+        parts = self.take([one for one in self.rest if self.there.get(self.found.get(one, "")) in quantized.types])
+        if parts:
+            hint = "A loader has to know this: convert the weights that they were made of, or dequantise them."
+            fact = f"{_are(parts)} of its quantised weights: {quantized.short}"
+            yield Cause(fact, hint, run(self.checkpoint, "inspect").command)
+
+    def tied(self) -> Iterator[Cause]:
+        """The output layer and other names of the embedding, if the model ties them to it, or may do so."""
+        settings = object_beside(self.checkpoint.path, self.checkpoint.source, "config.json")
+        both = [one for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
+        says = next((one["tie_word_embeddings"] for one in both if "tie_word_embeddings" in one), None)
+        twin = next((one for name, one in self.checkpoint.tensors.items() if _EMBEDDINGS.search(name)), None)
+        heads = [name for name in self.rest if _HEADS.search(name)]
+        if says is True:
+            heads += [name for name in self.rest if _EMBEDDINGS.search(name) and name not in self.found]
+        is_there = bool(heads) and heads[0] in self.found
+        if (
+            not heads
+            or twin is None
+            or (says is not True and (is_there or says is False or self.adapter() is not None))
+        ):
+            return
+        said = ", and config.json says that it is tied to the embedding" if says is True else ""
+        self.take(heads)
+        if not is_there:
+            hint = "If the model ties these to its embedding, nothing is lost: it does so after loading."
+            yield Cause(f"{_are(heads)} not there{said}, and {twin.name} is", hint)
+            return
+        own = self.checkpoint.tensors[self.there[self.found[heads[0]]]]
+        if twin.shape != own.shape or twin.dtype != own.dtype or is_far(self.checkpoint.path):
+            yield Cause(f"{heads[0]} is there{said}")
+            return
+        pairs = zip(own.chunks(_CHUNK, limits=self.limits), twin.chunks(_CHUNK, limits=self.limits), strict=True)
+        if all(one == other for one, other in pairs):
+            fact = f"{heads[0]} is there, equal to {twin.name}{said}"
+            yield Cause(fact, "Leave it out.", self.migration(exclude=(self.found[heads[0]],)))
+        else:
+            yield Cause(f"{heads[0]} is there{said}, but has other values than {twin.name}")
+
+    def same(self) -> Iterator[Cause]:
+        """Names that are there: also in another spelling, of a wrapper, or of a model without its head."""
+        same = self.take([name for name in self.rest if self.found.get(name) == name])
+        if not same:
+            return
+        fact = f"{_are(same)} in it, as {'it is' if len(same) == 1 else 'they are'}"
+        heads = {name.partition(".")[0] for name in self.weights}
+        prefix = next(iter(heads)) if len(heads) == 1 else ""
+        spelled = (
+            tuple(Rename("rename", f"{old}={new}") for old, new in pairs if any(re.search(old, name) for name in same))
+            for pairs in SPELLINGS[:2]
+        )
+        hint, changes = None, next(filter(None, spelled), ())
+        if changes:
+            fact, hint = f"{fact}, in one of two spellings", "If the loader wants the other, rename them."
+        elif prefix in ADDED_BY or (prefix and prefix in _MODULE.findall(self.text)):
+            changes = (Rename("strip_wrappers") if prefix in ADDED_BY else Rename("strip_prefix", prefix),)
+            fact, hint = f"{fact}; every name begins with '{prefix}.'", "If the model has no such module, take it off."
+        elif {"layers", "embed_tokens"} <= heads and "model" not in heads:
+            changes = (Rename("add_prefix", "model"),)
+            fact += "; no name begins with 'model.': it is the inner model of a causal language model, saved alone"
+            hint = "Write it with the prefix; lm_head.weight has to be tied, or is lost."
+        else:
+            fact += f"; {adapter}" if (adapter := self.adapter()) else ""
+        yield Cause(fact, hint, self.migration(renames=changes) if changes else None)
+
+    def beside(self) -> Iterator[Cause]:
+        """Names that are in other checkpoints of the folder."""
+        places = _beside(self.checkpoint) if self.rest.keys() - self.found.keys() else []
+        for place in places:
+            try:
+                with open_checkpoint(place, limits=self.limits) as other:
+                    there = {*other.tensors, *(other.weights or ())}
+            except Failure:
+                continue
+            names = self.take([name for name in self.rest if name in there])
+            if names:
+                yield Cause(f"{_are(names)} in {place}", "Give the loader that.", command_line(place, "inspect"))
+
+    def renamed(self) -> Iterator[Cause]:
+        """Names that are there with something in front, or with less."""
+        others = self.take([name for name in self.rest if name in self.found])
+        if not others:
+            return
+        changes = names_meet(others, self.weights) or ()
+        changes = tuple(one.as_rename if one.option == "strip_prefix" else one for one in changes)
+        fact = not_there(others[0], self.weights or list(self.found.values()))
+        fact += f", and so for {len(others) - 1:,} more" if len(others) > 1 else ""
+        hint = "If the loader is to take them by these names, rename them." if changes else None
+        yield Cause(fact, hint, self.migration(renames=changes) if changes else None)
+
+    def in_other_forms(self) -> Iterator[Cause]:
+        """Names that are there quantised or not, or that a server joins of several."""
+        bare = {name: without_marked(name) for name in self.rest}
+        forms = {
+            name: [re.sub(old, new, one) for old, new in _FORMS if re.search(old, one)] for name, one in bare.items()
+        }
+        known = _found((form for several in forms.values() for form in several), self.there)
+        met = {name: next((known[one] for one in several if one in known), None) for name, several in forms.items()}
+        names = self.take([name for name, form in met.items() if form is not None])
+        if names:
+            yield Cause(f"{_are(names)} there in another form: {some([repr(met[name]) for name in names])}")
+
+    def respelled(self) -> Iterator[Cause]:
+        """Names that are all there by another spelling, or with another prefix."""
+        changes = names_meet(self.rest, self.weights, guesses=False) if len(self.rest) == len(self.named) else None
+        if changes:
+            names = self.take([*self.rest])
+            yield Cause(f"{_are(names)} there under other names", why_renamed(changes), self.migration(renames=changes))
+
+    def absent(self) -> Iterator[Cause]:
+        """Names that are nowhere; and of what the file has only a part."""
+        names, part, adapter = self.take([*self.rest]), self.checkpoint.part_of, self.adapter()
+        has = (
+            f": it has {some(self.weights or list(self.there))}" if len(names) == len(self.named) and self.there else ""
+        )
+        yield Cause(not_there(names[0], list(self.there)) if len(names) == 1 else f"{_are(names)} not there{has}")
+        if adapter:
+            is_of_base = any("lora" not in name for name in names)
+            yield Cause(adapter, "Load the base model first, and the adapter onto it." if is_of_base else None)
+        elif part is not None:
+            yield Cause(f"it is {part.what}", "Give all of them together.", command_line(part.path, "inspect"))
+
+    def adapter(self) -> str | None:
+        """Return what the file is, if it is an adapter."""
+        found = adapter_of(self.checkpoint)
+        if found is None:
+            return None
+        ranks = some([str(rank) for rank in found.ranks])
+        return f"it is an adapter (LoRA, r {ranks}, on {some(found.targets)}), without the weights of its base"
 
 
 def _ends(name: str) -> Iterator[str]:
@@ -112,186 +296,21 @@ def _found(named: Iterable[str], there: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _shown(names: Sequence[str]) -> str:
-    """Return some names, those that differ by numbers as one."""
-    alike = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names))
-    return some(names) if len(alike) == len(names) else f"{len(names):,} names ({some(alike)})"
-
-
 def _are(names: Sequence[str]) -> str:
-    return f"{_shown(names)} {'is' if len(names) == 1 else 'are'}"
+    """Return some names, those that differ by numbers as one, and a verb."""
+    alike = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names))
+    shown = some(names) if len(alike) == len(names) else f"{len(names):,} names ({some(alike)})"
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
 
-def _causes(
-    checkpoint: Checkpoint, named: list[str], found: dict[str, str], there: Mapping[str, str], text: str, limits: Limits
-) -> Iterator[Cause]:
-    """Yield what is to be said of the names, what decides most first."""
-    extra = [name for name in named if is_extra_state(name)]
-    rest = [name for name in named if name not in extra]
-    if extra:
-        yield _extra_state(checkpoint, extra, text)
-    quantized, adapter = quantization_of(checkpoint), adapter_of(checkpoint)
-    parts = quantized.types if quantized is not None else ()
-    coded = [name for name in rest if name in found and there[found[name]] in parts]
-    if coded and quantized is not None:
-        fact = f"{_are(coded)} of its quantised weights: {quantized.short}"
-        hint = "A loader has to know this: convert the weights that they were made of, or dequantise them."
-        yield Cause(fact, hint, run(checkpoint, "inspect").command)
-    rest = [name for name in rest if name not in coded]
-    says = _says_tied(checkpoint)
-    heads = [name for name in rest if _HEADS.search(name) or (says and _EMBEDDINGS.search(name) and name not in found)]
-    if heads and (tied := _tied(checkpoint, heads, found, there, limits, says=says)) is not None:
-        yield tied
-        rest = [name for name in rest if name not in heads]
-    same = [name for name in rest if found.get(name) == name]
-    if same:
-        yield _same(checkpoint, same, text)
-    others = [name for name in rest if name in found and name not in same]
-    absent = [name for name in rest if name not in found]
-    if absent:
-        beside = _beside(checkpoint, [*others, *absent], limits)
-        elsewhere = {name for names in beside.values() for name in names}
-        for place, names in beside.items():
-            yield Cause(f"{_are(names)} in {place}", "Give the loader that.", command_line(place, "inspect"))
-        absent = [name for name in absent if name not in elsewhere]
-    if others:
-        yield _renamed(checkpoint, others, found, text)
-    forms = _in_other_forms(absent, there)
-    if forms:
-        yield Cause(f"{_are([*forms])} there in another form: {some([repr(form) for form in forms.values()])}")
-    absent = [name for name in absent if name not in forms]
-    changes = names_meet(absent, list(checkpoint.weights or ()), guesses=False) if absent == named else None
-    if changes:
-        command = _migration(checkpoint, text, renames=changes)
-        yield Cause(f"{_are(absent)} there under other names", why_renamed(changes), command)
-        absent = []
-    if absent:
-        has = f": it has {some(list(checkpoint.weights or there))}" if absent == named and there else ""
-        yield Cause(not_there(absent[0], list(there)) if len(absent) == 1 else f"{_are(absent)} not there{has}")
-    if adapter is not None and (absent or same):
-        ranks = some([str(rank) for rank in adapter.ranks])
-        fact = f"it is an adapter (LoRA, r {ranks}, on {some(adapter.targets)}), without the weights of its base"
-        is_of_base = any("lora" not in name for name in absent)
-        yield Cause(fact, "Load the base model first, and the adapter onto it." if is_of_base else None)
-    elif absent and checkpoint.part_of is not None:
-        part = checkpoint.part_of
-        yield Cause(f"it is {part.what}", "Give all of them together.", command_line(part.path, "inspect"))
-
-
-def _extra_state(checkpoint: Checkpoint, extra: list[str], text: str) -> Cause:
-    """State of FP8 that the file has and the model has not, or the reverse."""
-    own = [name for name in checkpoint.weights or () if is_extra_state(name)]
-    fact = f"{_are(extra)} state of FP8, and no weight: it holds such under {counted(len(own), 'name')}"
-    if not own or key_lists(text).missing:
-        return Cause(f"{fact}; a model that does not compute in FP8 needs none")
-    glob = "*._extra_state" if all("." in name for name in own) else "*_extra_state"
-    return Cause(fact, "Leave them out.", _migration(checkpoint, text, exclude=(glob,)))
-
-
-def _same(checkpoint: Checkpoint, same: list[str], text: str) -> Cause:
-    """Names that are there: of another spelling than the loader knows, of a wrapper, or of a model without its head."""
-    fact = f"{_are(same)} in it, as {'it is' if len(same) == 1 else 'they are'}"
-    heads = {name.partition(".")[0] for name in checkpoint.weights or ()}
-    prefix = next(iter(heads)) if len(heads) == 1 else ""
-    spelled = (
-        tuple(Rename("rename", f"{old}={new}") for old, new in spelling if any(re.search(old, name) for name in same))
-        for spelling in SPELLINGS[:2]
-    )
-    if changes := next(filter(None, spelled), ()):
-        fact, hint = f"{fact}, in one of two spellings", "If the loader wants the other, rename them."
-    elif prefix in ADDED_BY or (prefix and prefix in _MODULE.findall(text)):
-        changes = (Rename("strip_wrappers") if prefix in ADDED_BY else Rename("strip_prefix", prefix),)
-        fact, hint = (
-            f"{fact}; every name begins with '{prefix}.'",
-            "If the loader has no such module, write them without.",
-        )
-    elif {"layers", "embed_tokens"} <= heads and "model" not in heads:
-        changes = (Rename("add_prefix", "model"),)
-        fact = f"{fact}; no name begins with 'model.': it is the inner model of a causal language model, saved alone"
-        hint = "Write it with the prefix; lm_head.weight has to be tied, or is lost."
-    else:
-        return Cause(fact)
-    return Cause(fact, hint, _migration(checkpoint, text, renames=changes))
-
-
-def _migration(checkpoint: Checkpoint, text: str, **options: Any) -> str | None:
-    return advice.migration(checkpoint, form=form_of(text, checkpoint), **options).command
-
-
-def _renamed(checkpoint: Checkpoint, others: list[str], found: Mapping[str, str], text: str) -> Cause:
-    """Names that are there with something in front, or with less."""
-    changes = names_meet(others, list(checkpoint.weights or ()))
-    fact = not_there(others[0], list(checkpoint.weights or ()) or list(found.values()))
-    fact += f", and so for {len(others) - 1:,} more" if len(others) > 1 else ""
-    if not changes:
-        return Cause(fact)
-    changes = tuple(one.as_rename if one.option == "strip_prefix" else one for one in changes)
-    command = _migration(checkpoint, text, renames=changes)
-    return Cause(fact, "If the loader is to take them by these names, rename them.", command)
-
-
-def _in_other_forms(named: Iterable[str], there: Collection[str]) -> dict[str, str]:
-    """Return what there is of tensors in another form: quantised or not, or joined of several by a server."""
-    forms = {
-        name: [re.sub(old, new, without_marked(name)) for old, new in _FORMS if re.search(old, name)] for name in named
-    }
-    known = _found((one for some_forms in forms.values() for one in some_forms), there)
-    found = {name: next((known[one] for one in some_forms if one in known), None) for name, some_forms in forms.items()}
-    return {name: form for name, form in found.items() if form is not None}
-
-
-def _says_tied(checkpoint: Checkpoint) -> bool | None:
-    """Return what the settings beside a file say of the output layer; None if they say nothing."""
-    settings = object_beside(checkpoint.path, checkpoint.source, "config.json")
-    says = [one.get("tie_word_embeddings") for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
-    return next((one for one in says if isinstance(one, bool)), None)
-
-
-def _tied(
-    checkpoint: Checkpoint,
-    heads: list[str],
-    found: Mapping[str, str],
-    there: Mapping[str, str],
-    limits: Limits,
-    *,
-    says: bool | None,
-) -> Cause | None:
-    """The output layer and other names of the embedding, if the model ties them to it, or may do so."""
-    said = ", and config.json says that it is tied to the embedding" if says else ""
-    twin = next((one for name, one in checkpoint.tensors.items() if _EMBEDDINGS.search(name)), None)
-    if twin is None or (not says and (heads[0] in found or says is False or adapter_of(checkpoint) is not None)):
-        return None
-    if heads[0] not in found:
-        fact = f"{_are(heads)} not there{said}, and {twin.name} is"
-        return Cause(fact, "If the model ties these to its embedding, nothing is lost: it does so after loading.")
-    own = checkpoint.tensors[there[found[heads[0]]]]
-    if twin.shape != own.shape or twin.dtype != own.dtype or is_far(checkpoint.path):
-        return Cause(f"{heads[0]} is there{said}")
-    pairs = zip(own.chunks(_CHUNK, limits=limits), twin.chunks(_CHUNK, limits=limits), strict=True)
-    if not all(one == other for one, other in pairs):
-        return Cause(f"{heads[0]} is there{said}, but has other values than {twin.name}")
-    command = _migration(checkpoint, "", exclude=(found[heads[0]],))
-    return Cause(f"{heads[0]} is there, equal to {twin.name}{said}", "Leave it out.", command)
-
-
-def _beside(checkpoint: Checkpoint, named: list[str], limits: Limits) -> dict[str, list[str]]:
-    """Return which names are in which other checkpoints of the folder."""
+def _beside(checkpoint: Checkpoint) -> list[str]:
+    """Return the paths of other checkpoints in the folder; first that of all that a file is a part of."""
     if is_far(checkpoint.path) or not os.path.exists(checkpoint.path):
-        return {}
+        return []
     places = [checkpoint.part_of.path] if checkpoint.part_of is not None and checkpoint.part_of.path else []
-    if checkpoint.is_folder or os.path.isdir(checkpoint.path):
+    if os.path.isdir(checkpoint.path):
         places += walk.beside(checkpoint)
     else:
         folder = os.path.dirname(checkpoint.path) or os.curdir
         places += [path for path in walk.inside_refused(folder) if not os.path.samefile(path, checkpoint.path)]
-    found: dict[str, list[str]] = {}
-    for place in places[:_MOST_FILES]:
-        try:
-            with open_checkpoint(place, limits=limits) as other:
-                there = _there(other)
-        except Failure:
-            continue
-        names = [name for name in named if name in there]
-        if names:
-            found[place] = names
-    return found
+    return places[:_MOST_FILES]
