@@ -282,11 +282,11 @@ def test_reports_are_the_json_of_the_command_line(tmp_path: Path) -> None:
     ckptool.migrate(OTHER, tmp_path / "a.pth")
     reports: dict[str, Any] = {
         "inspect": ckptool.inspect(OTHER),
-        "check": ckptool.check(OTHER),
+        "check": ckptool.check(OTHER, digest=True),
         "diff": ckptool.diff(PLAIN, OTHER),
         "migrate": ckptool.migrate(OTHER, tmp_path / "a.pth", force=True),
     }
-    given = {"diff": [PLAIN, OTHER], "migrate": [OTHER, tmp_path / "a.pth", "--force"]}
+    given = {"diff": [PLAIN, OTHER], "migrate": [OTHER, tmp_path / "a.pth", "--force"], "check": [OTHER, "--digest"]}
     for verb, report in reports.items():
         found = json.dumps(report.as_dict())
         printed = command(verb, "--json", *given.get(verb, [OTHER]))

@@ -114,11 +114,14 @@ class CheckReport(NamedTuple):
             "grade": self.grade,
             "unseen": [cut(one, _LONGEST) for one in self.unseen],
         }
+        error = self.digest_error
+        hashed = {"sha256": self.sha256, "digest": self.digest, "digest_error": error and error.kind}
+        hashed = hashed if any(hashed.values()) else {}
         if self.error is not None:
-            return {**head, "error": self.error.as_dict()}
+            return {**head, "error": self.error.as_dict(), **hashed}
         names = ("format", "form", "file_nbytes", "shards", "records", "matching")
         facts = {name: value for name, value in self._asdict().items() if name in names}
-        return {**head, "loading": list(self.loading), **facts}
+        return {**head, "loading": list(self.loading), **facts, **hashed}
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:

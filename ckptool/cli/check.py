@@ -184,9 +184,10 @@ class _Checked(Result):
     def object(self) -> dict[str, object]:
         let = [{"code": one.code, "path": one.path, "reason": why} for one, why in self.let_through]
         gate = {"gate": self._judged.outcome, "let_through": let} if self._has_policy else {}
-        error = self._report.digest_error
-        hashed = {"sha256": self._report.sha256, "digest": self._report.digest, "digest_error": error and error.kind}
-        return {**with_hints(self._report.as_dict()), **(hashed if self._has_digest else {}), **gate}
+        found = with_hints(self._report.as_dict())
+        for name in ("sha256", "digest", "digest_error") if self._has_digest else ():
+            found.setdefault(name, None)
+        return {**found, **gate}
 
 
 def worst_of(report: CheckReport) -> list[str]:
