@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import Global, Inert
 
 _TABLE: Final = r"""
 Linear: in_features out_features bias=True?bias
@@ -33,7 +33,7 @@ Embedding(Bag)?: num_embeddings embedding_dim padding_idx=None max_norm=None nor
 (RNN|LSTM|GRU)(Cell)?: input_size hidden_size num_layers=1 bias=True batch_first=False dropout=0.0 bidirectional=False
   proj_size=0 nonlinearity='tanh'
 MultiheadAttention: embed_dim num_heads dropout=0.0 bias=True?in_proj_bias add_bias_kv=False?bias_k add_zero_attn=False
-  kdim=None vdim=None batch_first=False
+  batch_first=False
 Transformer(En|De)coderLayer: d_model<self_attn.embed_dim nhead<self_attn.num_heads
   dim_feedforward=2048<linear1.out_features dropout=0.1<dropout.p activation='relu' layer_norm_eps=1e-05<norm1.eps
   batch_first=False<self_attn.batch_first norm_first=False bias=True?linear1.bias
@@ -42,9 +42,6 @@ PReLU: num_parameters=1
 C?ELU: alpha=1.0 inplace=False
 LeakyReLU: negative_slope=0.01 inplace=False
 Hardtanh: min_val=-1.0 max_val=1.0 inplace=False
-Threshold: threshold value inplace=False
-Softplus: beta=1.0 threshold=20.0
-(Hard|Soft)shrink: lambd=0.5
 GELU: approximate='none'
 (Sigmoid|Tanh|LogSigmoid|Softsign|Tanhshrink|Softmax2d|Identity):
 ((Log)?Softmax|Softmin|GLU): dim
@@ -57,13 +54,7 @@ ConstantPad[123]d: padding value
 Flatten: start_dim=1 end_dim=-1
 Unflatten: dim unflattened_size
 Upsample: size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None
-Upsampling(Nearest|Bilinear)2d: size=None scale_factor=None
 PixelShuffle: upscale_factor
-PixelUnshuffle: downscale_factor
-ChannelShuffle: groups
-Unfold: kernel_size dilation=1 padding=0 stride=1
-Fold: output_size kernel_size dilation=1 padding=0 stride=1
-CosineSimilarity: dim=1 eps=1e-08
 (MSE|L1|BCE|BCEWithLogits)Loss: reduction='mean'
 CrossEntropyLoss: ignore_index=-100 reduction='mean' label_smoothing=0.0
 """
@@ -80,11 +71,8 @@ Known: TypeAlias = "tuple[str, Any, str | None]"
 """An argument: its name, its value, and the default as code; None of those that stand first."""
 
 
-class Absent:
-    """What stands for a value that is not there, or that is not plain."""
-
-
-ABSENT: Final = Absent()
+ABSENT: Final = object()
+"""What stands for a value that is not there, or that is not plain."""
 
 
 def arguments_of(name: str, module: Inert, shapes: Shapes) -> list[Known] | None:
@@ -105,8 +93,6 @@ def arguments_of(name: str, module: Inert, shapes: Shapes) -> list[Known] | None
     for argument in _SIZES:
         if isinstance(size := values.get(argument), tuple) and len(set(size)) == 1 and "output_size" not in values:
             found[argument] = argument, size[0], found[argument][2]
-    if name == "MultiheadAttention":  # None stands for these
-        found |= {one: (one, None, "None") for one in ("kdim", "vdim") if values.get(one) == values["embed_dim"]}
     return list(found.values()) if ABSENT not in values.values() and _has_just(name, values, shapes) else None
 
 
@@ -128,8 +114,6 @@ def _attribute(module: Inert, path: list[str]) -> Any:
 
 def plain(node: Inert, depth: int = 0) -> Any:
     """Return a number, a truth value, None, a short text, or a short tuple or list of such; else ABSENT."""
-    if isinstance(node, Call) and nodes.class_name(node) == "torch.Size" and isinstance(node.args, tuple):
-        node = tuple(node.args[0]) if node.args and isinstance(node.args[0], list | tuple) else ()
     if isinstance(node, list | tuple):
         items = [plain(one, depth + 1) for one in node] if depth < 2 and len(node) <= _MOST_ITEMS else [ABSENT]
         return ABSENT if ABSENT in items else type(node)(items)
@@ -214,15 +198,10 @@ def _of_rnn(name: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _of_attention(values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    width = values["embed_dim"]
-    keys, those = (values.get(one) or width for one in ("kdim", "vdim"))
-    if keys == those == width:
-        yield "in_proj_weight", 3 * width, width
-    else:
-        yield from (("q_proj_weight", width, width), ("k_proj_weight", width, keys), ("v_proj_weight", width, those))
+    width = values["embed_dim"]  # that of keys and values, too, or there are other entries
+    yield from (("in_proj_weight", 3 * width, width), ("out_proj.weight", width, width))
     yield from [("in_proj_bias", 3 * width), ("out_proj.bias", width)] * bool(values["bias"])
     yield from [("bias_k", 1, 1, width), ("bias_v", 1, 1, width)] * bool(values.get("add_bias_kv"))
-    yield "out_proj.weight", width, width
 
 
 def _of_transformer(name: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

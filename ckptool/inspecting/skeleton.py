@@ -11,7 +11,7 @@ else is in comments of one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, groupby
 from keyword import iskeyword
 from typing import Final, NamedTuple, TypeAlias
@@ -36,10 +36,7 @@ _MOST_BELOW: Final = 16
 """Modules in a layer of torch.nn."""
 _FEW: Final = 2
 """Items of a list that are alike, and are written one by one."""
-_OF_MODULES: Final = re.compile(
-    "training|dump_patches|_backend|_version|_parameters|_buffers|_modules|_non_persistent_buffers_set|"
-    r"_is_full_backward_hook|_\w*_hooks(_\w+)?"
-)
+_OF_MODULES: Final = re.compile(r"training|_(backend|version|parameters|\w*buffers\w*|modules|\w*_hooks?(_\w+)?)")
 """Attributes that torch gives every module."""
 _TAKEN: Final = frozenset(("OrderedDict", "dict", "float", "model", "nn", "range", "self", "setattr", "super", "torch"))
 """Names that the code uses itself."""
@@ -54,11 +51,18 @@ class _Value(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a call makes: ``callee`` is what stands before its arguments; empty for the class written for a module."""
+    """What a call makes: ``callee`` is what stands before its arguments; empty for a class that is written here."""
 
     callee: str
-    arguments: tuple[tuple[str, _Part], ...] = ()
-    module: _Module | None = None
+    known: tuple[tuple[str, _Part], ...] = ()
+    cls: _Class | None = None
+    number: int = 0
+    """Which module of the class it is."""
+
+    @property
+    def arguments(self) -> Iterable[tuple[str, _Part]]:
+        """What it is made with, by name."""
+        return self.known if self.cls is None else self.cls.arguments[self.number]
 
 
 _Part: TypeAlias = "_Value | _Made"
@@ -67,23 +71,14 @@ _Line: TypeAlias = "tuple[str, str, _Part | None]"
 
 
 class _Class:
-    """A class to be written, and the modules of it."""
+    """A class to be written: the lines that make each module of it, and what the class takes as arguments of these."""
 
     def __init__(self, name: str, full_name: str) -> None:
         self.name, self.full_name = name, full_name
-        self.modules: list[_Module] = []
-        self.parameters: list[str] = []
+        self.modules: list[list[_Line]] = []
+        self.arguments: list[list[tuple[str, _Part]]] = []
         self.texts: list[str] = []
-        """The values in its lines, of which some are its parameters."""
-
-
-class _Module:
-    """A module of such a class: the lines that make it, and of these what the class takes as arguments."""
-
-    def __init__(self, cls: _Class, lines: list[_Line]) -> None:
-        self.cls, self.lines = cls, lines
-        self.arguments: dict[str, _Value] = {}
-        cls.modules.append(self)
+        """The values in its lines; some are names of arguments."""
 
 
 def skeleton(checkpoint: Checkpoint) -> Iterator[str]:
@@ -174,7 +169,9 @@ class _Writer:
                 raise LimitExceeded(f"modules of more than {_MOST_CLASSES:,} kinds", actual=_MOST_CLASSES)
             self._alike[kind] = _Class(_free(name if _is_identifier(name) else "Model", self.names), full_name)
             self.classes.append(self._alike[kind])
-        return _Made("", module=_Module(self._alike[kind], lines))
+        cls = self._alike[kind]
+        cls.modules.append(lines)
+        return _Made("", cls=cls, number=len(cls.modules) - 1)
 
     def _shapes(self, body: Body, path: str) -> Shapes:
         """Return the shapes of the entries of a layer and of what is below it, which is little in all layers."""
@@ -248,7 +245,7 @@ def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Pa
     if name in ("TransformerEncoder", "TransformerDecoder"):
         inside = dict(items)
         layers, norm = inside.pop("layers", None), inside.pop("norm", _Value("None", "None"))
-        same = [one for _, one in layers.arguments] if isinstance(layers, _Made) else []
+        same = [one for _, one in layers.known] if isinstance(layers, _Made) else []
         one = same[0] if len(set(same)) == 1 and not inside else None
         if not isinstance(one, _Made) or one.callee != f"nn.{name}Layer(":
             return None
@@ -268,8 +265,8 @@ def _kind(part: _Part | None) -> object:
     """Return what is equal for parts that differ in values alone."""
     if not isinstance(part, _Made):
         return part and part.default
-    if part.module is not None:
-        return part.module.cls
+    if part.cls is not None:
+        return part.cls
     return part.callee, tuple((name, _kind(one)) for name, one in part.arguments)
 
 
@@ -278,13 +275,13 @@ def _leaves(part: _Part, about: str) -> Iterator[tuple[str, _Value]]:
     if isinstance(part, _Value):
         yield about, part
         return
-    for name, one in part.arguments if part.module is None else part.module.arguments.items():
+    for name, one in part.arguments:
         yield from _leaves(one, f"{about}_{name}".strip("_"))
 
 
 def _share(cls: _Class, taken: set[str]) -> None:
     """Find out which values differ among the modules of a class: those are its arguments, equal ones together."""
-    rows = [[leaf for _, about, part in one.lines if part for leaf in _leaves(part, about)] for one in cls.modules]
+    rows = [[leaf for _, about, part in one if part for leaf in _leaves(part, about)] for one in cls.modules]
     names: dict[tuple[str, ...], str] = {}
     for column in zip(*rows, strict=True):
         texts = tuple(value.text for _, value in column)
@@ -292,18 +289,19 @@ def _share(cls: _Class, taken: set[str]) -> None:
             base = re.sub(r"\W", "_", column[0][0], flags=re.ASCII)
             names[texts] = _free(base if _is_identifier(base) else "argument", taken)
         cls.texts.append(names.get(texts, texts[0]))
-    cls.parameters = list(names.values())
-    for index, one in enumerate(cls.modules):
-        one.arguments = {name: _Value(texts[index]) for texts, name in names.items()}
+    cls.arguments = [
+        [(name, _Value(texts[index])) for texts, name in names.items()] for index in range(len(cls.modules))
+    ]
 
 
 def _text_of(cls: _Class) -> Iterator[str]:
     """Yield the lines of a class."""
     yield from ("", "", _comment(cls.full_name), f"class {cls.name}(nn.Module):")
-    yield from f"    {_call('def __init__(', ['self', *cls.parameters], 4)}:".split("\n")
+    names = [name for name, _ in cls.arguments[0]]
+    yield from f"    {_call('def __init__(', ['self', *names], 4)}:".split("\n")
     yield "        super().__init__()"
     texts = iter(cls.texts)
-    for before, _, part in cls.modules[0].lines:
+    for before, _, part in cls.modules[0]:
         text = _comment(before) if part is None else f"{before}{_text(part, texts, 8)}"
         yield from f"        {text}".split("\n")
     yield from ("", "    def forward(self, *inputs):", "        raise NotImplementedError")
@@ -313,11 +311,11 @@ def _text(part: _Part, texts: Iterator[str], indent: int = 0) -> str:
     """Return the code of a part, whose values are the next of ``texts``."""
     if isinstance(part, _Value):
         return next(texts)
-    callee = part.callee if part.module is None else f"{part.module.cls.name}("
+    callee = part.callee if part.cls is None else f"{part.cls.name}("
     given = []
-    for name, one in part.arguments if part.module is None else part.module.arguments.items():
+    for name, one in part.arguments:
         text, default = _text(one, texts, indent + 4), one.default if isinstance(one, _Value) else None
-        is_keyword = part.module is not None or callee.endswith(("OrderedDict(", "dict(")) or default is not None
+        is_keyword = part.cls is not None or callee.endswith(("OrderedDict(", "dict(")) or default is not None
         if text != default:
             given.append(f"{name}={text}" if is_keyword else text)
     if callee in ("nn.Sequential(", "nn.ModuleList(["):

@@ -49,7 +49,8 @@ class Words(nn.Module):
         self.register_buffer("again", torch.ones(2), persistent=False)
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 3)
         self.decoder = nn.TransformerDecoderLayer(16, 2, 24, dropout=0.0, activation="gelu", norm_first=True)
-        self.attend = nn.MultiheadAttention(16, 2, kdim=8, vdim=6, add_bias_kv=True)
+        self.attend = nn.MultiheadAttention(16, 2, add_bias_kv=True)
+        self.attend_others = nn.MultiheadAttention(16, 2, kdim=8, vdim=6)
         self.head = nn.Linear(16, 50, bias=False)
         self.head.weight = self.embed.weight
         self.more = nn.ModuleDict(
@@ -85,7 +86,6 @@ LAYERS: list[nn.Module] = [
     nn.EmbeddingBag(5, 3, mode="sum"),
     nn.PReLU(3),
     nn.Upsample(scale_factor=2, mode="bilinear"),
-    nn.UpsamplingNearest2d(scale_factor=2),
     nn.ZeroPad2d((1, 2, 3, 4)),
     nn.ConstantPad1d(2, float("inf")),
     nn.MaxPool2d(2),
@@ -94,9 +94,8 @@ LAYERS: list[nn.Module] = [
     nn.Hardtanh(-2, 2),
     nn.ReLU6(),
     nn.Softmax(1),
-    nn.Fold(4, 2),
     nn.CrossEntropyLoss(label_smoothing=0.1),
-    nn.SmoothL1Loss(),
+    nn.MSELoss(),
 ]
 
 
