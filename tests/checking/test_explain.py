@@ -218,7 +218,7 @@ QUOTED = {
     "The checkpoint being loaded used a DP world size of 4 but the current world size is 2.": "zero-world-size",
     "ValueError: Unable to find 'latest' file at /c/latest": "zero-latest",
     "FileNotFoundError: can't find *_optim_states.pt files in directory '/c'": "zero-files",
-    "ValueError: Expected 1 of '*_optim_states.pt' under './global_step5' but found 4 files.": "zero-count",
+    "ValueError: Expected 1 of '*_optim_states.pt' under './global_step5' but found 4 files.": "zero-files",
     "No such file or directory: '/c/zero_pp_rank_4_mp_rank_00_optim_states.pt'": "zero-rank",
     "KeyError: 'Trying to restore optimizer state but checkpoint contains only the model. This is": "weights-alone",
     "Cannot load model parameters from checkpoint x.pt; please ensure that the architectures match.": (
@@ -228,12 +228,12 @@ QUOTED = {
     "Could not deserialize object lr_schedule. Consider using `custom_objects` argument": "sb3-object",
     "X LOAD REPORT from: /m\nKey | Status |\nscore.weight | MISSING |\nlm_head.weight | UNEXPECTED |": "load-report",
     "Some weights of X were not initialized from the model checkpoint at /m and are newly initialized: ['score.w']": (
-        "newly-initialized"
+        "load-report"
     ),
-    "Some weights of the model checkpoint at /m were not used when initializing X: ['lm_head.weight']": "not-used",
+    "Some weights of the model checkpoint at /m were not used when initializing X: ['lm_head.weight']": "load-report",
     "Error no file named model.safetensors, or pytorch_model.bin, found in directory /m.": "no-weights-file",
     "/m does not appear to have a file named pytorch_model.bin, model.safetensors": "no-weights-file",
-    "ValueError: Can't find a valid checkpoint at /c/checkpoint-5": "trainer-checkpoint",
+    "ValueError: Can't find a valid checkpoint at /c/checkpoint-5": "no-weights-file",
     "OSError: Unable to load weights from pytorch checkpoint file for '/m' at '/m/pytorch_model.bin'.": (
         "unreadable-weights"
     ),
@@ -250,10 +250,12 @@ QUOTED = {
     "No LoRA keys associated to CLIPTextModel found with the prefix='text_encoder'.": "lora-component",
     "RuntimeError: ERROR: Could not detect model type of: /m/x.safetensors": "model-type",
     "RuntimeError: ERROR: clip input is invalid: None": "no-component",
+    "AssertionError: You do not have CLIP state dict!": "no-component",
+    "Object shard /m/a._extra_state/shard_0_80.pt not found": "extra-state",
     "missing {'a.logit_scale'}\nleft over keys: dict_keys(['a.position_ids'])": "left-over",
     "Cannot load <class 'X'> from /m because the following keys are missing: \n a.b, c.d. \n Please": "missing-tensors",
     "There is no module or parameter named 'lm_head' in Gemma2ForCausalLM": "no-such-module",
-    "RuntimeError: Cannot find any model weights with `/models/x`": "no-weights",
+    "RuntimeError: Cannot find any model weights with `/models/x`": "no-weights-file",
     "ValueError: Can not map tensor 'model.layers.0.mlp.down_proj.qweight'": "gguf-names",
     "Supplied state dict for a.weight does not contain `bitsandbytes__*` and possibly other": "quantized",
     "Error: File does not contain root module or state dictionary.": "no-state-dict",

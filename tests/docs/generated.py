@@ -109,8 +109,9 @@ def messages() -> str:
         written += f"### {texts[0]}\n\n" if texts != before else ""
         written += f"Also {', '.join(texts[1:])}.\n\n" if texts[1:] and texts != before else ""
         groups = ["…"] * re.compile(entry.pattern).groups
-        meaning, hint = (re.sub("…+", "…", text.format(*groups)) for text in (entry.meaning, entry.hint))
-        written += f"{meaning} {hint}{f' `{entry.command}`' if entry.command else ''}\n\n"
+        hint, _, command = entry.do.partition(" $ ")
+        meaning, hint = (re.sub("…+", "…", text.format(*groups)) for text in (entry.meaning, hint))
+        written += f"{meaning} {hint}{f' `{command}`' if command else ''}\n\n"
         before = texts
     return written.rstrip("\n") + "\n"
 

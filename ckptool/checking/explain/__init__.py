@@ -24,9 +24,7 @@ from ckptool.sources.files import packaged
 __all__ = ["Explanation", "explain"]
 
 _MOST_TEXT = 1 << 20
-_OF_LISTS = frozenset(
-    ["load-report", "newly-initialized", "not-used", "missing-tensors", "adapter-keys", "lora-layers", "left-over"]
-)
+_OF_LISTS = frozenset(["load-report", "missing-tensors", "adapter-keys", "lora-layers", "left-over"])
 """Kinds of messages that say no more than the lists of names in them, where these are understood."""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -58,8 +56,7 @@ class Entry(NamedTuple):
     kind: str
     pattern: str
     meaning: str
-    hint: str = ""
-    command: str | None = None
+    do: str = f"See what is in it. $ {INSPECT}"
     beside: str = ""
     otherwise: str = ""
     part: str = ""
@@ -70,7 +67,8 @@ class Entry(NamedTuple):
         if found is None or not re.search(self.beside, text):
             return None
         groups = [(group or "")[:200] for group in found.groups()]
-        return Explanation(self.kind, self.meaning.format(*groups), self.hint.format(*groups), self.command)
+        hint, _, command = self.do.partition(" $ ")
+        return Explanation(self.kind, self.meaning.format(*groups), hint.format(*groups), command or None)
 
 
 @cache
@@ -78,11 +76,10 @@ def entries() -> tuple[Entry, ...]:
     """Return the table of messages, in its order."""
     table = ConfigParser(interpolation=None, delimiters=("=",))
     table.read_string(packaged(Path(__file__).with_name("messages.ini")))
-    rows = (
+    return tuple(
         Entry(name.partition(" ")[0], **{field: value.replace("\n", " ") for field, value in table[name].items()})
         for name in table.sections()
     )
-    return tuple(one if one.hint else one._replace(hint="See what is in it.", command=INSPECT) for one in rows)
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:

@@ -33,8 +33,7 @@ from ckptool.limits import Limits
 from ckptool.messages import FORMS, counted, counts, show_nbytes, some
 from ckptool.names.matching import Rename, Renames, is_benign, renamed
 from ckptool.names.wrappers import ADDED_BY
-from ckptool.pickles.describe import scalar_of
-from ckptool.pickles.nodes import attribute_pairs, lookup, mapping_pairs
+from ckptool.pickles.nodes import lookup, mapping_pairs
 from ckptool.sources.naming import command_line, shown_path
 
 _MOST_LISTED: Final = 8
@@ -360,13 +359,6 @@ def _of_lightning(checkpoint: Checkpoint, _: str) -> Cause | None:
     return Cause(f"{has}{f'; the arguments in it are {some(arguments, _MOST_LISTED)}' if arguments else ''}")
 
 
-def _of_fairseq(checkpoint: Checkpoint, _: str) -> Cause | None:
-    """The arguments that fairseq has saved."""
-    arguments = lookup(mapping_pairs(checkpoint.root) or [], "args")
-    said = [f"{key}={scalar_of(lookup(attribute_pairs(arguments), key))}" for key in ("arch", "task")]
-    return Cause(f"its args say {some(said)}") if arguments is not None else None
-
-
 def _form(checkpoint: Checkpoint, _: str) -> Cause:
     """What was loaded."""
     weights = checkpoint.weights
@@ -426,7 +418,7 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
 
 _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]] = (
     ("shape some-shape load-report", _shape),
-    ("keys keys-nested keys-renamed some-keys adapter-keys load-report newly-initialized missing-tensors", _keys),
+    ("keys keys-nested keys-renamed some-keys adapter-keys load-report missing-tensors", _keys),
     ("device-missing device-number device-unknown device-module device-operator some-device", _device),
     ("memory-loading memory-device some-memory", _memory),
     ("optimizer-groups optimizer-parameters optimizer-order", _optimizer),
@@ -439,8 +431,8 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
         "unknown-operator no-folder megatron-ranks zero-world-size zero-rank no-state-dict",
         partial(_layout, is_taken=True),
     ),
-    ("not-torchscript persistent-id pickle-protocol zero-latest zero-files zero-count model-parallel", _layout),
-    ("no-weights-file trainer-checkpoint no-weights adapter-settings unreadable-weights", _training),
+    ("not-torchscript persistent-id pickle-protocol zero-latest zero-files model-parallel", _layout),
+    ("no-weights-file adapter-settings unreadable-weights", _training),
     (
         "shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors safetensors-header",
         _to_safetensors,
@@ -449,7 +441,6 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("model-type no-component left-over", _components),
     ("quantized element-type", _quantized),
     ("weights-alone no-arguments", _of_lightning),
-    ("fairseq-architecture", _of_fairseq),
     ("channels", _convolution),
     ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),

@@ -106,8 +106,8 @@ class _Lookup:
     def causes(self) -> Iterator[Cause]:
         """Yield what is to be said of the names, what decides most first."""
         rules = (
-            *(self.extra_state, self.quantized, self.tied, self.same, self.beside, self.renamed),
-            *(self.in_other_forms, self.respelled, self.absent),
+            *(self.extra_state, self.quantized, self.tied, self.same, self.respelled, self.beside),
+            *(self.renamed, self.in_other_forms, self.absent),
         )
         for rule in rules:
             if self.rest:
@@ -218,7 +218,11 @@ class _Lookup:
                 continue
             names = self.take([name for name in self.rest if name in there])
             if names:
-                yield Cause(f"{_are(names)} in {place}", "Give the loader that.", command_line(place, "inspect"))
+                yield Cause(
+                    f"{_are(names)} in {place}",
+                    "That is another checkpoint: give the loader the one that it is for, alone.",
+                    command_line(place, "inspect"),
+                )
 
     def renamed(self) -> Iterator[Cause]:
         """Names that are there with something in front, or with less."""
@@ -245,8 +249,9 @@ class _Lookup:
             yield Cause(f"{_are(names)} there in another form: {some([repr(met[name]) for name in names])}")
 
     def respelled(self) -> Iterator[Cause]:
-        """Names that are all there by another spelling, or with another prefix."""
-        changes = names_meet(self.rest, self.weights, guesses=False) if len(self.rest) == len(self.named) else None
+        """Names that are all there by another spelling."""
+        is_all = len(self.rest) == len(self.named) and self.rest.keys().isdisjoint(self.found)
+        changes = names_meet(self.rest, self.weights, guesses=False) if is_all else None
         if changes:
             names = self.take([*self.rest])
             yield Cause(f"{_are(names)} there under other names", why_renamed(changes), self.migration(renames=changes))
@@ -311,6 +316,6 @@ def _beside(checkpoint: Checkpoint) -> list[str]:
     if os.path.isdir(checkpoint.path):
         places += walk.beside(checkpoint)
     else:
-        folder = os.path.dirname(checkpoint.path) or os.curdir
-        places += [path for path in walk.inside_refused(folder) if not os.path.samefile(path, checkpoint.path)]
+        inside = walk.inside_refused(os.path.dirname(checkpoint.path) or os.curdir)
+        places += [os.path.normpath(one) for one in inside if not os.path.samefile(one, checkpoint.path)]
     return places[:_MOST_FILES]
