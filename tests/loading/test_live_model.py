@@ -8,6 +8,7 @@ import lzma
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -783,8 +784,9 @@ def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[
         "text": ("\ufeffnotes".encode("utf-16"), "NotACheckpoint"),
         "packed": (lzma.compress(files[1].read_bytes())[:-100], "MalformedFile"),
     }
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    for folder in (tmp_path, *tmp_path.parents):
+        if Path(tempfile.gettempdir()) in folder.parents:
+            folder.chmod(folder.stat().st_mode | 0o055)  # for whoever is not root
     for name, (content, _) in bad.items():
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0 if name == "closed" else 0o644)

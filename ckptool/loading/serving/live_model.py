@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.arguments import check_arguments
-from ckptool.cancellation import LOOK_SECONDS, Cancellation, steps
+from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, steps
 from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
@@ -327,7 +327,7 @@ class LiveModel(Closing):
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
         refuse_overflows_in(model, staged)
-        self._ask(staged)
+        self._ask(staged, cancellation)
         staged |= self._placed({one.name: staged[one.name] for one in filling.targets if one.tensor.is_meta})
         self._serve(
             digest,
@@ -346,12 +346,13 @@ class LiveModel(Closing):
             tied_apart(model, checkpoint, chosen.tensors, strict=True)
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
-            self._ask({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
+            tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+            self._ask(tensors, cancellation)
             made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
             digest = _digest(checkpoint, chosen.state_dict, made, limits)
             refuse_overflows_in(model, state)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-                state |= self._placed({name: one for name, one in state.items() if isinstance(one, torch.Tensor)})
+                state |= self._placed(tensors)
             rehearsed = None if self._commit == "swap" else rehearse(model, state, strict=True)
             taken: list[OwnLoading] = []
 
@@ -387,10 +388,10 @@ class LiveModel(Closing):
                 ready(model)  # also where a hook fails: whoever calls it next meets whole tensors
             self._serving = Serving(model, digest)
 
-    def _ask(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def _ask(self, weights: Mapping[str, torch.Tensor], cancellation: Cancellation | None) -> None:
         """Raise UnsupportedFeature if new weights have NaN or infinities, or the caller does not accept them."""
         if not self._allow_nan:
-            in_own_thread(lambda: _refuse_nan(weights))
+            in_own_thread(lambda: _refuse_nan(weights, cancellation))
         accept = self._accept
         try:
             answer = None if accept is None else in_own_thread(lambda: accept(weights))
@@ -474,10 +475,11 @@ def _shown(value: object) -> str:
     return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
 
 
-def _refuse_nan(weights: Mapping[str, torch.Tensor]) -> None:
+def _refuse_nan(weights: Mapping[str, torch.Tensor], cancellation: Cancellation | None) -> None:
     """Raise UnsupportedFeature if weights have NaN or infinities that are not meant."""
     odd = []
     for name, one in weights.items():
+        check_cancelled(cancellation)
         if one.is_meta or not (one.is_floating_point() or one.is_complex()) or is_finite(values := elements_of(one)):
             continue
         facts = survey_values([values])
