@@ -21,6 +21,8 @@ FORMS: Final = {
 
 LISTED: Final = 8
 """Items of a list that are shown."""
+MANY_ZEROED: Final = 0.01
+"""The share of the values of a tensor, of those that are not zero, that become zero in a cast before it is said."""
 _LABEL: Final = 13
 
 
@@ -143,6 +145,7 @@ def not_cast(kept: Sequence[str]) -> str:
     return f"{counted(len(kept), 'tensor')} not cast, of types that no cast is about: {some(kept)}"
 
 
-def zero_now(names: Sequence[str], dtype: str) -> str:
-    """Say of which tensors all values are too small for a type."""
-    return f"all values of {counted(len(names), 'tensor')} are too small for {dtype}, and zero in it: {some(names)}"
+def zero_now(shares: Mapping[str, float], dtype: str) -> str:
+    """Say of which tensors values are too small for a type, and which share of those that are not zero."""
+    listed = some([f"{name} ({'all' if share == 1 else f'{share:.1%}'})" for name, share in shares.items()])
+    return f"values of {counted(len(shares), 'tensor')} are too small for {dtype}, and zero in it: {listed}"

@@ -153,6 +153,16 @@ def parameter_count(groups: Inert) -> int:
     return sum(len(one) for one in listed if isinstance(one, list))
 
 
+def names_in(optimizer: Pairs) -> Iterator[str]:
+    """Yield the names that an optimizer's state has for its parameters, where it has names."""
+    yield from (key for key, _ in nodes.mapping_pairs(nodes.lookup(optimizer, "state")) or [] if isinstance(key, str))
+    groups = nodes.lookup(optimizer, "param_groups")
+    for group in groups if isinstance(groups, list) else ():
+        for key in ("params", "param_names"):
+            listed = nodes.lookup(nodes.mapping_pairs(group) or [], key)
+            yield from (one for one in listed if isinstance(one, str)) if isinstance(listed, list) else ()
+
+
 def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     start = 0

@@ -13,9 +13,12 @@ from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, placement
-from ckptool.loading.memory.threads import in_own_thread
+from ckptool.loading.memory.threads import in_own_thread, note_losses
+from ckptool.messages import some, zero_now
+from ckptool.names.matching import ANY_SHAPE, match
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
+from ckptool.torch_ops.values import narrows
 
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
 """Settings of a group that torch puts in itself where the state of an older release has none."""
@@ -24,6 +27,16 @@ _ELEMENTWISE: Final = frozenset({
     "exp_inf", "prev", "step_size",
 })  # fmt: skip
 """What torch's own optimizers keep of each element of a parameter."""
+_NEEDED: Final = {
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "Adagrad": ("step", "sum"),
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "ASGD": ("step", "eta", "mu", "ax"),
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+}
+"""What torch's own optimizers read of each parameter that has a state."""
 
 
 class OptimizerState(NamedTuple):
@@ -64,7 +77,7 @@ def read_optimizer(
             hint="Load the weights alone, without optimizer=." if not found else "Load the state by hand.",
         )
     state = _values(checkpoint, found[0][1], mmap)
-    _check(optimizer, state)
+    _check(model, optimizer, state)
     own = {id(one) for one in model.parameters()}
     if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
         what = "the optimizer has no parameter of the model"
@@ -81,18 +94,19 @@ def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
     return found
 
 
-def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Check what torch checks, and the shapes, which it does not."""
+def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Check what torch checks, and what it does not: names, shapes, values; put the file's in the optimizer's order."""
     groups, mine = state["param_groups"], optimizer.param_groups
     is_plain = isinstance(groups, list) and isinstance(state["state"], dict)
     if not is_plain or not all(_is_group(group) for group in groups):
         raise KeyMismatch("the optimizer state in the file is not one that torch writes", kind="which-optimizer")
     sizes, wanted = [len(group["params"]) for group in groups], [len(group["params"]) for group in mine]
-    if sizes != wanted:
-        raise KeyMismatch(
-            f"the optimizer has groups of {wanted} parameters, the file's of {sizes}",
-            hint="Build the optimizer over the same parameters as in training.",
-        )
+    if sorted(sizes) != sorted(wanted):
+        raise _other_groups(sizes, wanted)
+    groups = state["param_groups"] = _by_name(model, mine, groups)
+    if (sizes := [len(group["params"]) for group in groups]) != wanted:
+        raise _other_groups(sizes, wanted)
+    smaller = []
     for saved, group in zip(groups, mine, strict=True):
         lost, strange = group.keys() - saved.keys() - _DEFAULTED, saved.keys() - group.keys()
         if lost and strange:
@@ -102,6 +116,8 @@ def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
                 kind="which-optimizer",
                 hint=f"Build the optimizer of the training, or load without optimizer={type(optimizer).__name__}.",
             )
+        entries = {number: entry for number in saved["params"] if (entry := state["state"].get(number))}
+        _refuse_lacking(optimizer, saved, entries)
         for number, parameter in zip(saved["params"], group["params"], strict=True):
             if parameter.is_meta:
                 raise KeyMismatch(
@@ -109,11 +125,93 @@ def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
                     kind="meta-optimizer",
                     hint="Load the weights first, build the optimizer, then load its state.",
                 )
-            entry = state["state"].get(number, {})
+            entry = entries.get(number, {})
             for name, value in entry.items() if isinstance(entry, dict) else ():
-                is_tensor = isinstance(value, torch.Tensor) and value.dim()
-                if is_tensor and (name in _ELEMENTWISE or value.dim() == parameter.dim()):
-                    _check_shape(name, f"{name} of parameter {number}", value, parameter)
+                if not isinstance(value, torch.Tensor):
+                    continue
+                what = f"{name} of parameter {number}"
+                if value.dim() and (name in _ELEMENTWISE or value.dim() == parameter.dim()):
+                    _check_shape(name, what, value, parameter)
+                if name != "step" and parameter.is_floating_point() and narrows(value.dtype, parameter.dtype):
+                    smaller.append((what, value, parameter.dtype))
+    for dtype, names in in_own_thread(lambda: note_losses(smaller, {}, "optimizer state")).items():
+        fact = zero_now(names, str(dtype).removeprefix("torch."))
+        raise UnsupportedFeature(fact, kind="underflow", hint="Build the model in the type that the state has.")
+
+
+def _other_groups(sizes: list[int], wanted: list[int]) -> KeyMismatch:
+    return KeyMismatch(
+        f"the optimizer has groups of {wanted} parameters, the file's of {sizes}",
+        hint="Build the optimizer over the same parameters as in training.",
+    )
+
+
+def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """
+    Return the groups of a file that names its parameters as the optimizer has them; others, as torch, by position.
+
+    Names may differ by what those of weights differ by. torch records ``param_names`` and goes by position; where the
+    optimizer has none, and they are no names of the model, so does this.
+    """
+    is_named = all(isinstance(one, str) for group in groups for one in group["params"])
+    listed: list[Any] = [group["params"] if is_named else group.get("param_names") for group in groups]
+    if not all(isinstance(one, list) and len(one) == len(by["params"]) for one, by in zip(listed, groups, strict=True)):
+        return groups
+    numbers = {
+        name: number
+        for names, group in zip(listed, groups, strict=True)
+        for name, number in zip(names, group["params"], strict=True)
+    }
+    names_of: dict[int, list[str]] = {}
+    named = [pair for group in mine for pair in zip(group.get("param_names", ()), group["params"], strict=False)]
+    for name, parameter in (*named, *model.named_parameters(remove_duplicate=False)):
+        names_of.setdefault(id(parameter), []).append(name)
+    own = [[names_of.get(id(one), [""]) for one in group["params"]] for group in mine]
+    chosen = [[next((name for name in names if name in numbers), names[0]) for names in group] for group in own]
+    wanted = {name for group in chosen for name in group}
+    pairs = match(dict.fromkeys(sorted(wanted), ANY_SHAPE), dict.fromkeys(numbers, ANY_SHAPE)).pairs
+    if len(pairs) == len(wanted) == len(numbers):
+        found = []
+        for names in chosen:
+            olds = [pairs[name] for name in names]
+            group = next((one for one, there in zip(groups, listed, strict=True) if set(there) == set(olds)), None)
+            if group is None:
+                raise KeyMismatch(
+                    f"the optimizer has {some(names)} in one group, and the file in several, or with others",
+                    hint="Build the optimizer with the groups of the training.",
+                )
+            renamed = {"param_names": names} if "param_names" in group else {}
+            found.append({**group, "params": [numbers[old] for old in olds], **renamed})
+        return found
+    if not is_named and not named:
+        return groups
+    lacking, left = sorted(wanted - pairs.keys()), [name for name in numbers if name not in pairs.values()]
+    error = KeyMismatch(
+        f"the optimizer state names other parameters: missing {some(lacking)}; unexpected {some(left)}",
+        hint="Build the optimizer over the parameters that it had in training.",
+    )
+    error.missing, error.unexpected = tuple(lacking), tuple(left)
+    raise error
+
+
+def _refuse_lacking(optimizer: torch.optim.Optimizer, group: dict[str, Any], entries: dict[Any, Any]) -> None:
+    """Raise KeyMismatch where the state of a parameter lacks what the optimizer, or others of its group, need."""
+    kind = type(optimizer)
+    needed = set(_NEEDED.get(kind.__name__, ()) if kind.__module__.startswith("torch.optim.") else ())
+    needed |= {"max_exp_avg_sq"} if needed and group.get("amsgrad") else set()
+    needed |= {"momentum_buffer"} if needed and group.get("momentum") else set()
+    needed |= {"grad_avg"} if needed and group.get("centered") else set()
+    kept = [set(entry) for entry in entries.values() if isinstance(entry, dict)]
+    most = max(kept, key=len, default=set())  # of what is factored or quantised, others keep other entries
+    for number, entry in entries.items():
+        have = set(entry) if isinstance(entry, dict) else most | needed
+        lost = (needed - have) | ((most - have) & {"step", *_ELEMENTWISE} if have < most else set())
+        if lost:
+            raise KeyMismatch(
+                f"the state of parameter {number} has no {', '.join(sorted(lost))}",
+                kind="which-optimizer",
+                hint=f"Load the weights alone, or build the optimizer of the training: this is {kind.__name__}.",
+            )
 
 
 def _is_group(group: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.messages import zero_now
+from ckptool.messages import MANY_ZEROED, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
@@ -44,8 +44,8 @@ class CastErrors(NamedTuple):
     number: int
     max_error: float
     overflowed: int
-    is_emptied: bool
-    """Whether all values that were not zero became zero."""
+    zeroed: float
+    """The share that became zero of the values that were not."""
 
 
 class CastSource:
@@ -61,7 +61,7 @@ class CastSource:
         self.nbytes = tensor.info.numel * target.itemsize
         self.max_error = 0.0
         self.overflowed = 0
-        self._was_zero = self._is_zero = True
+        self._nonzero = self._zeroed = 0.0
         self._pieces: Iterator[bytes] = iter(())
         self._ahead = b""
         self._position = 0
@@ -72,7 +72,7 @@ class CastSource:
             # A strided or deflated tensor is read once, however many pieces are asked for.
             self._pieces, self._ahead, self._position = self._tensor.chunks(_PIECE_NBYTES), b"", 0
             self.max_error, self.overflowed = 0.0, 0
-            self._was_zero = self._is_zero = True
+            self._nonzero = self._zeroed = 0.0
         if offset != self._position:
             raise OutputFailed(f"tensor {self._tensor.name!r} was not read in order", kind="output-failed")
         found = [self._ahead]
@@ -105,19 +105,19 @@ class CastSource:
             )
         self.max_error = max(self.max_error, cast.max_error)
         self.overflowed += cast.overflowed
-        self._was_zero &= cast.was_zero
-        self._is_zero &= cast.is_zero
+        self._nonzero += cast.nonzero
+        self._zeroed += cast.zeroed
         return cast.data
 
     def take(self, errors: CastErrors) -> None:
         """Take what was lost where another process has written it."""
         self.max_error, self.overflowed = errors.max_error, errors.overflowed
-        self._was_zero, self._is_zero = not errors.is_emptied, True
+        self._nonzero, self._zeroed = 1.0, errors.zeroed
 
     @property
-    def is_emptied(self) -> bool:
-        """Whether all that was not zero became zero, of what was read."""
-        return self._is_zero and not self._was_zero
+    def zeroed(self) -> float:
+        """The share that became zero of the values that were not, of what was read."""
+        return self._zeroed / self._nonzero if self._nonzero else 0.0
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
         """Return None: no file holds these bytes."""
@@ -243,16 +243,14 @@ class Casting:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of the casts that were written."""
-        emptied = [name for name, _, one in self._sources if one.is_emptied]
-        return (zero_now(emptied, self._target.name),) if emptied else ()
+        zeroed = {name: one.zeroed for name, _, one in self._sources if one.zeroed > MANY_ZEROED}
+        return (zero_now(zeroed, self._target.name),) if zeroed else ()
 
     @property
     def errors(self) -> list[CastErrors]:
         """What was lost in each cast that was written."""
         cast = ((number, source) for number, (_, _, source) in enumerate(self._sources))
-        return [
-            CastErrors(number, one.max_error, one.overflowed, one.is_emptied) for number, one in cast if one.was_read
-        ]
+        return [CastErrors(number, one.max_error, one.overflowed, one.zeroed) for number, one in cast if one.was_read]
 
     def written_elsewhere(self, errors: Iterable[CastErrors]) -> None:
         """Take the errors of casts that another process has written, which has planned the same."""

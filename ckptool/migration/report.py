@@ -10,7 +10,7 @@ from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
 from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
-from ckptool.checkpoints.training import parameter_count, states
+from ckptool.checkpoints.training import names_in, parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside
 from ckptool.errors import Failure
 from ckptool.formats.safetensors import ORDER_KEY
@@ -292,19 +292,26 @@ def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Itera
 
 
 def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Yield which optimizers stay, though parameters that they have states for do not."""
-    if plan.weights is not None or checkpoint.weights is None or not plan.file.dropped:
+    """Yield which optimizers stay, though parameters that they have states for do not, or have other names now."""
+    if plan.weights is not None or not (plan.file.dropped or plan.file.renamed):
         return
     gone = tuple(f"{path}." for path in plan.file.dropped)
-    head = checkpoint.weights.head
-    lost = [name for name in checkpoint.weights if f"{head}{name}.".startswith(gone) and not name.endswith(_BUFFERS)]
+    weights = checkpoint.weights
+    paths = {name: f"{weights.head}{name}." for name in weights} if weights is not None else {}
+    lost = [name for name, path in paths.items() if path.startswith(gone) and not name.endswith(_BUFFERS)]
+    heads = {one.head for one in by_name(checkpoint)}
+    old = {name.removeprefix(one) for name, _ in plan.file.renamed for one in heads}
     for path, _, pairs, role in states(checkpoint):
-        if lost and role == "optimizer" and not f"{path}.".startswith(gone):
+        if role != "optimizer" or f"{path}.".startswith(gone):
+            continue
+        if lost:
             count = counted(parameter_count(nodes.lookup(pairs, "param_groups")), "parameter")
             yield (
                 f"{path!r} stays, with states for {count}, while weights are left out: {some(lost)}; no optimizer of "
                 f"the others can load it: leave it out with `drop={path!r}`"
             )
+        if kept := old.intersection(names_in(pairs)):
+            yield f"{path!r} names its parameters, and keeps the old names of {len(kept):,}: {some(sorted(kept))}"
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:

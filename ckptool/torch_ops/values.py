@@ -30,9 +30,10 @@ class CastBytes(NamedTuple):
     data: bytes
     max_error: float
     overflowed: int
-    was_zero: bool
-    """Whether all elements were zero; False if any is not zero any more."""
-    is_zero: bool
+    nonzero: int = 0
+    """Elements that are not zero, of those that the type can lose as too small."""
+    zeroed: int = 0
+    """Those of them that became zero."""
 
 
 def cast(data: bytes, source: str, target: str) -> CastBytes:
@@ -45,11 +46,12 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     import torch
 
     if not data:
-        return CastBytes(b"", 0.0, 0, True, True)
+        return CastBytes(b"", 0.0, 0)
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
     result = torch.empty(values.numel(), dtype=getattr(torch, target), device="cpu")
     largest = torch.finfo(result.dtype).max
-    max_error, overflowed, was_zero, is_zero = 0.0, 0, True, True
+    max_error, overflowed, nonzero, left = 0.0, 0, 0, 0
+    flushes = result.itemsize < values.itemsize or _flushes(values.dtype, result.dtype)
     for given, made in zip(_blocks(values), _blocks(result), strict=True):
         made.copy_(given)
         exact, rounded = given.to(torch.float64), made.to(torch.float64)
@@ -59,9 +61,9 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
             made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
         errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
         max_error = max(max_error, float(errors.max()))
-        if is_zero:  # which the first block settles for nearly all
-            was_zero, is_zero = was_zero and not exact.any(), not rounded.any()
-    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, was_zero, is_zero)
+        if flushes:
+            nonzero, left = nonzero + int(exact.count_nonzero()), left + int(rounded.count_nonzero())
+    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, nonzero, nonzero - left)
 
 
 def narrows(own: torch.dtype, target: torch.dtype) -> bool:
@@ -72,10 +74,12 @@ def narrows(own: torch.dtype, target: torch.dtype) -> bool:
     """
     import torch
 
+    if own.is_complex and not target.is_complex:
+        return True
+    own, target = (one.to_real() if one.is_complex else one for one in (own, target))
     if own.is_floating_point and target.is_floating_point:
-        return torch.finfo(own).max > torch.finfo(target).max
-    if own.is_complex:
-        return not target.is_complex
+        mine, theirs = torch.finfo(own), torch.finfo(target)
+        return mine.max > theirs.max or mine.min < theirs.min
     if not _is_integer(own):
         return own.is_floating_point and _is_integer(target)
     low, high = _ends(own)
@@ -96,13 +100,23 @@ def _ends(dtype: torch.dtype) -> tuple[int, int]:
     return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
+def _flushes(own: torch.dtype, target: torch.dtype) -> bool:
+    """Say whether a floating type has numbers that another one takes for zero, but for some below all normal ones."""
+    import torch
+
+    return torch.finfo(own).tiny < torch.finfo(target).tiny
+
+
 class Lost(NamedTuple):
     """What a cast of values would lose."""
 
     numel: int = 0
-    """Finite floats that would be infinite, or NaN; of integers, or for them, values that the type cannot hold."""
-    all_zero: bool = False
-    """Whether all values that are not zero would become zero."""
+    """
+    Floats that would be others beyond rounding: infinite or the largest, NaN, finite, or without their sign. Of
+    integers, or for them, values that the type cannot hold.
+    """
+    zeroed: float = 0.0
+    """The share that would become zero of all values that are not, 0 to 1."""
     first: object = None
     """The first of those that a type cannot hold where it, or their own, is one of integers."""
 
@@ -115,23 +129,44 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
     """
     import torch
 
-    own = values.dtype
-    if values.is_meta or not narrows(own, target):
+    if values.is_meta or not narrows(values.dtype, target):
         return Lost()
     values = elements_of(values)
+    if values.is_complex() and target.is_complex:
+        values = torch.view_as_real(values.resolve_conj()).reshape(-1)
+    own, target = values.dtype, target.to_real() if target.is_complex else target
     if not values.numel():
         return Lost()
     pieces = torch.split(values, _LOOKED_AT)
     if not own.is_floating_point or not target.is_floating_point:
         found = [piece[~_is_held(piece, target)] for piece in pieces]
         return Lost(sum(map(len, found)), first=next((one[0].item() for one in found if len(one)), None))
+    numel, range_ = 0, torch.finfo(target)
+    low, high = 0.0, torch.inf
     if own.itemsize > 1:  # torch cannot compare those of a byte
         low, high = torch.stack(values.aminmax()).tolist()  # at once: a device is waited for
-        largest = max(-low, high)
-        if largest <= torch.finfo(target).max:  # False for NaN
-            return Lost(all_zero=largest > 0 and not torch.tensor(largest, dtype=own, device="cpu").to(target).any())
     wide = torch.float32 if own.itemsize < 8 else own
-    return Lost(sum(int((one.to(wide).isfinite() & ~one.to(target).to(wide).isfinite()).sum()) for one in pieces))
+    if not (range_.min <= low and high <= range_.max):  # also of NaN
+        numel = sum(int(_is_other(one.to(wide), one.to(target).to(wide), target).sum()) for one in pieces)
+    elif (largest := max(-low, high)) and not torch.tensor(largest, dtype=own, device="cpu").to(target).to(wide).any():
+        return Lost(zeroed=1.0)
+    if not _flushes(own, target):
+        return Lost(numel)
+    nonzero = sum(int(one.to(wide).count_nonzero()) for one in pieces)
+    left = sum(int(one.to(target).to(wide).count_nonzero()) for one in pieces)
+    return Lost(numel, 1 - left / nonzero if nonzero else 0.0)
+
+
+def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    """Say of each float whether a cast has made another of it than rounding does."""
+    import torch
+
+    is_other = values.isfinite() & ~made.isfinite()
+    if target.itemsize == 1:  # some of these types have no infinities, and torch takes their largest; one has no signs
+        limits = torch.finfo(target)
+        is_far = (made - values).abs() > limits.eps * (values.abs() / 2 + limits.tiny)
+        is_other |= (values.isfinite() & is_far) | (values.isinf() & made.isfinite())
+    return is_other
 
 
 def elements_of(values: torch.Tensor) -> torch.Tensor:

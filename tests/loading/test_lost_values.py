@@ -30,10 +30,10 @@ WAYS: dict[str, Any] = {
     "meta": lambda data, dtype: ckptool.load_into(net(device="meta"), data, dtype=dtype),
     "real": lambda data, dtype: ckptool.load_into(net(dtype), data),
     "own code": lambda data, dtype: ckptool.load_into(net(dtype, hook=True), data),
-    "in place": lambda data, dtype: LiveModel(net(dtype), data),
-    "swap": lambda data, dtype: LiveModel(net(dtype), data, commit="swap"),
-    "live on meta": lambda data, dtype: LiveModel(net(device="meta"), data, dtype=dtype),
-    "live, own code": lambda data, dtype: LiveModel(net(dtype, hook=True), data, commit="swap"),
+    "in place": lambda data, dtype: LiveModel(net(dtype), data, allow_nan=True),
+    "swap": lambda data, dtype: LiveModel(net(dtype), data, commit="swap", allow_nan=True),
+    "live on meta": lambda data, dtype: LiveModel(net(device="meta"), data, dtype=dtype, allow_nan=True),
+    "live, own code": lambda data, dtype: LiveModel(net(dtype, hook=True), data, commit="swap", allow_nan=True),
 }
 
 
@@ -52,13 +52,13 @@ def test_a_value_that_the_new_type_cannot_hold_is_refused_and_infinities_are_kep
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensors_of_which_nothing_is_left_are_named(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_of_which_many_values_become_zero_are_named(way: str, caplog: pytest.LogCaptureFixture) -> None:
     small = torch.full((3, 2), 1e-9)
     WAYS[way](saved({"weight": small, "bias": torch.tensor([0.0, 1e-9, 1.0])}), torch.float16)
-    assert "all values of 1 tensor are too small for float16, and zero in it: weight" in caplog.text
+    assert "values of 2 tensors are too small for float16, and zero in it: weight (all), bias (50.0%)" in caplog.text
 
     caplog.clear()
-    WAYS[way](saved({"weight": torch.zeros(3, 2), "bias": torch.tensor([0.0, 1e-9, 1.0])}), torch.float16)
+    WAYS[way](saved({"weight": torch.zeros(3, 2), "bias": torch.tensor([0.0, 1e-7, 1.0])}), torch.float16)
     WAYS[way](saved({"weight": small, "bias": torch.zeros(3)}), torch.bfloat16)
     assert "too small" not in caplog.text
 
@@ -168,3 +168,34 @@ def test_no_code_of_a_model_takes_complex_values_without_their_second_part() -> 
     data = saved(net(device="cpu").state_dict() | {"bias": torch.tensor([1, 1 + 2j, 3])})
     with pytest.raises(ckptool.UnsupportedFeature, match=r"'bias' has values that float32 cannot hold, as \(1\+2j\)"):
         ckptool.load_into(net(hook=True), data)
+
+
+C64, C128 = torch.complex64, torch.complex128
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("way", ["plain", "own", "in place"])
+@pytest.mark.parametrize(("value", "into"), [(1e300 + 0j, C64), (1e300j, C64), (1e5 + 1j, torch.complex32)], ids=str)
+def test_complex_values_that_are_too_large_are_refused(way: str, value: complex, into: torch.dtype) -> None:
+    def load(given: complex) -> Any:
+        model = net(hook=way == "own").to(where.device)
+        model.register_buffer("n", torch.zeros(2, dtype=into, device=where.device))
+        data = saved(net(device="cpu").state_dict() | {"n": torch.tensor([1j, given], dtype=C128)})
+        LiveModel(model, data) if way == "in place" else ckptool.load_into(model, data)
+        return model.n
+
+    assert torch.view_as_real(load(2 + 3j)).tolist() == [[0, 1], [2, 3]]
+    with pytest.raises(ckptool.UnsupportedFeature, match=r"'n' has values that are too large"):
+        load(value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [*(("float8_e4m3fn", value) for value in (1e5, -480.0, torch.inf)), ("float8_e5m2", 7e4), ("float8_e8m0fnu", -2.0)],
+)
+def test_what_a_type_of_a_byte_would_turn_into_another_number_is_refused(dtype: str, value: float) -> None:
+    fits = torch.tensor([1.0, 2.0, 0.5])
+    made = ckptool.load(saved({"w": fits}), dtype=dtype)["w"]
+    assert (made.dtype, made.float().tolist()) == (getattr(torch, dtype), fits.tolist())
+    with pytest.raises(ckptool.UnsupportedFeature, match=rf"'w' has values that are too large for {dtype}: 1 of 4"):
+        ckptool.load(saved({"w": torch.cat([fits, torch.tensor([value])])}), dtype=dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import ckptool
@@ -203,3 +204,95 @@ def test_a_state_that_is_not_of_this_optimizer_is_refused_and_nothing_is_changed
 
     assert_same_tree(optimizer.state_dict(), before)
     assert_same_tree(dict(model.state_dict()), dict(weights))
+
+
+def named(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state as ``torch.distributed.checkpoint.state_dict`` names it."""
+    names = {id(one): name for name, one in model.named_parameters()}
+    kept = optimizer.state_dict()
+    by_number = [names[id(one)] for group in optimizer.param_groups for one in group["params"]]
+    groups = [group | {"params": [by_number[number] for number in group["params"]]} for group in kept["param_groups"]]
+    return {"state": {by_number[number]: one for number, one in kept["state"].items()}, "param_groups": groups}
+
+
+@pytest.mark.parametrize("head", ["", "module."])
+@pytest.mark.parametrize("how", ["names", "param_names", "get_state_dict"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_state_with_names_goes_to_the_parameters_of_these_names(
+    groups: int, how: str, head: str, tmp_path: Path
+) -> None:
+    def optimizer_of(model: nn.Module, backwards: bool) -> Optimizer:
+        pairs = sorted(model.named_parameters(), reverse=backwards)
+        if how != "param_names":
+            pairs = [one for _, one in pairs]  # type: ignore[misc]
+        parts = [pairs] if groups == 1 else [pairs[:3], pairs[3:]] if not backwards else [pairs[:-3], pairs[-3:]]
+        rates = (0.1, 0.2) if not backwards else (0.2, 0.1)
+        return Adam([{"params": part, "lr": lr} for part, lr in zip(parts, rates, strict=False)])
+
+    torch.manual_seed(4)
+    source = Net()
+    theirs = optimizer_of(source, backwards=False)
+    step(source, theirs)
+    weights: Any = source.state_dict()
+    state = theirs.state_dict() if how == "param_names" else named(source, theirs)
+    if how == "get_state_dict":
+        weights, state = get_state_dict(source, theirs)
+    if head:  # as of a model in a wrapper
+        weights = {head + name: one for name, one in weights.items()}
+        for group in state["param_groups"]:
+            key = "param_names" if how == "param_names" else "params"
+            group[key] = [head + name for name in group[key]]
+        if how != "param_names":
+            state["state"] = {head + name: one for name, one in state["state"].items()}
+    saved({"model": weights, "optimizer": state}, tmp_path / "x.pth")
+    model = Net()
+    mine = optimizer_of(model, backwards=True)
+
+    ckptool.load_into(model, tmp_path / "x.pth", optimizer=mine)
+
+    for ours, other in zip(model.parameters(), source.parameters(), strict=True):
+        assert torch.equal(mine.state[ours]["exp_avg"], theirs.state[other]["exp_avg"])
+    rates = {id(one): group["lr"] for group in mine.param_groups for one in group["params"]}
+    expected = {id(one): group["lr"] for group in theirs.param_groups for one in group["params"]}
+    assert [rates[id(one)] for one in model.parameters()] == [expected[id(one)] for one in source.parameters()]
+    step(model, mine)
+    step(source, theirs)
+    for ours, other in zip(model.parameters(), source.parameters(), strict=True):
+        assert torch.equal(ours, other)
+
+
+def renamed_state(state: dict[str, Any]) -> None:
+    state["state"]["other"] = state["state"].pop("0.weight")
+    group = state["param_groups"][0]
+    group["params"] = ["other" if name == "0.weight" else name for name in group["params"]]
+
+
+BROKEN: dict[str, tuple[torch.dtype, Callable[[dict[str, Any]], object], str]] = {
+    "another name": (torch.float32, renamed_state, "missing 0.weight; unexpected other"),
+    "too large": (torch.float16, lambda it: it["state"]["0.bias"]["exp_avg"].fill_(1e5), "too large for float16"),
+    "too small": (torch.float16, lambda it: it["state"]["0.bias"]["exp_avg_sq"].fill_(1e-12), "too small for float16"),
+    "an entry of one": (torch.float32, lambda it: it["state"]["0.bias"].pop("exp_avg_sq"), "0.bias has no exp_avg_sq"),
+    "an entry of all": (torch.float32, lambda it: [one.pop("exp_avg") for one in it["state"].values()], "no exp_avg"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_state_that_would_be_another_in_the_optimizer_is_refused(how: str, tmp_path: Path) -> None:
+    dtype, change, fact = BROKEN[how]
+    source, theirs = trained("adam")
+    state = named(source, theirs)
+    for entry in state["state"].values():
+        entry["exp_avg"].fill_(0.5)
+        entry["exp_avg_sq"].fill_(0.5)
+    weights = source.state_dict()
+    saved({"model": weights, "optimizer": copy.deepcopy(state)}, tmp_path / "x.pth")
+    model = Net().to(dtype)
+    ckptool.load_into(model, tmp_path / "x.pth", optimizer=OPTIMIZERS["adam"](model))
+    change(state)
+    saved({"model": weights, "optimizer": state}, tmp_path / "y.pth")
+    model = Net().to(dtype)
+    before = copy.deepcopy(model.state_dict())
+
+    with pytest.raises(ckptool.CkptoolError, match=fact):
+        ckptool.load_into(model, tmp_path / "y.pth", optimizer=OPTIMIZERS["adam"](model))
+    assert_same_tree(dict(model.state_dict()), dict(before))

@@ -76,3 +76,16 @@ def test_check_says_who_added_it(wrapped: nn.Module, tmp_path: Path) -> None:
 
     assert "'_module.', which opacus' GradSampleModule added" in finding.message
     assert (finding.command or "").endswith("--strip-wrappers")
+
+
+@pytest.mark.parametrize(("options", "kept"), [({"strip_module": True}, 2), ({"rename": [r"bias$=b"]}, 1)], ids=str)
+@pytest.mark.parametrize("how", ["params", "param_names"])
+def test_an_optimizer_that_keeps_the_old_names_is_named(how: str, options: Any, kept: int, tmp_path: Path) -> None:
+    weights = {"module.weight": torch.ones(2, 2), "module.bias": torch.ones(2)}
+    state: dict[str, Any] = {"state": {}, "param_groups": [{"params": [0, 1], "lr": 0.1, how: list(weights)}]}
+    torch.save({"model": weights, "optimizer": state}, tmp_path / "a.pth")
+    report = migrate(tmp_path / "a.pth", tmp_path / "b.pth", **options)
+    assert [f"keeps the old names of {kept}: " in note for note in report.notes if "old names" in note] == [True]
+    state["param_groups"][0] = {"params": [0, 1], "lr": 0.1}
+    torch.save({"model": weights, "optimizer": state}, tmp_path / "c.pth")
+    assert "old names" not in str(migrate(tmp_path / "c.pth", tmp_path / "d.pth", **options))

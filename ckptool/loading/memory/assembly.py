@@ -30,7 +30,7 @@ from ckptool.loading.memory.placement import (
     special_tensor,
     torch_dtype,
 )
-from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
+from ckptool.loading.memory.threads import Zeroed, apart_on_cpu, cast_tensor, is_castable, warn_of_zeros
 from ckptool.messages import not_cast, show
 from ckptool.sections import completed
 from ckptool.sources.checksums import checksum_in_memory
@@ -127,6 +127,7 @@ class Assembly:
         self.cancellation = cancellation
         self._place = place
         self._dtype = dtype
+        self._zeroed: Zeroed = {}
         self._host = HostMemory(mmap)
         self._memories: dict[torch.device, Memory] = {CPU: self._host}
         self._blocks: dict[tuple[int, int], _Block] = {}
@@ -155,6 +156,7 @@ class Assembly:
             logger.warning("%s", show(not_cast(kept)))
         self._load(progress)
         built = {name: self._build(name, tensor.info) for name, tensor in each(rest.items(), self.cancellation)}
+        warn_of_zeros(self._zeroed)
         return {name: made[name] if name in made else built[name] for name in wanted}
 
     def cost(self, wanted: Mapping[str, LazyTensor]) -> Cost:
@@ -343,7 +345,7 @@ class Assembly:
             views = (
                 (name, values.as_strided(one.shape, one.stride, _first(block, one))) for name, one in block.tensors
             )
-            block.memory, block.cast = cast_tensor(values, target, lambda: views), target
+            block.memory, block.cast = cast_tensor(values, target, lambda: views, self._zeroed), target
 
     def _build(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         if info.layout in SPARSE or info.layout in QUANTIZED:
@@ -394,7 +396,7 @@ class Assembly:
             made = made.conj()
         if info.neg:
             made = torch._neg_view(made)
-        return made if made.dtype == wanted else cast_tensor(made, wanted, lambda: [(name, made)])
+        return made if made.dtype == wanted else cast_tensor(made, wanted, lambda: [(name, made)], self._zeroed)
 
 
 def _first(block: _Block, info: TensorInfo) -> int:

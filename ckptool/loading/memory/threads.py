@@ -12,7 +12,7 @@ import torch
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
-from ckptool.messages import show, zero_now
+from ckptool.messages import MANY_ZEROED, show, zero_now
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
 from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
@@ -101,9 +101,14 @@ def castable(dtype: object) -> torch.dtype | None:
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 
 
-def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Named]) -> torch.Tensor:
+Zeroed: TypeAlias = dict[torch.dtype, dict[str, float]]
+"""Which share of the values of tensors a type takes for zero, of those that are not: by type and name."""
+
+
+def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Named], zeroed: Zeroed) -> torch.Tensor:
     """
     Return values as another type, on the device where they are; ``named`` gives the tensors that have them, by name.
+    In ``zeroed``, those are noted of which many values are zero now.
 
     Raises:
         UnsupportedFeature: A tensor has finite values that the type cannot hold.
@@ -114,7 +119,7 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
             own = list(named())
             # One pass: of tensors that share memory, each is looked at only where something is found in all of it.
             if sum(tensor.numel() for _, tensor in own) <= values.numel() or lost_in_cast(values, dtype) != Lost():
-                refuse_overflows((name, tensor, dtype) for name, tensor in own)
+                note_losses(((name, tensor, dtype) for name, tensor in own), zeroed)
         return values.to(dtype)
 
     with translate_out_of_memory(values.numel() * dtype.itemsize, values.device):
@@ -125,30 +130,37 @@ def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> 
     """
     Raise UnsupportedFeature if a tensor has values that its new type cannot hold: too large, or no integers for it.
 
-    Of tensors that would be all zero, and are not, it warns.
+    Of tensors of which many values would be zero, and are not, it warns.
     """
-    emptied: dict[torch.dtype, list[str]] = {}
+    warn_of_zeros(note_losses(found, {}))
+
+
+def note_losses(found: Iterable[tuple[str, torch.Tensor, torch.dtype]], zeroed: Zeroed, what: str = "tensor") -> Zeroed:
+    """Raise the same, and note in ``zeroed`` the tensors of which many values would be zero."""
     for name, values, dtype in found:
-        if _refuse_overflow(name, values, dtype):
-            emptied.setdefault(dtype, []).append(name)
-    for dtype, names in emptied.items():
+        lost = lost_in_cast(values, dtype)
+        if lost.numel:
+            raise _overflow(f"{what} {name!r}", values, dtype, lost)
+        if lost.zeroed > MANY_ZEROED:
+            zeroed.setdefault(dtype, {})[name] = lost.zeroed
+    return zeroed
+
+
+def warn_of_zeros(zeroed: Zeroed) -> None:
+    """Log which tensors have lost many values, and for which type."""
+    for dtype, names in zeroed.items():
         logger.warning("%s", show(zero_now(names, str(dtype).removeprefix("torch."))))
 
 
-def _refuse_overflow(name: str, values: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Raise UnsupportedFeature if a tensor has values that are lost; return whether it would be all zero."""
-    lost = lost_in_cast(values, dtype)
-    if lost.numel:
-        into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
-        has_wider = dtype == torch.float16 and values.dtype != torch.float64
-        what, hint = f"are too large for {into}", f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as"
-        hint = f"{hint} dtype= or in the model."
-        if lost.first is not None:
-            what, hint = f"{into} cannot hold, as {lost.first}", f"Make it {kept} in the model, as it is in the file."
-        raise UnsupportedFeature(
-            f"tensor {name!r} has values that {what}: {lost.numel:,} of {values.numel():,}", kind="overflow", hint=hint
-        )
-    return lost.all_zero
+def _overflow(name: str, values: torch.Tensor, dtype: torch.dtype, lost: Lost) -> UnsupportedFeature:
+    into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
+    has_wider = dtype == torch.float16 and values.dtype not in (torch.float64, torch.complex128)
+    what, hint = f"are too large for {into}", f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as"
+    hint = f"{hint} dtype= or in the model."
+    if lost.first is not None:
+        what, hint = f"{into} cannot hold, as {lost.first}", f"Make it {kept} in the model, as it is in the file."
+    fact = f"{name} has values that {what}: {lost.numel:,} of {values.numel():,}"
+    return UnsupportedFeature(fact, kind="overflow", hint=hint)
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
