@@ -86,7 +86,10 @@ _OF_DIFFUSERS: Final = tuple(
     f"{side}_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight" for side in ("down", "up")
 )
 _WIDTHS: Final = {"1": 768, "2": 1024, "XL": 2048, "XL refiner": 1280}
-_JOINT: Final = ("context_embedder.weight", "transformer_blocks.0.attn.add_k_proj.weight")
+_JOINT: Final = (
+    *("context_embedder.weight", "transformer_blocks.0.attn.add_k_proj.weight"),
+    "time_text_embed.text_embedder.linear_1.weight",
+)
 _VAE: Final = ("VAE", "vae", ("first_stage_model.", "vae.", ""))
 _KNOWN: Final = (
     *(_Known(f"Stable Diffusion {one}", "unet", _WHOLE, _OF_UNET, width) for one, width in _WIDTHS.items()),
@@ -104,7 +107,9 @@ _KNOWN: Final = (
 )
 _OF_VAES: Final = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "loss.")
 """What the names of one begin with where it is alone."""
-_OTHERS: Final = ("time_stack", "temporal_", "temp_attentions", "motion_modules", "distilled_guidance", "quantize.")
+_OTHERS: Final = (
+    *("controlnet_", "time_stack", "temporal_", "temp_attentions", "motion_modules", "distilled_guidance", "quantize."),
+)
 """In names of models that grew out of these, and are others."""
 _ENCODERS: Final = r"(?m)^(?:cond_stage_model|conditioner\.embedders\.\d|text_encoders\.\w+|text_encoder(?:_\d)?)\."
 

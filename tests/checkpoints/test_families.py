@@ -34,6 +34,13 @@ DIFFUSERS = {
     **{f"{side}_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight": [640, 1024] for side in ("down", "up")},
 }
 
+FLUX = {
+    "context_embedder.weight": [3072, 4096],
+    "transformer_blocks.0.attn.add_k_proj.weight": [3072, 3072],
+    "time_text_embed.text_embedder.linear_1.weight": [3072, 768],
+    "single_transformer_blocks.0.proj_mlp.weight": [12288, 3072],
+}
+
 
 def under(head: str, names: Shapes) -> Shapes:
     return {head + name: shape for name, shape in names.items()}
@@ -86,6 +93,7 @@ OTHERS: dict[str, tuple[str, Shapes]] = {
         {
             "context_embedder.weight": [1536, 4096],
             "pos_embed.proj.weight": [1536, 16, 2, 2],
+            "time_text_embed.text_embedder.linear_1.weight": [1536, 2048],
             "transformer_blocks.0.attn.add_k_proj.weight": [1536, 1536],
         },
     ),
@@ -93,14 +101,7 @@ OTHERS: dict[str, tuple[str, Shapes]] = {
         "Flux: transformer",
         {"txt_in.weight": [3072, 4096], "double_blocks.0.img_attn.norm.key_norm.scale": [128]},
     ),
-    "Flux, diffusers": (
-        "Flux: transformer",
-        {
-            "context_embedder.weight": [3072, 4096],
-            "transformer_blocks.0.attn.add_k_proj.weight": [3072, 3072],
-            "single_transformer_blocks.0.proj_mlp.weight": [12288, 3072],
-        },
-    ),
+    "Flux, diffusers": ("Flux: transformer", FLUX),
     "VAE": ("VAE", VAE),
     "VAE, diffusers": ("VAE", DIFFUSERS_VAE),
 }
@@ -108,6 +109,8 @@ NONE: dict[str, Shapes] = {
     "a model with an adapter in it": {"fc.weight": [64, 64], "fc.lora_A": [8, 64], "fc.lora_B": [64, 8]},
     "the same in PEFT": {"fc.base_layer.weight": [64, 64], "fc.lora_A.default.weight": [8, 64]},
     "videos": {**UNET, CROSS: [640, 1024], f"{WHOLE}input_blocks.1.1.time_stack.0.norm1.weight": [320]},
+    "ControlNet of Flux": {**FLUX, "controlnet_blocks.0.weight": [3072, 3072]},
+    "Bria": {name: FLUX[name] for name in FLUX if not name.startswith("time_")},
     "ControlNet": {key: DIFFUSERS[key] for key in DIFFUSERS if not key.startswith("up")},
     "quantised codes": {**VAE, "quantize.embedding.weight": [1024, 256]},
     "a VAE of videos": {**VAE, "decoder.conv_in.weight": [512, 16, 3, 3, 3]},
