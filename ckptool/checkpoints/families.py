@@ -21,8 +21,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import cut
 from ckptool.tensors.reading import LazyTensor
 
-_MARK: Final = "lora"
-_KOHYA: Final = r"(?s)lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(.+)"
+_BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?=.)|.*\.)"
 """Kohya's names have no dots: the target is what follows the last number."""
 _BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
 """What metadata of safetensors call the base model, the most exact first."""
@@ -176,12 +175,11 @@ def _embedding(tensors: Mapping[str, LazyTensor]) -> Family | None:
 def _image_model(tensors: Mapping[str, LazyTensor], text: str) -> Family | None:
     parts: dict[str, str] = {}
     for one in _KNOWN:
-        head = next((head for head in one.heads if all(head + name in tensors for name in one.names)), None)
-        if head is None:
-            continue
-        shape = tensors[head + one.names[0]].shape
-        if len(shape) == 4 if one.part == "vae" else one.width in (None, *shape[1:2]):
-            parts.setdefault(one.part, one.family)
+        for head in one.heads:
+            if all(head + name in tensors for name in one.names):
+                shape = tensors[head + one.names[0]].shape
+                if len(shape) == 4 if one.part == "vae" else one.width in (None, *shape[1:2]):
+                    parts.setdefault(one.part, one.family)
     if not parts or any(word in text for word in _OTHERS):
         return None
     family = next(iter(parts.values()))
@@ -210,25 +208,15 @@ def adapter_of(checkpoint: Checkpoint) -> Adapter | None:
     ranks: set[int] = set()
     modules: dict[str, None] = {}
     for name, tensor in checkpoint.tensors.items():
-        if _MARK not in name:
-            continue
-        found = re.fullmatch(_OF_KIND, name)
+        found = re.fullmatch(_OF_KIND, name) if "lora" in name else None
         if found is None or found.lastgroup != "LoRA" or len(tensor.shape) < 2:
             continue
         ranks.add(tensor.shape[0])
         modules.setdefault(found["module"])
     if not modules:
         return None
-    targets = dict.fromkeys(_target(module) for module in modules)
-    return Adapter(tuple(sorted(ranks)), tuple(targets), len(modules), _base(checkpoint.metadata))
-
-
-def _target(module: str) -> str:
-    kohya = re.fullmatch(_KOHYA, module)
-    return kohya[1] if kohya is not None else module.rpartition(".")[2]
-
-
-def _base(metadata: Mapping[str, str]) -> str | None:
-    """Return what the metadata say of the base model."""
+    targets = dict.fromkeys(re.sub(_BEFORE_TARGET, "", module) for module in modules)
+    metadata = checkpoint.metadata
     named = re.search(_PATH_IN_JSON, metadata.get(_DIFFUSERS, "")[:_LONGEST_TEXT])
-    return named[1] if named is not None else next((metadata[key] for key in _BASES if metadata.get(key)), None)
+    base = named[1] if named is not None else next((metadata[key] for key in _BASES if metadata.get(key)), None)
+    return Adapter(tuple(sorted(ranks)), tuple(targets), len(modules), base)

@@ -16,7 +16,7 @@ from ckptool.checkpoints.summary import Summary
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.nodes import Call, Inert, class_name
-from ckptool.sections import Fact, Section
+from ckptool.sections import Fact, Section, cut_middle
 from ckptool.sources.naming import command_line
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
 
 def _adapter(found: Adapter, room: Room) -> str:
     ranks = " and ".join(map(str, found.ranks)) if len(found.ranks) < 3 else f"{found.ranks[0]} to {found.ranks[-1]}"
-    targets = some([show(_clip(target, room)) for target in found.targets], room.extras)
-    base = f"; for {show(_clip(found.base, room))}" if found.base else ""
+    targets = some([show(cut_middle(target, room.path)) for target in found.targets], room.extras)
+    base = f"; for {show(cut_middle(found.base, room.path))}" if found.base else ""
     return f"of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
 
 
@@ -205,7 +205,7 @@ def _shards(checkpoint: Checkpoint) -> str:
 
 def _form(checkpoint: Checkpoint, room: Room) -> str:
     if checkpoint.form == "data" and isinstance(checkpoint.root, Call) and not checkpoint.root.pairs:
-        return f"{FORMS['data']}: {show(_clip(class_name(checkpoint.root), room))}"
+        return f"{FORMS['data']}: {show(cut_middle(class_name(checkpoint.root), room.path))}"
     if checkpoint.form != "model":
         return FORMS[checkpoint.form]
     cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
@@ -227,9 +227,9 @@ def _extra(path: str, node: Inert, room: Room) -> str:
         return describe(node)
     value = scalar_of(node)
     if value is None or (isinstance(value, str) and len(value) > _WORD):
-        return _clip(path, room)
+        return cut_middle(path, room.path)
     shown = f"{value:.6g}" if isinstance(value, float) else value
-    return f"{_clip(path, room)}={shown}"
+    return f"{cut_middle(path, room.path)}={shown}"
 
 
 def _beside(found: Beside, path: str) -> str:
@@ -244,10 +244,10 @@ def _beside(found: Beside, path: str) -> str:
 
 def _training(found: TrainingState, room: Room) -> str:
     """Return one line about an optimizer, a scheduler, a scaler or states of random number generators."""
-    name = show(_clip(found.key, room)) or "(root)"
+    name = show(cut_middle(found.key, room.path)) or "(root)"
     if found.role in ("rng", "scaler"):
         return f"{name}: {'states of random number generators' if found.role == 'rng' else 'gradient scaler'}"
-    kind = show(_clip(found.kind, room)) if found.kind else f"{found.role} of an unknown class"
+    kind = show(cut_middle(found.kind, room.path)) if found.kind else f"{found.role} of an unknown class"
     said = kind if found.class_name or not found.kind else f"{kind} by its settings"
     facts = []
     if found.role == "optimizer":
@@ -262,12 +262,8 @@ def _training(found: TrainingState, room: Room) -> str:
     return f"{name}: {', '.join([said, *facts])}"
 
 
-def _clip(path: str, room: Room) -> str:
-    return path if len(path) <= room.path else f"{path[: room.path // 2]}…{path[-room.path // 2 :]}"
-
-
 def _state_dict(found: StateDict, weights: StateDict | None, room: Room) -> str:
-    name = show(_clip(found.key, room)) or "(root)"
+    name = show(cut_middle(found.key, room.path)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
     numel = counted(found.numel, "parameter" if found.role in ("model", "ema") else "element")
