@@ -26,9 +26,14 @@ class Screen(NamedTuple):
     code: int
 
     @property
+    def styled(self) -> list[str]:
+        """The lines that stay: what was drawn over is gone."""
+        return _DRAWN_OVER.sub("", self.raw.replace("\r\n", "\n")).splitlines()
+
+    @property
     def lines(self) -> list[str]:
-        """The lines that stay, without styles: what was drawn over is gone."""
-        return STYLES.sub("", _DRAWN_OVER.sub("", self.raw.replace("\r\n", "\n"))).splitlines()
+        """The lines that stay, without styles."""
+        return [STYLES.sub("", line) for line in self.styled]
 
 
 def on_terminal(

@@ -26,7 +26,7 @@ def picture() -> str:
     lines: list[str] = []
     for command in COMMANDS:
         screen = on_terminal(command.split()[1:], COLUMNS)
-        lines += ["", f"$ \x1b[1m{command}\x1b[0m", *screen.raw.replace("\r\n", "\n").splitlines()]
+        lines += ["", f"$ \x1b[1m{command}\x1b[0m", *screen.styled]
     lines = lines[1:]
     width, height = round(COLUMNS * _CELL) + 2 * _EDGE, len(lines) * _LINE + 2 * _EDGE
     drawn = [text for at, line in enumerate(lines) for text in _drawn(line, _EDGE + (at + 0.75) * _LINE)]
