@@ -1,5 +1,7 @@
 """
-One checkpoint as a row of ``scan``: a pure function, so that any number of processes can share a list of paths.
+``scan``: a row for every checkpoint that paths stand for.
+
+The row of one is a pure function, so that any number of processes can share a list of paths.
 
 ``Rows`` is what a process does that works for ``scan``: files here are looked at one after the other, those far away in
 threads, which mostly wait.
@@ -8,12 +10,14 @@ threads, which mostly wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from ckptool.arguments import check_arguments
 from ckptool.cancellation import each
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -24,7 +28,7 @@ from ckptool.errors import Cancelled, Failure, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.json_beside import quantization_of
-from ckptool.formats.listing import Target
+from ckptool.formats.listing import Listing, Target, means_other, refuse_others
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.naming import is_far, is_folder, shown_path
@@ -344,3 +348,51 @@ _TEXT_OF: Final = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 
 def _line(found: dict[str, object]) -> bytes:
     return _TEXT_OF(found).encode()
+
+
+def scan(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    check: bool = False,
+    deep: bool = False,
+    digest: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[dict[str, Any]]:
+    """
+    Yield a row for every checkpoint in folders and below, as ``ckptool scan`` prints it. Nothing in them runs.
+
+    A path is a folder, a checkpoint of any kind, a pattern, or an address. Files of other kinds have no row, unless
+    they are named. A file that cannot be opened has one with an ``error``. With ``check``, every pickle and container
+    is looked at; with ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are
+    read for their digest. One file is looked at after the other, by this process; the command line uses all cores.
+
+    Raises:
+        NotACheckpoint: There are files, and none is a checkpoint.
+        Cancelled: ``limits`` have a cancellation, and it was.
+    """
+    check_arguments(scan, locals())
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return _rows([os.fspath(path) for path in given], Asked(check=check, deep=deep, digest=digest), limits)
+
+
+def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, Any]]:
+    listing = Listing(paths)
+    passed, is_empty = 0, True
+    while (target := listing.next()) is not None:
+        found: dict[str, Any] = row(target.path, asked, limits)
+        listing.add(found["beside"] or ())
+        if is_other(found, is_meant=target.is_meant):
+            passed += 1
+            continue
+        is_empty = False
+        yield found
+    if passed and is_empty:
+        refuse_others(passed, paths)
+
+
+def is_other(found: Mapping[str, Any], *, is_meant: bool) -> bool:
+    """Say whether a row is of a file that is no checkpoint, and was not said to be one."""
+    error = found["error"]
+    if not error or is_meant or found["grade"] != "unknown" or "CK209" in found["findings"]:
+        return False
+    return means_other(error["type"], error["kind"])

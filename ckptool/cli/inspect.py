@@ -163,10 +163,9 @@ class _Inspected(Result):
         return [self._checkpoint.format, self._checkpoint.form, *sizes]
 
     def object(self) -> dict[str, object]:
-        from ckptool.inspecting.object import inspect_object  # few are asked for
+        from ckptool.inspecting.inspect import inspect_object  # few are asked for
 
-        checkpoint = self._checkpoint
-        return with_hints(inspect_object(checkpoint, summarise(checkpoint), self.findings, self._tensors, self._digest))
+        return with_hints(inspect_object(self._checkpoint, self.findings, self._tensors, self._digest))
 
     def table(self, *, is_raw: bool) -> Table:
         return self._table(self._tensors[: limit_of(self._options)], is_raw=is_raw)

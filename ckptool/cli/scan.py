@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.policy import Policy
-from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, lost_row
-from ckptool.checking.scan import is_other
+from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
 from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json

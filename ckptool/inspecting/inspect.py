@@ -1,23 +1,38 @@
-"""``inspect``: what is in a checkpoint, as a report."""
+"""``inspect``: what is in a checkpoint, as a report, and as an object for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckptool.arguments import check_arguments
+from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.summary import sharing, summarise
+from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
 from ckptool.formats import open_checkpoint
-from ckptool.inspecting.columns import DEFAULT_COLUMNS, tensor_table
-from ckptool.inspecting.facts import findings_of, head_sections
-from ckptool.inspecting.object import inspect_object
+from ckptool.formats.json_beside import quantization_of
+from ckptool.inspecting.columns import DEFAULT_COLUMNS, tensor_file_offset, tensor_table
+from ckptool.inspecting.facts import SCHEMA, adapter_in, family_in, findings_of, head_sections
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import cut
+from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.sections import Section, html_of, text_of
 from ckptool.sources.files import Origin
+from ckptool.tensors.pieces import Cut, cut_of
+from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.families import Adapter
+    from ckptool.checkpoints.quantized import Quantization
+
+_LONGEST_CLASS = 256
+_SHARED_LISTED = 32
+_GROUPS_LISTED = 1 << 10
+_PIECES_LISTED = 1 << 8
+_SHARED_LENGTH = 1 << 12
 
 
 class InspectReport:
@@ -39,7 +54,7 @@ class InspectReport:
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
         tensors = self._checkpoint.tensors.values()
-        found = inspect_object(self._checkpoint, self.summary, self.findings, tensors, self._digest)
+        found = inspect_object(self._checkpoint, self.findings, tensors, self._digest)
         return {**found, "tensors": list(found["tensors"])}
 
     def _sections(self) -> Iterator[Section]:
@@ -77,3 +92,147 @@ def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LI
 
             known = digest_or_why(checkpoint, limits)
         return InspectReport(checkpoint, known)
+
+
+def inspect_object(
+    checkpoint: Checkpoint, findings: Sequence[Finding], tensors: Iterable[LazyTensor], digest: Known | None = None
+) -> dict[str, Any]:
+    """Return the object; its tensors are made as they are asked for."""
+    summary = summarise(checkpoint)
+    asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
+    groups = sharing(checkpoint.tensors.values())
+    shared = {name: group for group in groups for name in group}
+    parameters = parameter_names(checkpoint)
+    family = family_in(checkpoint)
+    return {
+        "schema": SCHEMA,
+        "path": checkpoint.path,
+        "member": checkpoint.member,
+        "file_nbytes": checkpoint.file_nbytes,
+        "format": checkpoint.format,
+        "form": checkpoint.form,
+        "summary": {
+            "tensors": summary.tensors,
+            "tied": summary.tied,
+            "numel": summary.numel,
+            "parameters": summary.parameters,
+            "nbytes": summary.nbytes,
+            "devices": summary.devices,
+            "dtypes": summary.dtypes,
+            "prefixes": list(summary.prefixes),
+        },
+        **asked,
+        "state_dicts": [
+            {
+                "key": found.key,
+                "role": found.role,
+                "tensors": len(found),
+                "numel": found.numel,
+                "class": found.class_name,
+                "is_weights": found is checkpoint.weights,
+            }
+            for found in checkpoint.state_dicts
+        ],
+        **({} if family is None else {"family": family._asdict()}),
+        "adapter": _adapter_json(adapter_in(checkpoint)),
+        "quantization": _quantization_json(quantization_of(checkpoint)),
+        "training": [_training_json(found) for found in training_states(checkpoint)],
+        "tensors": (
+            _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
+            for tensor in tensors
+        ),
+        "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
+        "members": [member._asdict() for member in checkpoint.members],
+        "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
+        "beside": [one._asdict() for one in checkpoint.beside],
+        "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
+        "extras": [
+            {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
+            for path, node in checkpoint.extras
+        ],
+        "globals": [str(found) for found in checkpoint.globals],
+        "findings": [finding._asdict() for finding in findings],
+    }
+
+
+def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        "ranks": list(found.ranks),
+        "targets": [cut(target, _LONGEST_CLASS) for target in found.targets[:_GROUPS_LISTED]],
+        "modules": found.modules,
+        "base": found.base and cut(found.base, _LONGEST_CLASS),
+    }
+
+
+def _quantization_json(found: Quantization | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    schemes = [
+        {"name": cut(name), "weights": len(weights), "unscaled": list(map(cut, unscaled[:_GROUPS_LISTED]))}
+        for name, weights, unscaled in found.schemes
+    ]
+    return {"schemes": schemes, "method": found.settings and cut(found.settings.method), "tensors": len(found.types)}
+
+
+def _training_json(found: TrainingState) -> dict[str, object]:
+    return {
+        "key": found.key,
+        "role": found.role,
+        "kind": found.kind and cut(found.kind),
+        "class": found.class_name and cut(found.class_name),
+        "steps": found.steps,
+        "groups": [group._asdict() for group in found.groups[:_GROUPS_LISTED]],
+    }
+
+
+def _tensor_json(
+    tensor: LazyTensor,
+    shared: Mapping[str, Sequence[str]],
+    shard: str | None = None,
+    parameter: str | None = None,
+) -> dict[str, object]:
+    info = tensor.info
+    others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
+    lengths = accumulate(map(len, others))  # each of a thousand tensors would list the same long names
+    others = [name for name, length in zip(others, lengths, strict=True) if length <= _SHARED_LENGTH]
+    found: dict[str, object] = {
+        "name": tensor.name,
+        "shape": list(info.shape),
+        "dtype": info.dtype.name,
+        "device": info.location,
+        "numel": info.numel,
+        "nbytes": info.total_nbytes,
+        "stride": list(info.stride),
+        "storage_offset": info.storage_offset,
+        "requires_grad": info.requires_grad,
+        "kind": info.kind,
+        "storage": info.storage.key if info.storage else "",
+        "file_offset": tensor_file_offset(info),
+        "shared_with": others[:_SHARED_LISTED],
+        "layout": info.layout,
+    }
+    if shard is not None:
+        found["shard"] = shard
+    if parameter is not None:
+        found["parameter"] = cut(parameter)
+    pieces = cut_of(info)
+    if pieces is not None:
+        found["pieces"] = _pieces_json(pieces)
+    if info.subclass:
+        found["subclass"] = cut(info.subclass, _LONGEST_CLASS)
+    if info.details:
+        found["details"] = dict(info.details)
+    if info.parts:
+        found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
+    return found
+
+
+def _pieces_json(pieces: Cut) -> dict[str, object]:
+    boxes = [(list(one.offsets), list(one.sizes), cut(one.file)) for one in pieces.pieces[:_PIECES_LISTED]]
+    return {
+        "count": len(pieces.pieces),
+        "along": pieces.along,
+        "boxes": [{"offsets": offsets, "sizes": sizes, "file": file} for offsets, sizes, file in boxes],
+    }
