@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,10 +79,15 @@ def _frozen_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tests")
+
+
 @pytest.fixture
-def tmp_path(tmp_path: Path) -> Path:
+def tmp_path(_folders: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder that is alone: whoever opens a file asks what is beside its folder, which would be every test."""
-    alone = tmp_path / "alone"
+    alone = Path(tempfile.mkdtemp(prefix=f"{request.node.name.partition('[')[0][:40]}-", dir=_folders)) / "alone"
     alone.mkdir()
     return alone
 

@@ -16,7 +16,7 @@ from tests.build import call, named
 from tests.checking.test_would_run import CONTAINERS, PIECES
 from tests.fuzz.calls import missing, program, run_files, unpickled
 from tests.hostile.cases.every import CASES
-from tests.scale import scaled, step, times
+from tests.scale import exhaustive, scaled, step, times
 
 PROGRAMS = times(3_000, 40_000)
 ROOT = Path(__file__).parents[2]
@@ -32,9 +32,10 @@ def test_no_call_of_python_s_unpickler_is_missing() -> None:
     assert f"{PROGRAMS:,} programs, 0 with a call that is not told" in done.stdout
 
 
+@exhaustive
 def test_no_call_in_the_hostile_files_is_missing(tmp_path: Path) -> None:
     hostile = [case.make for case in CASES if case.row.startswith("P") and isinstance(case.make, bytes)]
-    for number, data in enumerate([one for one in hostile if len(one) < 100_000][:: step(12)]):
+    for number, data in enumerate([one for one in hostile if len(one) < 100_000][:: step(12, 3)]):
         (tmp_path / f"{number}").write_bytes(data)
     for number, packed in enumerate([*CONTAINERS.values(), *PIECES.values()]):
         (tmp_path / f"packed {number}").write_bytes(packed(call(named("os", "system"), "true")))

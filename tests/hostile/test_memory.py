@@ -14,6 +14,7 @@ from tests.build import named
 from tests.hostile.cases.pickles import zipped
 from tests.hostile.growth import SHAPES, on_linux, pickle_of, too_large
 from tests.program import invoke
+from tests.scale import exhaustive
 
 VERBS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "{}"),
@@ -50,6 +51,7 @@ def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(
     assert too_large({verb: VERBS[verb] for verb in verbs}, tmp_path, data) == {}
 
 
+@exhaustive
 @on_linux
 def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
     from ckptool import LimitExceeded, open_checkpoint

@@ -31,7 +31,7 @@ from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
 from tests.program import invoke
-from tests.scale import in_turn, scaled, step, times
+from tests.scale import exhaustive, in_turn, scaled, step, times
 
 Commit = Literal["in_place", "swap"]
 pytestmark = where.on_any
@@ -773,6 +773,7 @@ for path in sys.argv[2:]:
 """
 
 
+@exhaustive
 def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[Path, Path], tmp_path: Path) -> None:
     state = lenet(1).state_dict()
     bad = {

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.fixture_set.places import relative, relative_code, relative_places
+from tests.scale import exhaustive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,7 @@ def test_a_place_is_told_from_the_nearest_folder_of_modules(monkeypatch: pytest.
     assert relative("") == ""
 
 
+@exhaustive
 def test_code_and_settings_are_as_before_afterwards() -> None:
     from torch._inductor import config
 

@@ -36,16 +36,6 @@ def test_lenet_learns_the_digits():
     assert trained.epochs[-1].loss < trained.epochs[0].loss / 4
 
 
-def test_no_digit_is_both_trained_on_and_held_out():
-    split = trainer.digits(8, seed=0)
-    train_images, held_out_images = split.train.tensors[0], split.held_out.tensors[0]
-    known = {image.numpy().tobytes() for image in train_images}
-
-    assert len(train_images) + len(held_out_images) == 1797
-    # The data set itself holds no two equal images.
-    assert not any(image.numpy().tobytes() in known for image in held_out_images)
-
-
 def test_a_run_repeats_and_another_seed_does_not():
     split = trainer.digits(8, seed=0)
     runs = [train(small, split, Recipe(epochs=1, seed=seed), CPU) for seed in (3, 3, 4)]

@@ -179,6 +179,7 @@ def test_the_server_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
     assert re.fullmatch("reloaded: model.pth: 10 of 10 tensors.*\n", run.stderr)
 
 
+@exhaustive
 def test_a_worker_that_cannot_load_does_not_start(tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.pth"
     checkpoint.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")

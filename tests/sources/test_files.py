@@ -28,7 +28,7 @@ from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
 from ckptool.sources.source import BytesSource, SliceSource, StreamSource
 from tests import build
-from tests.scale import times
+from tests.scale import exhaustive, times
 
 DATA = bytes(range(256)) * 4
 CHECKPOINT = build.torch_zip({"w": build.tensor(build.storage(numel=4096), (4096,))}, {"0": build.floats(4096)})
@@ -568,6 +568,7 @@ def test_a_folder_that_may_not_be_entered_is_named_and_not_the_file(
     assert (beside.message, beside.command) == ("permission denied", f"chmod u+r -- {tmp_path}/b.pth")
 
 
+@exhaustive
 def test_what_is_open_where_python_ends_says_nothing() -> None:
     pytest.importorskip("torch")
     fixture = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-model-forged-cuda0-legacy.pth"
