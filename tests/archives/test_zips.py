@@ -79,12 +79,6 @@ class _Pipe(io.RawIOBase):
         return self._target.write(bytes(data))  # type: ignore[call-overload]
 
 
-def test_members_come_in_the_order_of_their_bytes() -> None:
-    members = [stored("c", b"1"), stored("a", b"2"), stored("b", b"3")]
-
-    assert list(read(whole(members, listed=members[::-1]))) == ["c", "a", "b"]
-
-
 def test_what_torch_writes_is_what_python_finds_in_it() -> None:
     data = saved()
     with zipfile.ZipFile(io.BytesIO(data)) as expected:
@@ -187,12 +181,6 @@ def test_files_without_checksums_are_read() -> None:
     with open_checkpoint(data) as checkpoint:
         oracle.assert_same(checkpoint, VIEWS)
     assert {record.crc32 for name, record in read(data).items() if "/data/" in name} == {0}
-
-
-def test_names_in_the_code_page_of_dos_are_read() -> None:
-    member = Member(name="modèle/x".encode("cp437"))
-
-    assert list(read(whole([member]))) == ["modèle/x"]
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="sparse files are POSIX's")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
 from struct import pack
 
 import pytest
 
-from ckptool import LimitExceeded, Limits, TruncatedFile, open_checkpoint
-from ckptool.pickles.machine import Machine
+from ckptool import LimitExceeded, Limits, open_checkpoint
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import torch_zip
@@ -37,24 +35,6 @@ def test_as_many_opcodes_as_allowed_are_read_and_not_one_more(before: int, is_re
         assert caught.value.kind == "pickle-bomb"
     else:
         read(opcodes)
-
-
-def test_a_small_file_may_have_a_mebibyte_and_others_four_times_their_size() -> None:
-    for packed, most in ((1, MOST), (MOST // 4 - 1, MOST), (MOST // 4, MOST), (MOST // 4 + 1, MOST + 4)):
-        assert Machine(BytesSource(b".", packed_nbytes=packed), 0).left_nbytes == most
-    assert Machine(BytesSource(b"."), 0).left_nbytes == inf
-
-
-def test_what_is_skipped_may_reach_to_the_end_and_no_further() -> None:
-    machine = Machine(BytesSource(bytes(100)), 0)
-    with pytest.raises(TruncatedFile):
-        machine.skip(101)
-    machine.skip(99)
-    assert machine.peek() == 0
-    machine.skip(1)
-    assert machine.position == 100
-    with pytest.raises(TruncatedFile):
-        machine.peek()
 
 
 def test_long_texts_are_no_opcodes() -> None:

@@ -53,36 +53,6 @@ def test_a_file_that_shrank_is_told_of_with_its_numbers(source: FileSource, over
         assert (caught.value.offset, caught.value.needed, caught.value.actual) == (begin, 200, max(0, 200 - over))
 
 
-def test_a_mapping_of_a_file_that_shrank_is_told_of(source: FileSource, tmp_path: Path) -> None:
-    assert bytes(source.map()[-3:]) == DATA[-3:]
-    os.truncate(tmp_path / "x", 100)
-
-    with pytest.raises(SourceChanged) as caught:
-        source.map()
-    assert (caught.value.needed, caught.value.actual) == (len(DATA), 100)
-
-
-def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> None:
-    """A process that was started without its standard input has a file in its place."""
-    number, source._held.fd = source._held.fd, 0
-    keep = os.dup(0)
-    try:
-        os.dup2(number, 0)
-        assert source.fileno() == 0
-        assert source.read(7, 3) == DATA[7:10]
-        source.open_sibling("x").close()
-        source._held.__del__()
-        with pytest.raises(OSError, match="descriptor"):
-            os.fstat(0)
-        for use in (lambda: source.read(0, 1), source.fileno):
-            with pytest.raises(ValueError, match="closed"):
-                use()
-    finally:
-        os.dup2(keep, 0)
-        os.close(keep)
-        os.close(number)
-
-
 def test_a_change_of_a_file_that_keeps_its_name_and_times_is_told_of(source: FileSource, tmp_path: Path) -> None:
     path, before = tmp_path / "x", (tmp_path / "x").stat()
     os.link(path, tmp_path / "y")
@@ -170,40 +140,3 @@ def test_a_folder_names_up_to_four_of_its_files(tmp_path: Path) -> None:
         shown = ", ".join(f"{number}.pt" for number in range(1, min(count, 4) + 1))
         more = f" and {count - 4} more" if count > 4 else ""
         assert caught.value.hint == f"Name a file in it: {shown}{more}"
-
-
-def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(13, "denied")
-
-    (tmp_path / "x").touch()
-    monkeypatch.setattr(os, "open", refuse)
-    for path, kind in ((tmp_path, "directory"), (tmp_path / "x", "permission")):
-        with pytest.raises(FileUnavailable) as caught:
-            FileSource(str(path))
-        assert caught.value.kind == kind
-
-
-# Reading ahead
-
-
-@pytest.mark.parametrize(("below", "digits"), [(0, 40), (0, 64), (7, 40), (7, 64)])
-def test_a_link_that_was_copied_as_text_is_taken_for_one_up_to_its_greatest_length(
-    below: int, digits: int, tmp_path: Path
-) -> None:
-    snapshot, blobs = tmp_path / "repository/snapshots/c0ffee", tmp_path / "repository/blobs"
-    place = snapshot.joinpath(*"abcdefg"[:below])
-    place.mkdir(parents=True)
-    blobs.mkdir()
-    (blobs / ("0f" * (digits // 2))).write_bytes(b"the blob")
-    (snapshot / "index").touch()
-    text = "../" * (below + 2) + "blobs/" + "0f" * (digits // 2)
-    name = "/".join([*"abcdefg"[:below], "model"])
-    index = FileSource(str(snapshot / "index"))
-    for content, expected in ((text, b"the blob"), (text + "\n", (text + "\n").encode())):
-        (place / "model").write_text(content)
-        source = index.open_sibling(name)
-        assert source.read(0, source.nbytes) == expected
-    index.close()

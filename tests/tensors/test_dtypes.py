@@ -10,7 +10,6 @@ import safetensors
 import torch
 
 from ckptool import DType
-from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES
 from tests.each import each
 
@@ -96,16 +95,6 @@ def test_every_code_means_as_many_bytes_as_the_reference_thinks(code: str) -> No
     header = json.dumps({"x": {"dtype": code, "shape": [size], "data_offsets": [0, row.itemsize]}}).encode()
 
     safetensors.deserialize(len(header).to_bytes(8, "little") + header + bytes(row.itemsize))
-
-
-def test_no_name_code_or_number_is_there_twice() -> None:
-    for key in ("name", "storage_class", "safetensors", "pt2"):
-        values = [getattr(row, key) for row in dtypes.DTYPES if getattr(row, key) is not None]
-        assert len(values) == len(set(values)), key
-
-
-def test_a_type_shows_its_name() -> None:
-    assert str(named("bfloat16")) == "bfloat16"
 
 
 @pytest.mark.parametrize(("name", "values"), [("quint4x2", 2), ("quint2x4", 4)])

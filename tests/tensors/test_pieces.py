@@ -116,20 +116,6 @@ def test_sizes_near_the_largest_are_exact() -> None:
         check_tiling("w", (largest,), [((0,), (largest - 1,)), ((largest - 2,), (1,))])
 
 
-def test_empty_tensors_and_pieces() -> None:
-    check_tiling("w", (0, 3), [])
-    check_tiling("w", (0, 3), [((0, 0), (0, 3)), ((0, 3), (0, 0))])
-    check_tiling("w", (2, 3), [((0, 0), (2, 3)), ((2, 0), (0, 3))])
-    check_tiling("w", (), [((), ())])
-    with pytest.raises(MalformedFile, match="hole"):
-        check_tiling("w", (), [])
-    with pytest.raises(MalformedFile, match="overlap"):
-        check_tiling("w", (), [((), ()), ((), ())])
-    empty = PiecesSource((0, 3), BY_NAME["float32"], [])
-    assert empty.read(0, 0) == b"".join(empty.chunks()) == b""
-    assert empty.extents() == []
-
-
 @pytest.mark.parametrize("kind", ["rows", "grid", "bricks", "pinwheels", "random"])
 def test_tilings_of_many_boxes_are_judged_quickly(kind: str) -> None:
     count, shape, rng = 2_500, (1 << 20, 1 << 20), random.Random(5)
@@ -215,17 +201,6 @@ def test_a_band_looks_at_few_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     assert looked_at < 5_000
 
 
-def test_rows_larger_than_a_band_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(3)
-    whole = array((2, 60_000), "float32", rng)
-    boxes = [((0, at), (2, 20_000)) for at in range(0, 60_000, 20_000)]
-    monkeypatch.setattr(pieces_module, "_BAND_NBYTES", 1 << 14)
-    source = in_pieces(whole, "float32", boxes, rng, tmp_path / "file")
-    bands = list(source.chunks())
-    assert b"".join(bands) == whole.tobytes()
-    assert max(map(len, bands)) <= 1 << 14
-
-
 def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
     rng = random.Random(7)
     whole = array((600, 500), "float32", rng)
@@ -249,21 +224,3 @@ def test_a_piece_that_repeats_few_bytes_is_refused() -> None:
     source = PiecesSource(info.shape, info.dtype, [Piece((0, 0), info.shape, "file", lambda: info)], name="w")
     with pytest.raises(LimitExceeded, match="repeats 4 bytes"):
         source.read(0, 10)
-
-
-@pytest.mark.parametrize("change", [{"shape": (3, 2)}, {"dtype": BY_NAME["int32"]}, {"layout": "sparse_coo"}])
-def test_pieces_that_contradict_what_was_said_are_refused(change: dict[str, object]) -> None:
-    storage = StorageRef("0", "cpu", 24, BytesSource(bytes(24)), 0)
-    info = TensorInfo(BY_NAME["float32"], (2, 3), (3, 1), 0, storage, "cpu")._replace(**change)  # type: ignore[arg-type]
-    source = PiecesSource((2, 3), BY_NAME["float32"], [Piece((0, 0), (2, 3), "file", lambda: info)], name="w")
-    with pytest.raises(MalformedFile, match="the piece of 'w'"):
-        source.read(0, 24)
-
-
-@pytest.mark.parametrize("shape", [(6,), (2, 3), (3, 2), (1, 6), (6, 1)])
-def test_the_whole_is_packed_in_the_shape_that_it_is_given(shape: tuple[int, ...]) -> None:
-    source = in_pieces(np.arange(6, dtype=np.float32).reshape(2, 3), "float32", [((0, 0), (2, 3))], random.Random(0))
-    info = pieces_module.in_pieces("w", shape, BY_NAME["float32"], source, "cpu")
-
-    assert info.stride == tuple(np.lib.stride_tricks.as_strided(np.empty(shape, np.int8)).strides)
-    assert (info.stride is source.steps) == (shape == (2, 3))

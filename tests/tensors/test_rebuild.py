@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from struct import pack
 from typing import Any
 
 import pytest
-import torch
 
 from ckptool import AmbiguousFile, LazyTensor, UnsupportedFeature, open_checkpoint
 from ckptool.errors import MalformedFile
 from ckptool.pickles.numpy_values import numpy_scalar
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
-from tests import build
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
 from tests.each import each
 
@@ -144,29 +141,6 @@ def test_only_the_exact_name_makes_a_tensor(function: bytes) -> None:
     assert found.form == "data"
 
 
-def test_what_the_names_ask_for_is_listed_in_order() -> None:
-    found = open_checkpoint(torch_zip({"w": PLAIN}, FLOATS))
-
-    assert [str(name) for name in found.globals] == [
-        "torch._utils._rebuild_tensor_v2",
-        "torch.FloatStorage",
-        "collections.OrderedDict",
-    ]
-
-
-def test_one_node_under_two_names_is_one_tensor() -> None:
-    found = open_checkpoint(torch_zip(b"}(" + ops("a") + PLAIN + b"q\1" + ops("b") + b"h\1u", FLOATS)).tensors
-
-    assert found["a"].info is found["b"].info
-
-
-def test_two_tensors_of_one_storage_share_it() -> None:
-    found = open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(), (2,), (1,), 2)}, FLOATS)).tensors
-
-    assert found["a"].info.storage == found["b"].info.storage
-    assert found["b"].read() == floats()[8:]
-
-
 INDICES = tensor(storage("1", 2, "LongStorage"), (1, 2), (2, 1))
 WITH_INDICES = {"0": floats(), "1": pack("<2q", 0, 3)}
 
@@ -269,21 +243,6 @@ def test_a_numpy_scalar_is_its_type_and_its_value(
     assert numpy_scalar_of(code, data, order, encoded) == expected
 
 
-@pytest.mark.parametrize(
-    "value", [7, call(named("numpy", "scalar")), call(named("numpy.core.multiarray", "scalar")), [1]]
-)
-def test_other_calls_are_no_numpy_scalars(value: Any) -> None:
-    assert numpy_scalar(read_pickle(BytesSource(pickled(value))).root) is None
-
-
-def test_tensors_of_one_inline_stream_share_their_storage() -> None:
-    stored = call(named("torch.storage", "_load_from_bytes"), raw(STREAM) + b"q\1")
-    again = call(named("torch.storage", "_load_from_bytes"), b"h\1")
-    found = open_checkpoint(pickled({"a": tensor(stored), "b": tensor(again)})).tensors
-
-    assert found["a"].info.storage == found["b"].info.storage
-
-
 def test_an_empty_storage_may_have_two_types() -> None:
     empty = {"a": tensor(storage(numel=0), (0,)), "b": tensor(storage(numel=0, dtype="LongStorage"), (0,))}
     found = open_checkpoint(torch_zip(empty, {"0": b""})).tensors
@@ -297,13 +256,6 @@ def test_a_view_of_a_legacy_storage_begins_inside_it() -> None:
 
     assert (found.info.storage.key, found.info.storage.nbytes) == ("5", 8)
     assert found.read() == floats()[4:12]
-
-
-def test_torch_reads_what_the_tests_build() -> None:
-    files = build.one_of_each()
-
-    assert torch.load(BytesIO(files["torch_zip"]))["half"].tolist() == [[0, 2], [1, 3]]
-    assert torch.load(BytesIO(files["torch_legacy"]))["half"].tolist() == [[0, 2], [1, 3]]
 
 
 def test_one_storage_may_not_be_on_two_devices() -> None:
@@ -330,13 +282,6 @@ def test_tensors_that_share_a_state_have_the_same_parts() -> None:
     state = ops({"note": 1, "scale": PLAIN})
 
     assert parts(b"](" + with_state(state + b"q\5") + with_state(b"h\5") + b"e") == {"0": ["scale"], "1": ["scale"]}
-
-
-def test_a_tensor_in_the_state_that_it_shares_is_a_part_of_the_others_alone() -> None:
-    first = with_state(b"}q\5") + b"q\6" + b"0h\5" + ops("me") + b"h\6s" + b"0"
-    tree = first + b"](h\6" + with_state(b"h\5") + b"e"
-
-    assert parts(tree) == {"0": [], "1": ["me"]}
 
 
 MADE_BY = named("geoopt.tensor", "_rebuild_manifold_tensor")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from typing import Any
 
@@ -36,26 +35,6 @@ def read(found: TensorInfo, **limits: int) -> bytes:
 # Extents: offset + 1 + Σ (size - 1) · stride elements
 
 
-@each(
-    ("shape", "stride", "offset"),
-    [
-        ((), (), 59),
-        ((60,), (1,), 0),
-        ((4, 15), (15, 1), 0),
-        ((15, 4), (1, 15), 0),
-        ((2, 2), (58, 1), 0),
-        ((1, 1), (1000, 1000), 59),
-        ((60,), (0,), 59),
-        ((0,), (1,), 60),
-        ((0, 5), (10**9, 10**9), 10**12),
-        ((10**9, 0), (1, 1), 0),
-        ((1,) * 64, (1,) * 64, 0),
-    ],
-)
-def test_a_tensor_inside_its_storage_is_accepted(shape: Any, stride: Any, offset: int) -> None:
-    tensor.check_extent(info(shape, stride, offset))
-
-
 @pytest.mark.parametrize(
     ("shape", "stride", "offset", "needed"),
     [
@@ -85,18 +64,6 @@ def test_what_is_no_size_is_refused(place: str, bad: Any) -> None:
 
     with pytest.raises(MalformedFile):
         tensor.check_extent(info(**fields))
-
-
-def test_extents_agree_with_counting_one_by_one() -> None:
-    for shape in itertools.product(range(4), repeat=2):
-        for stride in itertools.product(range(5), repeat=2):
-            for offset in range(4):
-                places = [offset + i * stride[0] + j * stride[1] for i in range(shape[0]) for j in range(shape[1])]
-                needed = max(places, default=-1) + 1
-                tensor.check_extent(info(shape, stride, offset, data=bytes(4 * needed)))
-                if needed:
-                    with pytest.raises(MalformedFile):
-                        tensor.check_extent(info(shape, stride, offset, data=bytes(4 * needed - 1)))
 
 
 # What can be asked of it
@@ -132,26 +99,12 @@ def test_sizes_are_of_the_elements_packed_together(dtype: str, shape: tuple[int,
     assert (found.nbytes, len(read(found))) == (nbytes, nbytes)
 
 
-def test_parts_count_where_all_is_counted() -> None:
-    part = info((3,), (1,))
-    whole = TensorInfo(
-        part.dtype, (3, 3), (), 0, None, "cpu", layout="sparse_coo", parts=(("values", part), ("more", part))
-    )
-
-    assert (whole.nbytes, whole.total_nbytes, whole.numel) == (0, 24, 9)
-    assert info((3,), (1,), parts=(("scale", part),)).total_nbytes == 24
-
-
 def test_numbers_in_a_file_cannot_be_chosen_to_have_one_hash() -> None:
     # Integers that differ by this have one hash, and a step over a single element may be any number.
     one = info((1, 1), (1, 1))
     hashes = {hash(identity(one._replace(stride=(1 + step * sys.hash_info.modulus, 1)))) for step in range(4)}
 
     assert len(hashes) == 4
-
-
-def test_a_lazy_tensor_shows_what_it_is() -> None:
-    assert repr(LazyTensor("a.b", info((2, 3), (3, 1)))) == "<LazyTensor 'a.b' float32 [2, 3] cpu>"
 
 
 # What is not read
@@ -181,23 +134,6 @@ def test_views_of_types_of_less_than_a_byte_are_refused_by_name() -> None:
         with pytest.raises(UnsupportedFeature) as caught:
             read(found)
         assert caught.value.kind == "no-plain-bytes"
-
-
-def test_only_the_bytes_of_a_view_are_read() -> None:
-    class Counting(BytesSource):
-        taken = 0
-
-        def read(self, offset: int, nbytes: int) -> bytes:
-            Counting.taken += nbytes
-            return super().read(offset, nbytes)
-
-    source = Counting(bytes(1 << 20))
-    storage = StorageRef("0", "cpu", 1 << 20, source, 0)
-    row = TensorInfo(BY_NAME["float32"], (64,), (1,), 4096, storage, "cpu")
-    LazyTensor("row", row).read()
-    assert Counting.taken == 256
-    LazyTensor("empty", row._replace(shape=(0,), stride=(1,))).read()
-    assert Counting.taken == 256
 
 
 def tensors_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
