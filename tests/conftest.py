@@ -94,6 +94,7 @@ def tmp_path(_folders: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
-    started = Strangers(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("strangers"))
+    own = tmp_path_factory.getbasetemp()
+    started = Strangers((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "strangers")
     yield started
     started.close()
