@@ -17,14 +17,8 @@ from typing import Final, TypeAlias
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, Pairs
 
-_HOMES: Final = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
 _ABSENT: Final = Global("", "")
 """What is not as its class pickles it today."""
-
-
-def is_quantized(class_name: str) -> bool:
-    """Say whether a class is one of torch's quantised modules."""
-    return class_name.startswith(_HOMES) and ".quantized." in class_name
 
 
 def added_entries(class_name: str, module: Call) -> Pairs | None:
@@ -47,14 +41,14 @@ def added_entries(class_name: str, module: Call) -> Pairs | None:
 
 
 def is_conv(class_name: str) -> bool:
-    """Say whether a class pickles as a tuple, which holds none of what other modules are known by."""
-    return is_quantized(class_name) and _fields(class_name) is _CONV
+    """Say whether a quantised class pickles as a tuple, which holds none of what other modules are known by."""
+    return _fields(class_name) is _CONV
 
 
 def version_of(class_name: str) -> int | None:
     """Return the ``_version`` of a class of quantised modules; None if it is the one that most classes have."""
     name = class_name.rpartition(".")[2]
-    if not is_quantized(class_name) or ".sparse." in class_name or ".reference." in class_name:
+    if ".sparse." in class_name or ".reference." in class_name:
         return None
     if name.startswith("Linear"):
         return 4 if ".dynamic." in class_name else 3

@@ -794,7 +794,7 @@ def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[
     (tmp_path / "gone").unlink()
     folder = Path(ckptool.__file__).parents[1] / "fixtures"
     fixtures = [*sorted((folder / "invalid").iterdir()), *sorted((folder / "valid").glob("*.pth"))]
-    fixtures = [path for path in fixtures if path.suffix != ".json"][:: step(6)]
+    fixtures = [path for path in fixtures if path.suffix != ".json"][:: step(12)]
     paths = [*(tmp_path / name for name in bad), *fixtures]
     arguments = [sys.executable, "-c", LATE, *map(str, (files[0], *paths))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=200)
