@@ -37,6 +37,7 @@ UNREADABLE: Final = "unreadable"
 _RANK: Final = {str(grade): rank for rank, grade in enumerate(get_args(Grade))}
 _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 CONDITIONS: Final = (*_RANK, *_SEVERITIES, UNREADABLE, *CODES)
+IGNORED: Final = (UNREADABLE, *CODES)
 DEFAULT: Final = ("warning",)
 _GRADED: Final = {"CK205": "system", "CK216": "system", "CK206": "code", "CK207": "code", "CK217": "code"}
 _UNSEEN: Final = ("CK209", "CK114", "CK169")
@@ -63,9 +64,9 @@ class Rule(NamedTuple):
     path: str = "*"
     reason: str = "ignored"
 
-    def takes(self, code: str, paths: Iterable[str]) -> bool:
+    def takes(self, code: str, path: str) -> bool:
         """Say whether the rule is about a finding; ``*`` in its path is any characters, slashes too."""
-        return code == self.code and any(fnmatchcase(one, self.path) for one in paths)
+        return code == self.code and fnmatchcase(path, self.path)
 
 
 class Policy(NamedTuple):
@@ -136,21 +137,24 @@ def _judged(
 ) -> Judgement:
     allowed = {code: _allowed(policy, report, code) for code in _BY_NAME}
 
-    def why(code: str, path: str | None) -> str | None:
+    def why(code: str, path: str | None = None) -> str | None:
         if code in known:
             return "in the baseline"
-        paths = {_plain(one) for one in (report.path, path, os.path.abspath(path or report.path)) if one}
-        return next((rule.reason for rule in policy.ignore if rule.takes(code, paths)), allowed.get(code))
+        place = _plain(path or report.path)
+        return next((rule.reason for rule in policy.ignore if rule.takes(code, place)), allowed.get(code))
 
-    asked = [one for one in report.findings if not only or question_of(one.code) in only or one.code == "CK115"]
-    reasons = [None if one.severity == "info" else why(one.code, one.path) for one in asked]
-    let = [(one, reason) for one, reason in zip(asked, reasons, strict=True) if reason is not None]
-    left = [one for one, reason in zip(asked, reasons, strict=True) if reason is None]
-    grade = reached(act for act in report.acts if not any(why(code, _path_of(act, report)) for code in _codes_of(act)))
+    let: list[tuple[Finding, str]] = []
+    left: list[Finding] = []
+    for one in report.findings:
+        if not only or question_of(one.code) in only or one.code == "CK115":
+            reason = None if one.severity == "info" else why(one.code, one.path)
+            left += [one] if reason is None else []
+            let += [] if reason is None else [(one, reason)]
+    # The names of records are the file's own: by its path alone something is let through.
+    grade = reached(act for act in report.acts if not any(map(why, _codes_of(act))))
     unseen = [one for one in report.findings if one.code in _UNSEEN]
-    is_unseen = bool(report.unseen) and report.error is None
-    if is_unseen and unseen and all(why(one.code, one.path) for one in unseen):
-        is_unseen = False
+    is_let = bool(unseen) and all(why(one.code, one.path) for one in unseen)
+    is_unseen = bool(report.unseen) and report.error is None and not is_let
     # What cannot be opened was not looked at: that it was not is no finding of its own.
     counted = [one for one in left if report.error is None or one.code not in _UNSEEN or one.code in policy.fail_on]
     conditions = [one for one in policy.fail_on if _is_met(one, grade, counted, is_unseen=is_unseen)]
@@ -211,13 +215,12 @@ def _codes_of(act: Act) -> tuple[str, ...]:
     return () if act.grade == "program" else ("CK217" if act.how == "runs" else "CK206",)
 
 
-def _path_of(act: Act, report: CheckReport) -> str:
-    """Return the path of a file in a folder, if that is what the record of an act begins with."""
-    return os.path.join(report.path, act.record.partition("::")[0])
-
-
 def _plain(path: str) -> str:
-    return path if "://" in path else os.path.normpath(path).replace(os.sep, "/")
+    """Return a path from the folder that we are in; the full one of what lies elsewhere."""
+    if "://" in path:
+        return path
+    inside = os.path.relpath(path)
+    return (os.path.abspath(path) if inside.startswith(os.pardir) else inside).replace(os.sep, "/")
 
 
 def _is_other(report: CheckReport, origin: str) -> bool:
@@ -267,9 +270,11 @@ def read_policy(path: str) -> Policy:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _malformed(path, f"no TOML: {error}") from error
     _refuse_unknown(path, table, _KEYS)
-    fail_on = _texts(path, "fail-on", table.get("fail-on", list(DEFAULT)))
+    fail_on = table.get("fail-on", list(DEFAULT))
+    if not (isinstance(fail_on, list) and fail_on):
+        raise _malformed(path, "fail-on is no list of what fails")
     for word in fail_on:
-        refuse_condition(word, path)
+        refuse_unknown_word(str(word), CONDITIONS, path)
     limits = table.get("limits", {})
     if not isinstance(limits, dict):
         raise _malformed(path, "limits is no table")
@@ -282,7 +287,7 @@ def read_policy(path: str) -> Policy:
     today, ended = datetime.now(tz=timezone.utc).date(), []
     ignore = []
     for one in found["ignore"]:
-        refuse_code(one["code"], path)
+        refuse_unknown_word(one["code"], IGNORED, path)
         if "until" in one and one["until"] < today:
             ended.append(f"{one['code']} in {one.get('path', '*')!r}, until {one['until']}")
         else:
@@ -291,7 +296,7 @@ def read_policy(path: str) -> Policy:
         if not re.fullmatch("[0-9a-f]{64}", one["sha256"]):
             raise _malformed(path, f"no SHA-256, which is 64 digits of 0-9 and a-f: {one['sha256']!r}")
     return Policy(
-        fail_on,
+        tuple(fail_on),
         True,
         tuple((one["name"], one.get("reason", "allowed by the policy")) for one in found["allow"]),
         tuple(ignore),
@@ -325,17 +330,11 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
     return known
 
 
-def refuse_condition(word: str, path: str | None = None) -> None:
-    """Refuse what is no condition."""
-    if word not in CONDITIONS:
-        choices = f"the code of a finding, {', '.join((*_RANK, *_SEVERITIES, UNREADABLE))}"
-        raise _malformed(path, f"{word!r} is none of these: {choices}", word, CONDITIONS)
-
-
-def refuse_code(word: str, path: str | None = None) -> None:
-    """Refuse what is no code of a finding."""
-    if word not in (*CODES, UNREADABLE):
-        raise _malformed(path, f"{word!r} is no code of a finding, nor {UNREADABLE}", word, (*CODES, UNREADABLE))
+def refuse_unknown_word(word: str, known: Sequence[str], path: str | None = None) -> None:
+    """Refuse what is none of the conditions, or of the codes."""
+    if word not in known:
+        choices = [one for one in known if one not in CODES]
+        raise _malformed(path, f"{word!r} is none of these: the code of a finding, {', '.join(choices)}", word, known)
 
 
 def _content(path: str) -> bytes:
@@ -360,12 +359,6 @@ def _tables(path: str, name: str, value: Any) -> Iterator[dict[str, Any]]:
         if lacks := next((key for key in needed if key not in table), None):
             raise _malformed(path, f"{name}: {lacks} is missing")
         yield table
-
-
-def _texts(path: str, name: str, value: Any) -> tuple[str, ...]:
-    if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
-        raise _malformed(path, f"{name} is no list of texts")
-    return tuple(value)
 
 
 def _refuse_unknown(path: str, table: Mapping[str, Any], known: Collection[str], where: str = "") -> None:

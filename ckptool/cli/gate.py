@@ -10,13 +10,13 @@ import click
 from ckptool.checking.policy import (
     CONDITIONS,
     DEFAULT,
+    IGNORED,
     UNREADABLE,
     Policy,
     Rule,
     read_baseline,
     read_policy,
-    refuse_code,
-    refuse_condition,
+    refuse_unknown_word,
 )
 from ckptool.cli.options import choices
 from ckptool.cli.targets import AnyPath
@@ -60,10 +60,9 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
     if not any(options[name] for name in ("fail_on", "policy", "allow", "ignore", "baseline")):
         return None
     try:
-        for word in options["fail_on"]:
-            refuse_condition(word)
-        for word in options["ignore"]:
-            refuse_code(word)
+        for name, known in (("fail_on", CONDITIONS), ("ignore", IGNORED)):
+            for word in options[name]:
+                refuse_unknown_word(word, known)
     except MalformedFile as error:
         raise click.BadParameter(f"{error.message}. {error.hint}") from error
     found = read_policy(options["policy"]) if options["policy"] else Policy()
