@@ -536,6 +536,7 @@ _LAST: Final = (*COUNTED_AS.values(), NOT_OPENED)
 _SEVERITIES: Final = {shown: word for word, shown in COUNTED_AS.items()} | {NOT_OPENED: "unreadable"}
 SUMMARY_SCHEMA: Final = "ckptool.summary/1"
 _GRADES: Final = ("data", "program", "code", "system", "unknown")
+_FACTS: Final = ("formats", "grades", "forms", "frameworks")
 _NAMED: Final = 4
 """Of files that were passed over."""
 
@@ -603,7 +604,7 @@ class Totals:
         yield ""
         size = f", {show_nbytes(self._nbytes)}" if self._nbytes else ""
         yield f"{counted(self._found.total(), 'checkpoint')}{size}{': ' if how else ''}{how}"
-        for name, found in self._facts.items():
+        for name, found in ((name, self._facts[name]) for name in _FACTS if name in self._facts):
             rank = _GRADES.index if name == "grades" else lambda one: -found[one]  # noqa: B023 - it is called here
             yield labelled(name, counts({one: found[one] for one in sorted(sorted(found), key=rank)}))
         if self._passed:
@@ -619,7 +620,7 @@ class Totals:
 
     def object(self) -> dict[str, object]:
         """Return the totals for programs."""
-        facts = {name: dict(self._facts.get(name, {})) for name in ("grades", "formats", "forms", "frameworks")}
+        facts = {name: dict(self._facts.get(name, {})) for name in _FACTS}
         severities = {_SEVERITIES.get(word, word): count for word, count in self._found.items()}
         return {
             "schema": SUMMARY_SCHEMA,

@@ -20,11 +20,11 @@ from ckptool.cli.options import RayCommand, ray_option
 from ckptool.cli.outputs import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.targets import AnyPath, as_asked, reach_options
-from ckptool.cli.text import painted, say
+from ckptool.cli.text import painted, say, terminal_width
 from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.formats.listing import Listing, Target, refuse_others
-from ckptool.messages import counted, labelled, rough, show, show_nbytes
+from ckptool.messages import counted, labelled, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.files import packaged
@@ -263,6 +263,8 @@ class _Run:
         if rows and self._lines is not None:
             self._lines.append(rows)
         elif rows and self._is_table and not self._is_summary:
+            if len(rows) == self._rows:
+                say(_in_columns(*_HEADERS))
             say("\n".join(map(_shown, rows)))
         elif rows and not self._is_summary:
             self._printed.write(b"".join(b"%b\n" % row for row in rows))
@@ -323,15 +325,24 @@ def _exit_code(row: dict[str, Any]) -> int:
     return {"fails": 1, "unknown": 2}.get(outcome, 0)
 
 
+_HEADERS: Final = ("", "grade", "format", "form", "parameters", "size", "file")
+
+
+def _in_columns(word: str, grade: str, format_: str, form: str, parameters: str, size: str, path: str) -> str:
+    """Return a line of a table, the path last: it may be long."""
+    line = f"{word:<7}  {grade:<7}  {format_:<12}  {form:<10}  {parameters:>10}  {size:>9}  {path}"
+    width = terminal_width()
+    return f"{line[: width - 1]}…" if width is not None and len(line) > width else line
+
+
 def _shown(line: bytes) -> str:
-    """Return a row as a line of a table, the path last: it may be long."""
     row, _ = _ROW(line.decode())
     word = "error" if row["error"] else row["worst"] or "fine"
-    size = show_nbytes(row["nbytes"]) if row["nbytes"] is not None else "-"
-    parameters = rough(row["parameters"]).strip(" ()") or f"{row['parameters']:,}" if row["parameters"] else "-"
-    text = f"  {row['error']['message']}" if row["error"] else ""
-    cells = f"{row['grade']:<8} {row['format'] or '-':<12} {row['form'] or '-':<11} {parameters:>9} {size:>9}"
-    return f"{painted(word)}{' ' * (7 - len(word))}  {cells}  {show(row['path'] + text)}"
+    size = show_nbytes(row["nbytes"]) if row["nbytes"] is not None else ""
+    parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
+    path = f"{row['path']}: {row['error']['message']}" if row["error"] else row["path"]
+    text = _in_columns(word, row["grade"], row["format"] or "", row["form"] or "", parameters, size, show(path))
+    return f"{painted(word)}{text[len(word) :]}"
 
 
 def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:

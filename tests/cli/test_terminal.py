@@ -56,6 +56,16 @@ def test_lines_fit_the_terminal(columns: int) -> None:
         assert not [line for line in too_long(screen, columns) if " " in line.strip().removeprefix("Error: ")]
 
 
+def test_scan_prints_a_table_on_a_terminal_and_lines_of_json_elsewhere() -> None:
+    files = [FINE, WARNED, VALID.parent / "invalid" / "lfs-pointer.pth"]
+    screen = on_terminal(["scan", "--jobs", "1", *files], 200)
+    assert re.split(r"\s+", screen.lines[0].strip()) == ["grade", "format", "form", "parameters", "size", "file"]
+    rows = [line.split() for line in screen.lines[1:4]]
+    assert sorted(row[:2] for row in rows) == [["error", "unknown"], ["fine", "data"], ["warning", "code"]]
+    assert "lfs-pointer.pth: not a checkpoint: a Git LFS pointer" in screen.raw
+    assert max(map(len, on_terminal(["scan", "--jobs", "1", *files], 80).lines[:4])) <= 80
+
+
 def test_a_word_longer_than_the_terminal_stays_behind_its_label_and_in_its_column() -> None:
     path = "folder/" * 8 + "model.pth"
     lines = labelled("source", path), labelled("renamed", f"{path} -> {path}"), labelled("", f"a {path}")
