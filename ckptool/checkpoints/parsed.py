@@ -40,6 +40,8 @@ class Traits(NamedTuple):
     keeps_devices: bool = True
     keeps_ties: bool = True
     keeps_order: bool = True
+    keeps_versions: bool = True
+    """Whether it has a place for the versions of the modules' classes, which ``load_state_dict`` converts by."""
     is_trusted: bool = False
     """The loader unpickles whatever is in it, as ``weights_only=False`` does."""
     program: str | None = None

@@ -46,6 +46,7 @@ TRAITS = Traits(
     keeps_devices=False,
     keeps_ties=False,
     keeps_order=False,
+    keeps_versions=False,  # but for what migrate writes
     loader="safetensors.torch.load_file",
     edited_by="header",
 )

@@ -102,8 +102,8 @@ def through_own_code(
     Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
     they were renamed; if that fails, for the weights under the file's names: the model may know more than it shows.
 
-    Where the file does not say which version of a class it was saved with, it is that of the model's own module; if
-    that does not fit, the first, which is what the class has a conversion for.
+    Where the file does not say which version of a class it was saved with, or no file of its format can, it is that of
+    the model's own module; if that does not fit, the first, which is what the class has a conversion for.
 
     Raises:
         WeightsNotFound: There are no weights, or several could be meant.
@@ -120,7 +120,7 @@ def through_own_code(
         rules = tuple(change.rule for change in changes)
         with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
             ways.insert(0, (prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes))
-    if chosen.assumed:
+    if chosen.assumed or not (chosen.modules or checkpoint.traits.keeps_versions):
         ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
     return _first_that_loads(ways, load)
 
@@ -138,8 +138,9 @@ def _first_that_loads(ways: Sequence[tuple[Weights, Renames]], load: Callable[[W
 
 
 def _with_versions_of(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return weights with the versions of the model's own modules where the file's are only assumed."""
-    own = {path: {"version": module._version} for path, module in model.named_modules() if path in weights.assumed}
+    """Return weights with the versions of the model's own modules where the file's are only assumed, or unknown."""
+    taken = weights.assumed if weights.modules else dict(model.named_modules())
+    own = {path: {"version": module._version} for path, module in model.named_modules() if path in taken}
     return weights._replace(modules={**weights.modules, **own})
 
 

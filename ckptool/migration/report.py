@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
@@ -11,8 +12,8 @@ from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
 from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
 from ckptool.checkpoints.training import names_in, parameter_count, states
-from ckptool.checkpoints.weights import Weights, by_name, left_beside
-from ckptool.errors import Failure
+from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
+from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, show_nbytes, some
 from ckptool.migration import selection
@@ -229,6 +230,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from left_behind(checkpoint)
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)
+    yield from _of_versions(checkpoint, plan)
     if plan.weights is not None:
         yield from filter(None, [left_beside(checkpoint, changes.key, plan.weights.state_dict)])
         yield from _outside(checkpoint, plan.weights)
@@ -312,6 +314,23 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
             )
         if kept := old.intersection(names_in(pairs)):
             yield f"{path!r} names its parameters, and keeps the old names of {len(kept):,}: {some(sorted(kept))}"
+
+
+def _of_versions(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Yield of which modules the versions are lost, or are not where their names are; 1 does not matter."""
+    taken = [plan.weights] if plan.weights is not None else []
+    for state_dict in by_name(checkpoint) if plan.weights is None and (plan.form == "dcp" or plan.file.renamed) else ():
+        with suppress(MigrationRefused):  # of those beside the weights, some keep their names
+            taken.append(prepare(checkpoint, state_dict, plan.names))
+    for weights in taken:
+        versions = {path: facts["version"] for path, facts in weights.modules.items() if facts.get("version", 1) != 1}
+        if versions and plan.form == "dcp":
+            fact = f"DCP has no place for the versions of {counted(len(versions), 'module')}: {some(list(versions))}"
+            yield f"{fact}; load it with torch.distributed.checkpoint.load() into the model's own state_dict()"
+        homes = {(old.rpartition(".")[0], new.rpartition(".")[0]): None for old, new in weights.renamed}
+        lost = [f"{old} (now {new})" for old, new in homes if old in versions and new not in weights.modules]
+        if lost and plan.form != "dcp":
+            yield f"not all names of a module have one new name, and the version of its class is lost: {some(lost)}"
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:

@@ -191,19 +191,30 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
     Return the new key of each entry of a state dict's ``_metadata``, whose keys are the paths of modules.
 
     A key follows its module: it is renamed as one of ``names``, those of the state dict, would be if it were inside
-    it. None means that the module is gone, as a stripped wrapper is.
+    it; or goes where all names directly in it go. None means that the module is gone, as a stripped wrapper is.
     """
     if not keys:
         return []
     marker = "\0"  # a name inside the module that no checkpoint has
     inside = [f"{key}.{marker}" if key else marker for key in keys]
-    current = list(names)
+    current, first = list(names), list(names)
     for rule in rules:
         # What all names begin with, the first and the last in the alphabet begin with.
         ends = sorted({min(current), max(current)}) if current else []
         inside = [_with_others(rule, ends, name) for name in inside]
-        current = [name for name in rule(current) if name is not None] if current else current
+        left = [
+            (old, name) for old, name in zip(first, rule(current) if current else (), strict=True) if name is not None
+        ]
+        first, current = [old for old, _ in left], [name for _, name in left]
     renamed = [_module_of(name, marker) for name in inside]
+    homes: dict[str, set[str]] = {}
+    for old, name in zip(first, current, strict=True):
+        homes.setdefault(old.rpartition(".")[0], set()).add(name.rpartition(".")[0])
+    for index, key in enumerate(keys):
+        moved = homes.get(key, {key})
+        if renamed[index] == key and key not in moved and len(moved) == 1:
+            (home,) = moved
+            renamed[index] = home if home not in renamed else None
     # The wrapper's own entry and its module's now have one key: the module's is the later one.
     last = {key: index for index, key in enumerate(renamed)}
     return [key if last[key] == index else None for index, key in enumerate(renamed)]

@@ -31,7 +31,9 @@ from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import is_size
 
 NAME: Final = "torch_checkpointing"
-TRAITS: Final = Traits(has_tree=True, is_trusted=True, loader="torch_checkpointing.CheckpointManager.load()")
+TRAITS: Final = Traits(
+    has_tree=True, keeps_versions=False, is_trusted=True, loader="torch_checkpointing.CheckpointManager.load()"
+)
 _MOST_RANKS: Final = 1 << 20
 
 

@@ -50,7 +50,7 @@ from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
 
 NAME = "dcp"
-TRAITS = Traits(has_tree=True, loader="torch.distributed.checkpoint.load", is_trusted=True)
+TRAITS = Traits(has_tree=True, keeps_versions=False, loader="torch.distributed.checkpoint.load", is_trusted=True)
 _AGAIN: Final = "Copy the folder again, with all of its files."
 _METADATA: Final = "metadata.json"
 COMMON: Final = "common.pt"
