@@ -116,3 +116,12 @@ def test_names_are_sorted_as_people_sort_them(tmp_path: Path) -> None:
     rows = invoke(arguments).stdout.splitlines()[1:]
 
     assert rows == ["9", "10", "a", "b.01", "b.1.x", "b.9", "b.9.w", "b.10", "b." + "9" * 5000, "²"]
+
+
+def test_names_that_differ_by_a_number_alone_are_in_its_order(tmp_path: Path) -> None:
+    names = ("layer1.a", "layer10.b", "layer2.c", "head.w", "bn2.d", "conv2.e", "bn1.f", "conv1.g")
+    torch.save({name: torch.ones(at + 1) for at, name in enumerate(names)}, tmp_path / "model.pth")
+    lines = invoke(["inspect", "--tree", str(tmp_path / "model.pth")]).stdout.partition("\n\n")[2].splitlines()
+
+    found = [line.split(".")[0] for line in lines]
+    assert found == ["layer1", "layer2", "layer10", "head", "bn1", "conv1", "bn2", "conv2"]

@@ -135,11 +135,13 @@ class _Rows:
 
 def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolError | None]:
     """Return a page of one file, or of a folder, and why that cannot be opened."""
-    files, own = _files_in(path, rows.limits)
-    if files:
-        rows.note(path)
-        return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
-    found = check(path, digest=digest, limits=rows.limits)
+    found = None if os.path.isdir(path) else check(path, digest=digest, limits=rows.limits)
+    if found is None or found.form == "archive":
+        files, own = _files_in(path, rows.limits)
+        if files:
+            rows.note(path)
+            return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
+    found = found or check(path, digest=digest, limits=rows.limits)
     if found.error is not None:
         if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
