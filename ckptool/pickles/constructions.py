@@ -335,6 +335,26 @@ _ANY: Final[Mapping[str, Form]] = {
 }
 
 
+OBJECT_NBYTES: Final = 256
+"""What most objects take that a call makes, at most;"""
+TENSOR_NBYTES: Final = 640
+AXIS_NBYTES: Final = 16
+"""a plain tensor, and more for each axis;"""
+_OTHER_NBYTES: Final = 3072
+"""any tensor, with as many axes as there may be;"""
+_DEQUE_NBYTES: Final = 832
+"""an empty deque."""
+
+
+def nbytes_made(row: Row, call: Call) -> int:
+    """Return how many bytes an object takes that a call of a row makes, at most, but for what it copies."""
+    if row.makes == "size":
+        return 64 + 8 * len(call.args[0])
+    if "tensor" in row.makes:
+        return _OTHER_NBYTES
+    return _DEQUE_NBYTES if row.makes == "deque" else OBJECT_NBYTES
+
+
 def word(text: str) -> Form:
     """Return the test for a word of a form."""
     return FORMS.get(text) or _ANY[text]

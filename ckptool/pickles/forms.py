@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from math import prod
 from operator import mul
 from typing import Final, TypeAlias
 
 from ckptool.pickles.dangerous_names import words
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set, lookup, state_pairs
 
 LONGEST_NUMBER: Final = 1000
 """Digits of a number that is text."""
@@ -34,10 +35,17 @@ _USUAL_KEYS: Final = range(1 << 18)
 _MOST_NESTED: Final = 1000
 """Containers whose end takes from the stack of the process, inside each other."""
 _MAX_RANK: Final = 64
+_MOST_TIMES: Final = 64
 _FLAGS: Final = ("conj", "neg")
 _LAYOUTS: Final = frozenset(
     f"torch.{name}" for name in words("strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc")
 )
+
+
+@lru_cache(maxsize=256)
+def _element(cls: str) -> str:
+    """Return the type of the elements of a storage, by the full name of its class."""
+    return cls.rpartition(".")[2].removesuffix("Storage").replace("Untyped", "Byte")
 
 
 class Values:
@@ -60,13 +68,27 @@ class Values:
         """Whether there are strings of Python 2, which readers give other types."""
         self._left = 16 * nbytes + 65_536
         """Bytes that may be copied: of what the pickle holds, each is there once."""
+        self._makeable = _MOST_TIMES * nbytes + (1 << 20)
+        """Bytes that what calls make may take: picklers write some for each."""
+        self._stored: dict[str | int, tuple[Inert, ...]] = {}
+        self._offsets: dict[str, Inert] = {}
         self._keys = _MOST_KEYS
         self._nested = _MOST_NESTED
 
     def has_storage(self, node: Inert, cls: str, numel: int) -> None:
         self.storages[id(node)] = numel
-        if re.search(r"\.QU?Int\w+Storage$", cls):
+        if _element(cls).startswith("Q"):
             self.quantised.add(id(node))
+
+    def is_one_storage(self, pid: tuple[Inert, ...], cls: str) -> bool:
+        """Say whether all ids of its key so far are of one type and size: torch takes those of the first for all."""
+        _, _, key, _, numel, *view = pid
+        held: tuple[Inert, ...] = (numel and _element(cls), numel)
+        is_one = self._stored.setdefault(key, held) == held
+        for name, *part in filter(None, view):
+            held = (*held, key, *part)
+            is_one &= self._stored.setdefault(name, held) == held
+        return is_one
 
     def name(self, node: Inert) -> str:
         return self.names.get(id(node), "") if type(node) is Global else ""
@@ -80,6 +102,17 @@ class Values:
         """Say whether so much more may be copied. The same value may be given to calls again and again."""
         self._left -= nbytes
         return self._left >= 0
+
+    def makes(self, nbytes: int) -> bool:
+        """Say whether so much more may be made: a call of what is there already takes a few bytes of the pickle."""
+        self._makeable -= nbytes
+        return self._makeable >= 0
+
+    def takes_index(self, index: Call) -> bool:
+        """Say whether there may be an index as a key: one more of its hash, if others have that for another offset."""
+        offset = lookup(state_pairs(index.state), "offset")
+        numbers = offset.args[0] if type(offset) is Call else ()
+        return self._offsets.setdefault(str(hash(numbers)), numbers) == numbers or self.takes_key()
 
     def takes_key(self, cost: int = _COST_OF_KEY) -> bool:
         """Say whether there may be one more key whose hash can be chosen: many with one take quadratic time."""
@@ -122,17 +155,17 @@ def _each(node: Inert, values: Values) -> bool:
 
 
 def _keys(node: Inert, values: Values) -> bool:
-    return _each(node, values) and all(is_key(one, values) for one in node)
+    return _each(node, values) and values.makes(64 * len(node)) and all(is_key(one, values) for one in node)
 
 
 def _pairs(node: Inert, values: Values) -> bool:
-    if not _each(node, values):
+    if not _each(node, values) or not values.makes(128 * len(node)):
         return False
     return all(type(one) in (list, tuple) and len(one) == 2 and is_key(one[0], values) for one in node)
 
 
 def _counts(node: Inert, values: Values) -> bool:
-    return type(node) is Dict and values.takes(16 * len(node.pairs))
+    return type(node) is Dict and values.makes(64 * len(node.pairs))
 
 
 def _tuple_of_ints(node: Inert, _: Values) -> bool:
@@ -396,7 +429,7 @@ def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
     if kind is float or (kind is int and node.bit_length() <= _KEY_BITS):
         return (kind is int and node in _USUAL_KEYS) or values.takes_key(1)
     if kind is Call and values.made.get(id(node)) == "index":
-        return True
+        return values.takes_index(node)
     if not values.takes_key():
         return False
     if kind is tuple or (kind is Set and node.frozen):
@@ -498,7 +531,12 @@ def storage_size(pid: Inert, classes: Collection[int]) -> int | None:
         return None
     if type(numel) is not int or not 0 <= numel < 1 << 62:
         return None
+    if location == "meta" and numel:  # torch would read its record again at each use
+        return None
     if len(pid) == 6 and pid[5] is not None:
         view = pid[5] if type(pid[5]) is tuple else ()
-        return numel if [type(one) for one in view] == [str, int, int] else None
+        if [type(one) for one in view] != [str, int, int]:
+            return None
+        _, begin, count = view
+        return count if 0 <= begin <= begin + count <= numel else None
     return numel

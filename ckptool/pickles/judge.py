@@ -17,7 +17,18 @@ from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.alarms import Grade, How, Verdict, call_text, cut_text
-from ckptool.pickles.constructions import BY_NAME, STORAGES, VALUES, Row, takes, takes_state
+from ckptool.pickles.constructions import (
+    AXIS_NBYTES,
+    BY_NAME,
+    OBJECT_NBYTES,
+    STORAGES,
+    TENSOR_NBYTES,
+    VALUES,
+    Row,
+    nbytes_made,
+    takes,
+    takes_state,
+)
 from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
 from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
@@ -32,6 +43,13 @@ _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _LONGEST_HEAD: Final = 512
 """Of a stream of a storage: of its first three pickles, and of the next two."""
+_SPLIT: Final = Verdict(
+    "system",
+    "a split frame",
+    "calls",
+    table.UNFOLLOWED,
+    lambda: "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes",
+)
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 """Modules that are in Python itself."""
@@ -83,12 +101,16 @@ class Judge:
         ):
             if is_met:
                 yield pickle.start, _other(what, why)
+        if pickle.split_frame is not None:
+            yield pickle.split_frame, _SPLIT
         values = Values(names, pickle.end - pickle.start)
         values.has_old_strings = pickle.has_old_strings
         classes = {id(one) for one in pickle.globals if names[id(one)] in STORAGES}
         for node in pickle.persistent_ids:
             if (numel := storage_size(node.pid, classes)) is not None:
                 values.has_storage(node, names[id(node.pid[1])], numel)
+                if not values.is_one_storage(node.pid, names[id(node.pid[1])]):
+                    yield pickle.start, _other("a key of a storage", "which another id has for one that is not alike")
             elif nodes.is_call_of_package(node.pid):
                 yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
@@ -126,13 +148,16 @@ class Judge:
         state_at, built = next(builds, _NO_BUILD)
         is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
         tensor, ordered = (next((at for at, one in rows.items() if one is row), 0) for row in (_TENSOR, _ORDERED))
+        nbytes = 0
         for call, offset in zip(pickle.calls, pickle.call_offsets, strict=True):
             at = id(call.func)
             if at == ordered and call.args is _NO_ARGUMENTS and call.items is None and call.how == "reduce":
                 made[id(call)] = "ordered dict"
+                nbytes += OBJECT_NBYTES
                 continue
             if at == tensor and _is_plain_tensor(call, ordered, plain, extents):
                 made[id(call)] = "tensor"
+                nbytes += TENSOR_NBYTES + AXIS_NBYTES * len(call.args[2])
                 continue
             while state_at < offset and built is not None:
                 yield from self._state(built, state_at, rows, values, is_wary)
@@ -145,6 +170,7 @@ class Judge:
                     stored = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
                     if row is not _LOADS or stored is not None:
                         made[id(call)] = row.makes
+                        nbytes += nbytes_made(row, call)
                         if stored is not None:
                             values.has_storage(call, *stored)
                         continue
@@ -153,6 +179,8 @@ class Judge:
             yield offset, _of_call(call, is_wary=is_wary())
             if (named := alarms.asked(call)) is not None:
                 yield offset, _of_name(named)
+        if not values.makes(nbytes):
+            yield pickle.start, _other("calls", "which make far more than the pickle has bytes")
         while built is not None:
             yield from self._state(built, state_at, rows, values, is_wary)
             state_at, built = next(builds, _NO_BUILD)

@@ -202,12 +202,12 @@ def op_build(machine: Machine) -> None:
 
 
 def _sets_nothing(state: Inert) -> bool:
-    """Say whether Python takes a state for none, whatever it is for."""
-    if type(state) is tuple and len(state) == 2:
-        return _sets_nothing(state[0]) and _sets_nothing(state[1])
-    if type(state) in (Dict, Set):
-        return not (state.pairs if type(state) is Dict else state.items)
-    return not isinstance(state, (Call, *OUTSIDE)) and not state
+    """Say whether Python takes a state for none, whatever it is for: alone, or as both parts of one."""
+    for part in state if type(state) is tuple and len(state) == 2 else (state,):
+        held = part.pairs if type(part) is Dict else part.items if type(part) is Set else part
+        if isinstance(held, (Call, *OUTSIDE)) or held:
+            return False
+    return True
 
 
 def op_persid(machine: Machine) -> None:

@@ -54,6 +54,40 @@ def indexed(fqn: str, index: int) -> bytes:
     return built(made, {"fqn": fqn, "offset": call(named("torch", "Size"), (0,)), "index": index})
 
 
+def offsets_of_one_hash(count: int) -> list[tuple[int, int]]:
+    """Return pairs of numbers whose hash in Python is one: that of a pair, solved for the second."""
+    size, turn = 1 << 64, (11400714785074694791, 14029467366897019727, 2870177450012600261)
+    first, second, last = turn
+    sought = (12345 - (2 ^ last ^ 3527539)) * pow(first, -1, size) % size
+    sought = sought >> 31 | sought << 33 & size - 1
+    found: list[tuple[int, int]] = []
+    for one in itertools.count(1):
+        lane = (last + one * second) % size
+        lane = (lane << 31 & size - 1 | lane >> 33) * first % size
+        other = (sought - lane) * pow(second, -1, size) % size
+        if other < 1 << 60:
+            assert hash((one, other)) == 12345
+            found.append((one, other))
+        if len(found) == count:
+            return found
+    raise AssertionError
+
+
+def indexes_of_one_hash(count: int) -> bytes:
+    parts = named("torch.distributed.checkpoint.metadata", "MetadataIndex") + b"q\0" + named("torch", "Size") + b"q\1"
+    index = b"h\0)\x81}(" + ops("fqn") + ops("w") + ops("offset") + b"h\1"
+    return parts + b"}(" + b"".join(index + ops(one) + b"\x85RubN" for one in offsets_of_one_hash(count)) + b"u"
+
+
+def in_a_split_frame(hidden: bytes) -> bytes:
+    """A stream of a storage: who takes frames as they say reads other opcodes, in the middle of a text."""
+    stream = legacy(storage(rest=(None,)), [("0", 4, floats())], protocol=4)
+    head, tree, rest = stream.partition(pickled(storage(rest=(None,)), protocol=4))
+    text = b"X" + pack("<I", 6)
+    hiding = b"aaa" + b"0C" + bytes([len(hidden)]) + hidden
+    return head + tree[:2] + b"\x95" + pack("<Q", 8) + text + b"aaa" + hiding + b"0" + tree[2:] + rest
+
+
 ORDERED = call(named("collections", "OrderedDict"))
 POINTER = {"__array_interface__": {"data": (0x41414141, False), "shape": (1,), "typestr": "<f8", "version": 3}}
 FLOAT64 = dtype("f8")
@@ -142,6 +176,19 @@ NO_DATA = {
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(rest=(None,)), [("0", 4, floats())]) + pickled(1)),
     ),
+    "bytes with a split frame in them": call(
+        named("torch.storage", "_load_from_bytes"),
+        raw(in_a_split_frame(b"0" + call(named("os", "system"), "true") + b".")),
+    ),
+    "a stream whose storage had another type first": call(
+        named("torch.storage", "_load_from_bytes"),
+        raw(legacy(storage(dtype="QInt32Storage", rest=(None,)) + b"0" + storage(rest=(None,)), [("0", 4, floats())])),
+    ),
+    "a storage without bytes that is read at each use": call(REBUILD, storage("1", 1, location="meta"), *VIEW[1:]),
+    "indexes of one hash": indexes_of_one_hash(2000),
+    "tensors from what is there already": b"](" + REBUILD + b"q\0" + ops(VIEW) + b"q\1" + b"h\0h\1R" * 5000 + b"e",
+    "sizes from what is there already": b"](" + named("torch", "Size") + b"q\0" + ops(((1,) * 64,)) + b"q\1"
+    + b"h\0h\1R" * 5000 + b"e",
     "defaultdicts in each other": nested(2000, "defaultdict"),
     "deques in each other": nested(2000, "deque"),
     "deques and defaultdicts in each other": nested(1000, "deque", "defaultdict"),
@@ -207,6 +254,25 @@ def test_a_module_beside_the_file_may_be_imported(module: str, tmp_path: Path) -
     report = check(tmp_path / "x.pkl")
     assert report.grade == "code"
     assert row(str(tmp_path / "x.pkl"))["grade"] == "code"
+
+
+@pytest.mark.parametrize("other", [("0", 4, "QInt32Storage"), ("0", 1 << 20, "FloatStorage")])
+def test_all_ids_of_a_storage_are_of_one_type_and_size(other: tuple[str, int, str]) -> None:
+    """torch takes those of the first that it meets, of a value that is dropped, too."""
+    first = storage(*other, rest=(None,)) + b"0"
+    tree = ops({"w": tensor(storage(rest=(None,)))})
+    assert check(legacy(tree, [("0", 4, floats())])).grade == "data"
+    assert check(legacy(first + tree, [("0", 4, floats())])).grade == "code"
+    view = storage(rest=(("0", 0, 4),))  # of itself, as the first that has this key
+    assert check(legacy(view + b"0" + tree, [("0", 4, floats())])).grade == "code"
+
+
+def test_a_state_of_pairs_in_pairs_takes_no_time() -> None:
+    for pairs in (b"2\x86" * 60, b"N\x86" * 20_000):
+        data = b"\x80\x02]N" + pairs + b"b."
+        with pytest.raises((AttributeError, pickle.UnpicklingError)):
+            pickle.loads(data)
+        assert check(data).grade == "code"
 
 
 def test_each_storage_is_as_long_as_its_record() -> None:

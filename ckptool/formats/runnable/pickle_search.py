@@ -27,7 +27,6 @@ from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
 from ckptool.messages import cut
 from ckptool.pickles.alarms import Verdict, is_known
-from ckptool.pickles.dangerous_names import UNFOLLOWED
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.machine import packed_nbytes
 from ckptool.pickles.numpy_values import take_elements
@@ -85,10 +84,6 @@ _OTHERWISE: Final = {
 """How files begin that pack others in ways which are not unpacked here."""
 _FIRST: Final = frozenset(one[0] for one in (*BEGINNINGS, LOCAL_MAGIC, _ZSTANDARD, *_OTHERWISE))
 """What anything begins with that packs others, but tars."""
-_SPLIT_FRAME: Final = (
-    "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
-)
-_SPLIT: Final = Verdict("system", "a split frame", "calls", UNFOLLOWED, lambda: _SPLIT_FRAME)
 
 
 class Place(NamedTuple):
@@ -355,8 +350,6 @@ class Search:
                 self.names[Name(one.module, one.name, where.record, one.offset, where.nested_at)] = None
         for offset, verdict in self._judge.verdicts(pickle):
             self._note(verdict, where, offset)
-        if pickle.split_frame is not None:
-            self._note(_SPLIT, where, pickle.split_frame)
         for offset, value in pickle.carried:
             try:
                 data = value.encode("latin-1") if isinstance(value, str) else value
