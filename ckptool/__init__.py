@@ -136,8 +136,12 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module("ckptool.errors"), name, None) if name[0] != "_" else None
         if not (isinstance(found, type) and issubclass(found, CkptoolError)):
-            meant = next((f": {said}" for said, names in _MEANT.items() if name in names), "")
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+            meant = [said for said, names in _MEANT.items() if name in names]
+            if not meant and name[0] != "_":
+                from difflib import get_close_matches
+
+                meant = [f"ckptool.{near} is there" for near in get_close_matches(name, __all__, 1, 0.75)]
+            raise AttributeError(": ".join([f"module {__name__!r} has no attribute {name!r}", *meant]))
         return found
     if module.startswith(_MADE_OF_TORCH):
         import_module("ckptool.torch_ops.needed").needed()

@@ -242,6 +242,13 @@ def test_names_that_people_try_are_answered(name: str) -> None:
     assert not hasattr(ckptool, name)
 
 
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'load_inot': ckptool\.load_into is there"):
+        ckptool.load_inot  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'zebra'$"):
+        ckptool.zebra  # noqa: B018
+
+
 def test_what_answers_name_is_there() -> None:
     for said in ckptool._MEANT:  # type: ignore[attr-defined]
         for used in re.findall(r"ckptool\.([\w.]+)\(", said):
