@@ -77,6 +77,16 @@ def beside(folder: Path) -> Path:
     return saved(folder, LLAMA)
 
 
+def shards(folder: Path) -> Path:
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    halves = LLAMA[:4], LLAMA[4:]
+    for name, half in zip(files, halves, strict=True):
+        saved(folder, half, name)
+    index = {one: name for name, half in zip(files, halves, strict=True) for one in half}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder / files[0]
+
+
 def tied(folder: Path) -> Path:
     path = saved(folder, LLAMA, **TIED)
     tensors = load_file(path)
@@ -109,6 +119,12 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
         beside,
         "layers.0.attention.wk.weight is in ",
         "consolidated.safetensors",
+    ),
+    "in another shard": (
+        "KeyError: 'model.norm.weight'",
+        shards,
+        "model.norm.weight is in ",
+        "inspect",
     ),
     "4 bits, without the prefix": (
         "KeyError: 'layers.0.mlp.down_proj.weight.absmax'",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from operator import ne
 from os import PathLike
 from typing import Any, Final
@@ -63,8 +63,8 @@ def look_into(
     """
     try:
         with open_checkpoint(origin, limits=limits) as checkpoint:
-            said = where(checkpoint, text, limits)
-            if not found and said is not None:
+            said = cache(lambda: where(checkpoint, text, limits))
+            if not found and said() is not None:
                 found = (Explanation("names", "Not a message that is known here, but it names tensors."),)
             return tuple(_with_cause(one, checkpoint, text, said) for one in found)
     except FileUnavailable as error:
@@ -75,9 +75,9 @@ def look_into(
         return tuple(one._replace(hint=error.hint or one.hint, command=command, in_file=error.message) for one in found)
 
 
-def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str, said: Cause | None) -> Explanation:
+def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str, said: Callable[[], Cause | None]) -> Explanation:
     own = (find(checkpoint, text) for kinds, find in _CAUSES if one.kind in kinds.split())
-    cause = next(filter(None, own), said)
+    cause = next(filter(None, own), None) or said()
     if cause is not None:
         command = cause.command or (None if cause.hint else run(checkpoint, "inspect").command)
         return one._replace(in_file=cause.fact, hint=cause.hint or one.hint, command=command)
@@ -188,7 +188,7 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
         return None
     name, pairs, weights = named[2], mapping_pairs(checkpoint.root), checkpoint.weights
     top = [key for key, _ in pairs if isinstance(key, str)] if pairs is not None else list(checkpoint.tensors)
-    if name in top or name in (weights or ()):
+    if not top or name in top or name in (weights or ()):
         return None
     has = f"at its top it has {some([repr(one) for one in top], _MOST_LISTED)}"
     if weights is None and checkpoint.part_of is not None:

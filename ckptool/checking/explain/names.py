@@ -150,19 +150,17 @@ class _Lookup:
 
     def tied(self) -> Iterator[Cause]:
         """The output layer and other names of the embedding, if the model ties them to it, or may do so."""
+        maybe = [name for name in self.rest if _HEADS.search(name) or _EMBEDDINGS.search(name)]
+        twin = next((one for name, one in self.checkpoint.tensors.items() if _EMBEDDINGS.search(name)), None)
+        if not maybe or twin is None:
+            return
         settings = object_beside(self.checkpoint.path, self.checkpoint.source, "config.json")
         both = [one for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
         says = next((one["tie_word_embeddings"] for one in both if "tie_word_embeddings" in one), None)
-        twin = next((one for name, one in self.checkpoint.tensors.items() if _EMBEDDINGS.search(name)), None)
-        heads = [name for name in self.rest if _HEADS.search(name)]
-        if says is True:
-            heads += [name for name in self.rest if _EMBEDDINGS.search(name) and name not in self.found]
+        heads = [name for name in maybe if _HEADS.search(name) or (says is True and name not in self.found)]
         is_there = bool(heads) and heads[0] in self.found
-        if (
-            not heads
-            or twin is None
-            or (says is not True and (is_there or says is False or self.adapter() is not None))
-        ):
+        is_open = says is not True and (is_there or says is False or self.adapter() is not None)
+        if not heads or is_open:
             return
         said = ", and config.json says that it is tied to the embedding" if says is True else ""
         self.take(heads)
@@ -218,11 +216,10 @@ class _Lookup:
                 continue
             names = self.take([name for name in self.rest if name in there])
             if names:
-                yield Cause(
-                    f"{_are(names)} in {place}",
-                    "That is another checkpoint: give the loader the one that it is for, alone.",
-                    command_line(place, "inspect"),
-                )
+                part = self.checkpoint.part_of
+                hint = "That is another checkpoint: give the loader the one that it is for, alone."
+                hint = "Give all files of it together." if part is not None and place == part.path else hint
+                yield Cause(f"{_are(names)} in {place}", hint, command_line(place, "inspect"))
 
     def renamed(self) -> Iterator[Cause]:
         """Names that are there with something in front, or with less."""
