@@ -7,7 +7,7 @@ type and shape that fit: see ``RULES``. Names alone prove nothing: a net of one'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
@@ -33,6 +33,8 @@ class Settings(NamedTuple):
     where: str
     """The name of that file."""
     bits: int | None = None
+    says: Mapping[str, object] = {}
+    """All that it says of it, as JSON."""
 
 
 class Weight(NamedTuple):
@@ -82,6 +84,16 @@ def by_rules(tensors: Tensors, small: Tensors, settings: Settings | None) -> Ite
             if read is not None and shares is not None:
                 yield Weight(values, stem, rule.name, f"{rule.name}{read[0]}{shares}")
                 break
+
+
+def scale_of(weight: Weight, tensors: Collection[str]) -> tuple[str, str] | None:
+    """Return the end of the name of a weight's values in its layout, and its scale; None if it has none by name."""
+    for rule in (one for one in RULES if one.name == weight.rule):
+        end = rule.end if rule.values is None else rule.values
+        scale = next((weight.stem + one for one in rule.scales if weight.stem + one in tensors), None)
+        if weight.name == weight.stem + end and scale is not None:
+            return end, scale
+    return None
 
 
 _Around: TypeAlias = "tuple[Tensors, str, Settings | None]"

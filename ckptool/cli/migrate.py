@@ -113,6 +113,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     "--break-quantized",
     says="Cast quantised weights and scales as they are, or leave out scales: values will be wrong.",
 )
+@flag("--dequantize", says="Write quantised weights as the plain ones that they stand for, in the type of --dtype.")
 @flag("--expand-tied", says="Write tied tensors under each name (safetensors).")
 @flag("--drop-unsupported", says="Leave out what the target cannot hold.")
 @flag(

@@ -74,7 +74,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "What to write": "form max_shard_size config_from model model_arguments expand_tied",
         "What to take": "key weights include exclude drop drop_unsupported keep_calls",
         "Names": "strip_module strip_wrappers strip_prefix add_prefix rename rename_file",
-        "Devices and types": "to dtype keep_dtype saturate break_quantized",
+        "Devices and types": "to dtype keep_dtype saturate dequantize break_quantized",
         "What is refused otherwise": "allow_empty allow_missing allow_unmatched force",
         "How it is written": "in_place compact deep no_reflink no_verify dry_run",
         "Many, and far away": "out_dir jobs ray endpoint region anonymous connections download",

@@ -165,7 +165,7 @@ def _settings(path: str, source: Source) -> Settings | None:
             usual = "mlx" if "quantization" in whole else "awq" if "w_bit" in found else "gptq"
             method = found.get("quant_method", found.get("quant_algo", usual))
             bits = re.search(r"(?:'weights': {[^{}]*'num_bits'|'bits'): ([1-9]\d?)\b", str(found))
-            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]))
+            return Settings(str(method)[:_WORDS], name, bits and int(bits[1]), found)
     return None
 
 

@@ -73,6 +73,7 @@ def load(
     verify: bool = False,
     allow_missing: bool = False,
     break_quantized: bool = False,
+    dequantize: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> OrderedDict[str, Any]:
@@ -128,7 +129,9 @@ def load(
             if verify:
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
-            if not break_quantized:
+            if dequantize:
+                chosen = dense(checkpoint, chosen, cast_to)
+            elif not break_quantized:
                 _check_quantized(checkpoint, chosen, cast_to)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
@@ -137,6 +140,13 @@ def load(
 
     with gc_paused():  # until the tree is gone
         return state_dict()
+
+
+def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:
+    """Return weights in which what is quantised is dense, of a type if one is named."""
+    from ckptool.dense.weights import make_dense  # few files have some
+
+    return make_dense(checkpoint, chosen, None if dtype is None else str(dtype).removeprefix("torch."))[0]
 
 
 def predict_memory(

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
-from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.errors import MigrationRefused
 from ckptool.messages import MANY_ZEROED, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
+from ckptool.tensors.made import MadeSource
 from ckptool.tensors.payloads import Payload, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
@@ -48,47 +49,23 @@ class CastErrors(NamedTuple):
     """The share that became zero of the values that were not."""
 
 
-class CastSource:
+class CastSource(MadeSource):
     """The bytes of a tensor in another type, cast while they are read from the first to the last."""
 
-    cancellation = None  # the tensor is read with that of its own source
-    is_compressed = False
-
     def __init__(self, tensor: LazyTensor, target: DType, *, saturate: bool) -> None:
+        super().__init__(tensor.name, tensor.info.numel * target.itemsize)
         self._tensor = tensor
         self._target = target
         self._saturate = saturate
-        self.nbytes = tensor.info.numel * target.itemsize
         self.max_error = 0.0
         self.overflowed = 0
         self._nonzero = self._zeroed = 0.0
-        self._pieces: Iterator[bytes] = iter(())
-        self._ahead = b""
-        self._position = 0
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the cast bytes that follow those of the read before; one at 0 begins again."""
-        if offset == 0:
-            # A strided or deflated tensor is read once, however many pieces are asked for.
-            self._pieces, self._ahead, self._position = self._tensor.chunks(_PIECE_NBYTES), b"", 0
-            self.max_error, self.overflowed = 0.0, 0
-            self._nonzero = self._zeroed = 0.0
-        if offset != self._position:
-            raise OutputFailed(f"tensor {self._tensor.name!r} was not read in order", kind="output-failed")
-        found = [self._ahead]
-        missing = nbytes - len(self._ahead)
-        while missing > 0:
-            found.append(self._cast(next(self._pieces)))
-            missing -= len(found[-1])
-        data = b"".join(found) if len(found) > 1 else found[0]
-        self._ahead = data[nbytes:]
-        self._position += nbytes
-        return data[:nbytes]
-
-    @property
-    def was_read(self) -> bool:
-        """Whether any of it was read."""
-        return self._position > 0
+    def made(self) -> Iterator[bytes]:
+        self.max_error, self.overflowed = 0.0, 0
+        self._nonzero = self._zeroed = 0.0
+        # A strided or deflated tensor is read once, however many pieces are asked for.
+        return map(self._cast, self._tensor.chunks(_PIECE_NBYTES))
 
     def _cast(self, data: bytes) -> bytes:
         from ckptool.torch_ops import values as torch_values  # no other migration needs torch
@@ -118,13 +95,6 @@ class CastSource:
     def zeroed(self) -> float:
         """The share that became zero of the values that were not, of what was read."""
         return self._zeroed / self._nonzero if self._nonzero else 0.0
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
-        """Return None: no file holds these bytes."""
-        return
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
 
 
 class Casting:

@@ -102,6 +102,11 @@ class Changes(NamedTuple):
     """Values too large for ``dtype`` become its largest."""
     break_quantized: bool = False
     """Cast quantised weights and their scales as they are, or leave out scales: the values are wrong then."""
+    dequantize: bool = False
+    """
+    Make quantised weights the plain ones that they stand for, of type ``dtype``; without it, of the type of their
+    scales, or bfloat16. What scales them is left out.
+    """
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
@@ -179,6 +184,7 @@ class ChangeOptions(TypedDict, total=False):
     keep_dtype: Sequence[str]
     saturate: bool
     break_quantized: bool
+    dequantize: bool
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool

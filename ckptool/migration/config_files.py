@@ -33,6 +33,10 @@ _NAMES: Final = (
 _OTHERS: Final = ("*.py", "*.pth", "*.pt", "*.bin", "*.safetensors")
 """Code of a model is taken along by nobody who was not asked, and weights are what is written."""
 _MOST_NBYTES: Final = 128 << 20
+_QUANTISED: Final = ("quantization_config", "compression_config", "quantization")
+"""What says in ``config.json`` how weights are quantised,"""
+_OF_QUANTISED: Final = ("quantize_config.json", "quantization_config.json", "quant_config.json", "hf_quant_config.json")
+"""and files that say nothing else."""
 _TYPES: Final = ("torch_dtype", "dtype")
 _CONFIG: Final = "config.json"
 
@@ -57,7 +61,9 @@ def config_files(changes: Changes) -> list[OutFile]:
             if nbytes > _MOST_NBYTES:
                 fact = f"{os.path.join(place, name)!r} has {nbytes:,} bytes, and no settings have so many"
                 raise MigrationRefused(fact, kind="no-settings", hint="Copy by hand what you need of it.")
-        changed = _cast(folder, str(changes.dtype)) if changes.dtype and _CONFIG in found else None
+        changed = _edited(folder, changes) if _CONFIG in found else None
+        if changes.dequantize:
+            found = {name: nbytes for name, nbytes in found.items() if name not in _OF_QUANTISED}
     files = [OutFile(name, nbytes, partial(_copied, place, name, nbytes)) for name, nbytes in found.items()]
     if changed is not None:
         files = [file_of_bytes(_CONFIG, changed), *(file for file in files if file.name != _CONFIG)]
@@ -92,10 +98,12 @@ def _copied(place: str, name: str, nbytes: int) -> Content:
     yield data
 
 
-def _cast(folder: FolderSource, dtype: str) -> bytes | None:
-    """Return the settings with another type for the weights; None where none is named, or they are no JSON."""
-    settings = json_object(folder, _CONFIG)
-    return json.dumps(settings, indent=2, ensure_ascii=False).encode() if _put(settings, dtype) else None
+def _edited(folder: FolderSource, changes: Changes) -> bytes | None:
+    """Return the settings as they are of what is written; None where that changes nothing, or they are no JSON."""
+    settings = dict(json_object(folder, _CONFIG))
+    is_cast = changes.dtype is not None and _put(settings, str(changes.dtype))
+    gone = [settings.pop(key) for key in _QUANTISED if changes.dequantize and key in settings]
+    return json.dumps(settings, indent=2, ensure_ascii=False).encode() if is_cast or gone else None
 
 
 def _put(settings: Any, dtype: str) -> bool:

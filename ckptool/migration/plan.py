@@ -27,6 +27,7 @@ from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 
 if TYPE_CHECKING:
+    from ckptool.dense.weights import DenseSource
     from ckptool.migration.casting import Casting
 
 
@@ -67,7 +68,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         else:
             file = torch_plan.plan_everything(checkpoint, edited, casting, root, layout.pickled_nbytes)
         return Plan(form, target, file, changes.to, names, casting=casting, keeps_layout=kept is not None)
-    weights, names = _prepared(checkpoint, form, changes, names, casting)
+    weights, names, dense = _prepared(checkpoint, form, changes, names, casting)
     if form == "model":
         changes = changes._replace(to="cpu")  # it is built there
     if form == "safetensors":
@@ -84,13 +85,13 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         file = dcp_plan.plan_weights(checkpoint, weights, changes)
     else:
         file = torch_plan.plan_weights(checkpoint, weights, changes, root)
-    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None)
+    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None, dense=dense)
 
 
 def _prepared(
     checkpoint: Checkpoint, form: TargetForm, changes: Changes, names: NameChanges, casting: Casting | None
-) -> tuple[Weights, NameChanges]:
-    """Return the weights that were asked for as they are to be written, and the changes of their names as read."""
+) -> tuple[Weights, NameChanges, Sequence[DenseSource]]:
+    """Return the weights that were asked for as they are to be written, how names change, and what is made dense."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -104,13 +105,18 @@ def _prepared(
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     refuse_broken(weights.tensors.values())
+    dense: Sequence[DenseSource] = ()
+    if changes.dequantize:
+        from ckptool.dense.weights import make_dense  # most plans make nothing dense
+
+        weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
     if casting is not None:
         weights = casting.apply(weights)
     if form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return weights, names
+    return weights, names, dense
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
@@ -145,7 +151,7 @@ def _has_state_dict(checkpoint: Checkpoint) -> bool:
 
 def _picks(changes: Changes) -> bool:
     """Say whether certain weights were asked for."""
-    return changes.key is not None or changes.weights != "auto"
+    return changes.key is not None or changes.weights != "auto" or changes.dequantize
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
@@ -220,7 +226,7 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
     if changes.expand_tied and form != "safetensors":
         _refuse(f"form {form!r} keeps what is tied under each name", "Leave out `expand_tied=`.")
     if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")
+        _refuse("form 'same' takes everything as it is", "Leave out `form=` to take those weights alone.")
     if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
         _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:

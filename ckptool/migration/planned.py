@@ -21,6 +21,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
+    from ckptool.dense.weights import DenseSource
     from ckptool.migration.casting import Casting
     from ckptool.sources.files import FileSource
     from ckptool.sources.journal import Run
@@ -111,6 +112,8 @@ class Plan(NamedTuple):
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
+    dense: Sequence[DenseSource] = ()
+    """What was quantised and becomes dense."""
     keeps_layout: bool = False
     """Whether the source's own layout is kept: an edit of it, or of a clone."""
 

@@ -58,7 +58,7 @@ def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule
 
 def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None:
     """Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name."""
-    wrong = None if changes.break_quantized else broken(checkpoint, plan)
+    wrong = None if changes.break_quantized or changes.dequantize else broken(checkpoint, plan)
     if wrong is not None:
         raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(checkpoint.part_of))
     sides = list(_sides(checkpoint, plan, changes)) if not changes.allow_empty else []

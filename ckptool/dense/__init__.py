@@ -1,0 +1,1 @@
+"""Quantised weights as the plain ones that they stand for."""

@@ -1,0 +1,312 @@
+"""
+The layouts of quantised weights that can be made dense: which tensors one is made of, and what comes out.
+
+Shapes and types are compared here, from the index alone. What does not fit is refused by name, before a value is read.
+
+- FP8, integers of 8 bits: https://github.com/huggingface/transformers; src/transformers/integrations/finegrained_fp8.py
+- MXFP4: the same; src/transformers/integrations/mxfp4.py
+- bitsandbytes: https://github.com/bitsandbytes-foundation/bitsandbytes; bitsandbytes/functional.py
+- GPTQ: https://github.com/ModelCloud/GPTQModel; gptqmodel/nn_modules/qlinear
+- AWQ: https://github.com/casper-hansen/AutoAWQ; awq/utils/packing_utils.py
+- compressed-tensors: https://github.com/vllm-project/compressed-tensors; src/compressed_tensors/compressors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.quantized_layouts import FP8, POWERS, Settings, Weight, scale_of
+from ckptool.errors import Failure, MigrationRefused
+from ckptool.formats.strict_json import parse_object
+from ckptool.tensors.reading import LazyTensor
+
+HALF: Final = ("bfloat16", "float16")
+_MOST_NBYTES: Final = 1 << 16
+_OTHER_ENDS: Final = {
+    "._data": ("._data", ""),
+    "int8_weight": ("int8_weight", "weight"),
+    "_qdata": ("._weight_qdata", ".weight"),
+}
+"""How names of plain values end in layouts where those of dense weights end otherwise."""
+
+
+class Dense(NamedTuple):
+    """One weight that can be made dense."""
+
+    end: str
+    """How its name ends,"""
+    new_end: str
+    """and how that of the dense weight does."""
+    shape: tuple[int, ...]
+    dtype: str
+    """The type that it has if none is asked for."""
+    how: str
+    """The function of ``torch_ops.dequantize``, and what it is given:"""
+    parts: Mapping[str, LazyTensor]
+    facts: Mapping[str, float]
+
+
+class Found(NamedTuple):
+    """One quantised weight in a checkpoint."""
+
+    weight: Weight
+    end: str
+    values: LazyTensor
+    scale: LazyTensor
+    tensors: Mapping[str, LazyTensor]
+    settings: Settings | None
+    usual: str
+    """The type that the weights have which are not quantised, if it has 16 bits."""
+
+    @property
+    def type_of_scale(self) -> str:
+        """The type of the scale if it has 16 bits, else the usual one."""
+        return self.scale.dtype if self.scale.dtype in HALF else self.usual
+
+    def beside(self, end: str) -> LazyTensor | None:
+        """Return the tensor whose name is the stem with this end."""
+        return self.tensors.get(self.weight.stem + end)
+
+    def refused(self, fact: str) -> MigrationRefused:
+        """Return the error for a weight that cannot be what its names say."""
+        return MigrationRefused(
+            f"{self.weight.name!r} cannot be made dense: {fact}",
+            kind="not-dense",
+            hint="Leave it out with `exclude=`, or dequantise it with what quantised it.",
+        )
+
+
+def dense_of(
+    weight: Weight, tensors: Mapping[str, LazyTensor], settings: Settings | None, usual: str = "bfloat16"
+) -> Dense:
+    """
+    Return what a quantised weight becomes; of the ``usual`` type where nothing says which one it had.
+
+    Raises:
+        MigrationRefused: It has no scale, its layout is not known, or its parts do not fit each other.
+    """
+    named, kind = scale_of(weight, tensors), KINDS.get(weight.rule)
+    if kind is None or named is None or not weight.is_scaled:
+        has_scale = kind is None and weight.is_scaled
+        what = f"{weight.scheme or weight.rule}{'' if has_scale else ', without a scale'}"
+        raise MigrationRefused(
+            f"{weight.name!r} cannot be made dense: {what}",
+            kind="not-dense",
+            hint=f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.",
+        )
+    end, scale = named
+    return kind(Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual))
+
+
+def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block: object = None) -> dict[str, int]:
+    """Return how many rows and columns share a scale; refuse shapes that say nothing, or contradict each other."""
+    rows, columns = (*(1, 1), *shape)[-2:]
+    if prod(scale) == 1:
+        every = max(prod(shape[:-1]), 1)
+        return {"rows": every, "scale_rows": 1, "row_block": every, "column_block": columns}
+    if len(scale) == 1 < len(shape):  # of rows, or of whole matrices
+        scale = (*scale, 1) if len(shape) == 2 else (*scale, 1, 1)
+        fits = scale[0] == shape[0] and (len(shape) == 2 or scale[0] != rows)
+        scale = scale if fits else (0,)
+    if len(scale) != len(shape) or scale[:-2] != shape[:-2] or not all(shape):
+        raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+    high, wide = scale[-2:] if len(scale) > 1 else (1, scale[0])
+    given = block if isinstance(block, list) and len(block) == 2 and all(type(one) is int for one in block) else None
+    sizes = tuple(given) if given else (_length(found, rows, high), _length(found, columns, wide))
+    for size, count, length in ((rows, high, sizes[0]), (columns, wide, sizes[1])):
+        if length < 1 or -(-size // length) != count:
+            raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+    return {"rows": rows, "scale_rows": high, "row_block": sizes[0], "column_block": sizes[1]}
+
+
+def _length(found: Found, size: int, count: int) -> int:
+    """Return how long so many blocks are, of equal lengths, or a power of two with the last one cut short."""
+    least = -(-size // max(count, 1))
+    power = 1 << max(least - 1, 0).bit_length()
+    fitting = {one for one in (least if least * count == size else 0, power) if one and -(-size // one) == count}
+    if len(fitting) > 1:
+        raise found.refused(f"its blocks are {' or '.join(map(str, sorted(fitting)))} long, and nothing says which")
+    return fitting.pop() if fitting else 0
+
+
+def _plain(found: Found) -> Dense:
+    values, scale = found.values, found.scale
+    if scale.dtype in POWERS and values.dtype not in FP8:
+        raise found.refused(f"its scale is of type {scale.dtype}")
+    says = found.settings.says if found.settings is not None else {}
+    facts = _grid(found, values.shape, scale.shape, block=says.get("weight_block_size"))
+    parts = {"values": values, "scale": scale}
+    zero = found.beside("_zero_point" if found.end == "_qdata" else "weight_zero_point")
+    if values.dtype not in (*FP8, "int8") and (values.dtype != "uint8" or zero is None or found.end != "weight"):
+        raise found.refused(f"its values are {values.dtype}, perhaps several in one")
+    if zero is not None:
+        if zero.shape != scale.shape:
+            raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
+        parts["zero"] = zero
+    end, new_end = _OTHER_ENDS.get(found.end, (found.end, found.end))
+    return Dense(end, new_end, values.shape, found.type_of_scale, "plain", parts, facts)
+
+
+def _packed(found: Found) -> Dense:
+    """compressed-tensors: integers in words of 32 bits, or floats of 4 bits in bytes."""
+    values, scale = found.values, found.scale
+    if values.dtype == "uint8":
+        return _packed_floats(found)
+    shape = found.beside("weight_shape")
+    if shape is None or shape.numel != 2 or len(values.shape) != 2:
+        raise found.refused("nothing says which shape it had ('weight_shape')")
+    rows, columns = _integers(shape)
+    bits = _bits(found, (("weights", "num_bits"), ("bits",)))
+    if (rows, -(-columns * bits // 32)) != values.shape:
+        raise found.refused(f"{rows:,} × {columns:,} values of {bits} bits do not fit {list(values.shape)} words")
+    facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
+    parts = {"values": values, "scale": scale}
+    if (zero := found.beside("weight_zero_point")) is not None:
+        if zero.shape != (-(-rows * bits // 32), scale.shape[-1]):
+            raise found.refused(f"its zero points are of shape {list(zero.shape)}")
+        parts["zero"] = zero
+    if (order := found.beside("weight_g_idx")) is not None:
+        parts["groups"] = order
+    return Dense(found.end, "weight", (rows, columns), found.type_of_scale, "packed_columns", parts, facts)
+
+
+def _packed_floats(found: Found) -> Dense:
+    values, scale = found.values, found.scale
+    shape = (*values.shape[:-1], 2 * values.shape[-1])
+    facts = _grid(found, shape, scale.shape)
+    parts = {"values": values, "scale": scale}
+    if scale.dtype in FP8:  # NVFP4
+        divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
+        if (divisor or factor) is None:
+            raise found.refused("it has no 'weight_global_scale'")
+        parts |= {"divisor": divisor} if divisor is not None else {}
+        parts |= {"factor": factor} if factor is not None else {}
+    elif scale.dtype not in POWERS:
+        raise found.refused(f"its scale is of type {scale.dtype}")
+    return Dense(found.end, "weight", shape, found.usual, "packed_floats", parts, facts)
+
+
+def _mxfp4(found: Found) -> Dense:
+    """gpt-oss: [experts, rows, groups, 16] bytes become [experts, columns, rows]."""
+    values, scale = found.values, found.scale
+    if len(values.shape) != 4 or values.shape[:-1] != scale.shape:
+        raise found.refused(f"its shape is {list(values.shape)}, and that of its scale {list(scale.shape)}")
+    count, rows, groups, half = values.shape
+    shape = (count, groups * half * 2, rows)
+    facts = {"rows": rows, "scale_rows": rows, "row_block": 1, "column_block": 2 * half}
+    return Dense(found.end, "", shape, found.usual, "experts", {"values": values, "scale": scale}, facts)
+
+
+def _four_bits(found: Found) -> Dense:
+    """bitsandbytes: a text beside the values says everything."""
+    name, values = found.weight.name, found.values
+    text = next(
+        (one for end, one in found.tensors.items() if end.startswith(f"{name}.quant_state.bitsandbytes__")), None
+    )
+    table = found.tensors.get(f"{name}.quant_map")
+    if text is None or table is None or text.nbytes > _MOST_NBYTES or table.numel != 16:
+        raise found.refused("its 'quant_state' or its 'quant_map' is not there")
+    try:
+        says = parse_object(text.read(), text.name, "json")
+    except Failure as error:
+        raise found.refused(error.message) from error
+    shape, block, dtype = says.get("shape"), says.get("blocksize"), says.get("dtype")
+    if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape) or not shape:
+        raise found.refused("its 'quant_state' has no shape")
+    if type(block) is not int or block < 2 or block & (block - 1) or dtype not in (*HALF, "float32"):
+        raise found.refused(f"its 'quant_state' says blocks of {block!r}, and the type {dtype!r}")
+    count = prod(shape)
+    if values.nbytes != -(-count // 2) or found.scale.numel != -(-count // block):
+        raise found.refused(f"{count:,} values of 4 bits do not fit {values.nbytes:,} bytes in blocks of {block}")
+    parts = {"values": values, "scale": found.scale, "table": table}
+    facts: dict[str, float] = {"count": count, "block": block}
+    if (inner := found.tensors.get(f"{name}.nested_absmax")) is not None:
+        inner_table, size = found.tensors.get(f"{name}.nested_quant_map"), says.get("nested_blocksize")
+        offset = says.get("nested_offset")
+        if inner_table is None or type(size) is not int or size < 1 or not isinstance(offset, float | int):
+            raise found.refused("its scales are quantised, and nothing says how")
+        if inner.numel != -(-found.scale.numel // size) or inner_table.numel != 256:
+            raise found.refused("what scales its scales does not fit them")
+        parts |= {"inner_scale": inner, "inner_table": inner_table}
+        facts |= {"inner_block": size, "offset": float(offset)}
+    return Dense("", "", tuple(shape), str(dtype), "four_bits", parts, facts)
+
+
+def _eight_bits(found: Found) -> Dense:
+    values, scale = found.values, found.scale
+    if len(values.shape) != 2 or scale.numel != values.shape[0]:
+        raise found.refused(f"its shape is {list(values.shape)}, and that of its scale {list(scale.shape)}")
+    return Dense(found.end, found.end, values.shape, found.usual, "eight_bits", {"values": values, "scale": scale}, {})
+
+
+def _gptq(found: Found) -> Dense:
+    values, scale, zero, order = found.values, found.scale, found.beside("qzeros"), found.beside("g_idx")
+    if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None or len(zero.shape) != 2:
+        raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
+    (rows, outputs), groups = values.shape, scale.shape[0]
+    bits = 32 * rows // order.numel if order is not None and order.numel else _bits(found, (("bits",),))
+    columns = 32 * rows // max(bits, 1)
+    fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
+    if bits not in (2, 3, 4, 8) or not fits or (order is not None and order.numel != columns):
+        raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
+    layout = found.settings.says.get("checkpoint_format", "gptq") if found.settings is not None else "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise found.refused(f"its layout is {str(layout)[:40]!r}")
+    parts = {"values": values, "scale": scale, "zero": zero} | ({"groups": order} if order is not None else {})
+    facts = {
+        "bits": bits,
+        "columns": columns,
+        "zero_offset": int(layout == "gptq"),
+        "column_block": -(-columns // groups),
+    }
+    facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1}
+    return Dense(found.end, "weight", (outputs, columns), found.type_of_scale, "along_inputs", parts, facts)
+
+
+def _awq(found: Found) -> Dense:
+    values, scale, zero = found.values, found.scale, found.beside("qzeros")
+    if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None:
+        raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
+    (inputs, words), (groups, outputs) = values.shape, scale.shape
+    bits = 32 * words // max(outputs, 1)
+    if bits not in (4, 8) or zero.shape != (groups, words) or not groups or inputs % groups:
+        raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
+    version = found.settings.says.get("version", "gemm") if found.settings is not None else "gemm"
+    if str(version).lower() != "gemm":
+        raise found.refused(f"its layout is {str(version)[:40]!r}")
+    facts = {"bits": bits, "rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": inputs // groups}
+    parts = {"values": values, "scale": scale, "zero": zero}
+    return Dense(found.end, "weight", (outputs, inputs), found.type_of_scale, "along_outputs", parts, facts)
+
+
+def _bits(found: Found, keys: tuple[tuple[str, ...], ...]) -> int:
+    """Return how many bits a value has, as the settings beside say."""
+    bits = found.settings.bits if found.settings is not None else None
+    if bits is None or not 1 < bits < 9:
+        raise found.refused(f"nothing says how many bits it has ({' or '.join('.'.join(one) for one in keys)})")
+    return bits
+
+
+def _integers(tensor: LazyTensor) -> list[int]:
+    size = tensor.info.dtype.itemsize
+    data = tensor.read() if tensor.nbytes <= _MOST_NBYTES else b""
+    return [int.from_bytes(data[at : at + size], "little", signed=True) for at in range(0, len(data), size)]
+
+
+KINDS: Final[Mapping[str, Callable[[Found], Dense]]] = {
+    "FP8": _plain,
+    "integers": _plain,
+    "quanto": _plain,
+    "torchao": _plain,
+    "bitsandbytes": _eight_bits,
+    "bitsandbytes NF4": _four_bits,
+    "bitsandbytes FP4": _four_bits,
+    "GPTQ": _gptq,
+    "AWQ": _awq,
+    "compressed-tensors": _packed,
+    "ModelOpt": _packed_floats,
+    "MXFP4": _mxfp4,
+}
+"""By the names of the layouts in ``quantized_layouts``."""

@@ -1,0 +1,119 @@
+"""
+Weights with what is quantised among them made dense, while it is read.
+
+What scales them, and all that means nothing without them, is left out. Everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import Weights
+from ckptool.dense.kinds import HALF, Dense, dense_of
+from ckptool.errors import MigrationRefused
+from ckptool.formats.json_beside import quantization_of
+from ckptool.tensors import dtypes
+from ckptool.tensors.made import MadeSource
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, row_major
+
+_OF_ACTIVATIONS: Final = re.compile(
+    r"(^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?\Z"
+)
+"""Ends of names of what scales activations and caches: a dense model has none of it."""
+
+
+class DenseSource(MadeSource):
+    """The bytes of a dense weight, computed while they are read from the first to the last."""
+
+    def __init__(self, name: str, dense: Dense, scheme: str, dtype: str, *, saturate: bool) -> None:
+        super().__init__(name, prod(dense.shape) * dtypes.BY_NAME[dtype].itemsize)
+        self._dense = dense
+        self.scheme = scheme
+        """How it was quantised."""
+        self.dtype = dtype
+        """torch's name of its type, without ``torch.``."""
+        self._saturate = saturate
+
+    @property
+    def parts(self) -> list[LazyTensor]:
+        """What it is made of."""
+        return list(self._dense.parts.values())
+
+    def made(self) -> Iterator[bytes]:
+        from ckptool.torch_ops.dequantize import HOW, packed  # no other migration needs torch
+
+        dense = self._dense
+        parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
+        values = HOW[dense.how](parts, dense.facts)
+        return packed(values, self.dtype, self._name, saturate=self._saturate)
+
+
+def make_dense(
+    checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False
+) -> tuple[Weights, list[DenseSource]]:
+    """
+    Return weights in which what was quantised is dense, and what makes each that is.
+
+    ``dtype`` is the type that dense weights get. Without it, that is the type of their scales if it has 16 bits, or
+    what the layout says, or bfloat16. Names keep what was changed of them. The bytes of a dense weight are computed
+    each time that they are read.
+
+    Raises:
+        MigrationRefused: Nothing is quantised; or a weight has no scale, a layout that cannot be made dense, parts that
+            do not fit, or a name that does not say any more what it is.
+    """
+    found = quantization_of(checkpoint)
+    if found is None or not found.bound:
+        raise MigrationRefused(
+            "nothing in it is quantised", kind="not-quantised", hint="Leave out `dequantize=`: its weights are dense."
+        )
+    head = weights.state_dict.head
+    new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}
+    chosen = {one.name: (one, others) for one, others in found.bound if one.name in new}
+    usual = Counter(dict.fromkeys(HALF, 0))
+    for tensor in weights.tensors.values():
+        usual[tensor.dtype] += tensor.numel * (tensor.dtype in HALF)
+    made: dict[str, tuple[str, LazyTensor]] = {}
+    sources: list[DenseSource] = []
+    gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
+    gone |= {path for path in new if _OF_ACTIVATIONS.search(path)}
+    for path, (weight, _) in chosen.items():
+        dense = dense_of(weight, checkpoint.tensors, found.settings, usual.most_common(1)[0][0])
+        name = new[path]
+        if not name.endswith(dense.end):
+            hint = "Make it dense first, and change names afterwards."
+            raise MigrationRefused(
+                f"{path!r} is called {name!r} now: what it is cannot be known", kind="not-dense", hint=hint
+            )
+        name = name[: len(name) - len(dense.end)] + dense.new_end
+        source = DenseSource(name, dense, weight.scheme, dtype or dense.dtype, saturate=saturate)
+        made[path] = name, _lazy(name, checkpoint.tensors[path], dense.shape, source)
+        sources.append(source)
+    tensors: dict[str, LazyTensor] = {}
+    old_names = dict(weights.old_names)
+    for name, tensor in weights.tensors.items():
+        path = head + weights.old_names[name]
+        if path in gone:
+            del old_names[name]
+            continue
+        dense_name, one = made.get(path, (name, tensor))
+        if dense_name in tensors or (dense_name != name and dense_name in weights.old_names):
+            raise MigrationRefused(f"two tensors would be called {dense_name!r}", kind="not-dense")
+        tensors[dense_name] = one
+        old_names[dense_name] = old_names.pop(name)
+    left = tuple(old for name, old in weights.old_names.items() if head + old in gone)
+    return weights._replace(tensors=tensors, old_names=old_names, dropped=(*weights.dropped, *left)), sources
+
+
+def _lazy(name: str, tensor: LazyTensor, shape: tuple[int, ...], source: DenseSource) -> LazyTensor:
+    info = tensor.info
+    location = info.storage.location if info.storage is not None else info.location
+    storage, dtype = StorageRef(name, location, source.nbytes, source, 0), dtypes.BY_NAME[source.dtype]
+    made = info._replace(dtype=dtype, shape=shape, stride=row_major(shape), storage_offset=0, storage=storage)
+    return LazyTensor(name, made._replace(conj=False, neg=False, parts=()))

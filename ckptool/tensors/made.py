@@ -1,0 +1,53 @@
+"""Bytes that are made while they are read, from the first to the last: those of a tensor in another type, say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptool.errors import OutputFailed
+
+
+class MadeSource:
+    """``nbytes`` bytes that pieces are made of, one after the other, each time that it is read from its begin."""
+
+    cancellation = None  # what they are made of is read with that of its own source
+    is_compressed = False
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._name = name
+        self._pieces: Iterator[bytes] = iter(())
+        self._ahead = b""
+        self._position = 0
+
+    def made(self) -> Iterator[bytes]:
+        """Yield the bytes in pieces, anew."""
+        raise NotImplementedError
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes that follow those of the read before; one at 0 begins again."""
+        if offset == 0:
+            self._pieces, self._ahead, self._position = self.made(), b"", 0
+        if offset != self._position:
+            raise OutputFailed(f"tensor {self._name!r} was not read in order", kind="output-failed")
+        found = [self._ahead]
+        missing = nbytes - len(self._ahead)
+        while missing > 0:
+            found.append(next(self._pieces))
+            missing -= len(found[-1])
+        data = b"".join(found) if len(found) > 1 else found[0]
+        self._ahead = data[nbytes:]
+        self._position += nbytes
+        return data[:nbytes]
+
+    @property
+    def was_read(self) -> bool:
+        """Whether any of it was read."""
+        return self._position > 0
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
+        """Return None: no file holds these bytes."""
+        return
+
+    def close(self) -> None:
+        """Nothing of its own to release."""

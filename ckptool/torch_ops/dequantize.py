@@ -1,0 +1,256 @@
+"""
+What quantised weights stand for: each function yields the values of one weight in row-major order, as float32.
+
+Each does what the library that wrote the layout does, in its order, so that results are equal bit by bit after one
+rounding to the type that is wanted. A product of a code of up to 8 bits and a scale of 16 bits is exact in float32. So
+it does not matter that some libraries compute in the type of the scale.
+
+Only some rows are computed at a time. What is packed is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from ctypes import string_at
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ckptool.errors import MigrationRefused
+from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.values import BLOCK_NUMEL
+
+if TYPE_CHECKING:
+    import torch
+
+Parts: TypeAlias = "Mapping[str, torch.Tensor]"
+Facts: TypeAlias = "Mapping[str, Any]"
+Values: TypeAlias = "Iterator[torch.Tensor]"
+_Codes: TypeAlias = "Callable[[int, int], torch.Tensor]"
+_FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers of E2M1, by their bits."""
+_AWQ_ORDER: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3), 2: tuple(range(16))}
+"""Where in a word each of the columns is that it holds, by the bits of one."""
+_OF_127: Final = 7.874015718698502e-3
+"""What bitsandbytes multiplies by in place of a division by 127."""
+
+
+def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator[bytes]:
+    """
+    Yield the bytes of values in a type, rounded as torch rounds.
+
+    Raises:
+        MigrationRefused: Some are finite, and too large for it; unless they are to ``saturate``.
+    """
+    import torch
+
+    target = getattr(torch, dtype)
+    largest = torch.finfo(target).max
+    for one in values:
+        made = one.to(target)
+        if dtype == "float16" and bool((lost := made.isinf() & one.isfinite()).any()):
+            if not saturate:
+                fact = f"tensor {name!r} has values that are too large for {dtype}: at least {int(lost.sum()):,}"
+                hint = "Use bfloat16, or take the largest value with `saturate=True`."
+                raise MigrationRefused(fact, kind="overflow", hint=hint)
+            made = torch.where(lost, one.clamp(-largest, largest).to(target), made)
+        made = made.contiguous()
+        yield string_at(made.data_ptr(), made.nbytes)
+
+
+def plain(parts: Parts, facts: Facts) -> Values:
+    """Yield floats or integers times their scale: of the tensor, a row, or a block of it."""
+    values, scale = parts["values"], _factors(parts["scale"])
+    flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+    zero = parts["zero"].float() if "zero" in parts else None
+    return _scaled(lambda start, end: flat[start:end].float(), flat.shape, scale, zero, facts)
+
+
+def packed_columns(parts: Parts, facts: Facts) -> Values:
+    """Yield integers that are packed along the columns, offset by half of their range (compressed-tensors)."""
+    words, bits, columns = parts["values"], facts["bits"], facts["columns"]
+    half, zero = 1 << (bits - 1), None
+    if "zero" in parts:  # packed along the rows
+        zero = _unpacked(parts["zero"].T, bits, len(words)).T.float() - half
+    groups = parts.get("groups")
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        found: torch.Tensor = _unpacked(words[start:end], bits, columns).float() - half
+        return found
+
+    return _scaled(codes, (len(words), columns), _factors(parts["scale"]), zero, facts, groups)
+
+
+def packed_floats(parts: Parts, facts: Facts) -> Values:
+    """Yield floats of 4 bits, two in a byte, the lower bits first (MXFP4; NVFP4, whose scales have one, too)."""
+    import torch
+
+    table = torch.tensor(_FP4)
+    values = parts["values"].view(torch.uint8)
+    flat, scale = values.reshape(-1, values.shape[-1]), _factors(parts["scale"])
+    if "divisor" in parts:
+        scale = scale / parts["divisor"].float()
+    if "factor" in parts:
+        scale = scale * parts["factor"].float()
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        some = flat[start:end]
+        found: torch.Tensor = table[torch.stack((some & 15, some >> 4), -1).reshape(len(some), -1).int()]
+        return found
+
+    return _scaled(codes, (len(flat), 2 * flat.shape[-1]), scale, None, facts)
+
+
+def experts(parts: Parts, facts: Facts) -> Values:
+    """Yield blocks of floats of 4 bits of several matrices, each turned round (MXFP4 of gpt-oss)."""
+    import torch
+
+    for blocks, scales in zip(parts["values"], parts["scale"], strict=True):
+        flat = {"values": blocks.reshape(len(blocks), -1), "scale": scales}
+        yield torch.cat(list(packed_floats(flat, facts))).T
+
+
+def four_bits(parts: Parts, facts: Facts) -> Values:
+    """Yield places in a table of 16 numbers, the upper bits first, times the largest of a block (bitsandbytes)."""
+    import torch
+
+    data, table, largest = parts["values"].reshape(-1).view(torch.uint8), parts["table"].float(), parts["scale"]
+    if "inner_scale" in parts:
+        inner = parts["inner_table"].float()[largest.int()]
+        index = torch.arange(inner.numel()) // facts["inner_block"]
+        largest = inner * parts["inner_scale"].float()[index] + torch.tensor(facts["offset"])
+    block, left = facts["block"], facts["count"]
+    flat = _padded(data, block // 2).reshape(-1, block // 2)
+    facts = {"rows": len(flat), "scale_rows": len(flat), "row_block": 1, "column_block": block}
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        some = flat[start:end]
+        return table[torch.stack((some >> 4, some & 15), -1).reshape(len(some), -1).int()]
+
+    for one in _scaled(codes, (len(flat), block), largest.float().reshape(-1, 1), None, facts):
+        yield one.reshape(-1)[:left]
+        left -= min(left, one.numel())
+
+
+def eight_bits(parts: Parts, _: Facts) -> Values:
+    """Yield integers times the largest of their row, by 127 (bitsandbytes)."""
+    values, largest = parts["values"], parts["scale"].float().reshape(-1, 1)
+    for start, end in _steps(*values.shape):
+        yield values[start:end].float() * largest[start:end] * _OF_127
+
+
+def along_inputs(parts: Parts, facts: Facts) -> Values:
+    """Yield integers that are packed along the inputs; the matrix is turned round, and its zeros packed (GPTQ)."""
+    import torch
+
+    bits, words = facts["bits"], parts["values"]
+    outputs, inputs = words.shape[1], facts["columns"]
+    scale = parts["scale"].float().T
+    zero = _unpacked(parts["zero"], bits, outputs).float().T + facts["zero_offset"]
+    groups = parts["groups"].long() if "groups" in parts else None
+    if groups is None:
+        groups = torch.arange(inputs) // facts["column_block"]
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        return _unpacked(words[:, start:end].T, bits, inputs).float()
+
+    return _scaled(codes, (outputs, inputs), scale, zero, facts, groups)
+
+
+def along_outputs(parts: Parts, facts: Facts) -> Values:
+    """Yield integers that are packed along the outputs, in an order of their own, turned round (AWQ)."""
+    bits, words, zeros = facts["bits"], parts["values"], parts["zero"]
+    many = 32 // bits
+
+    def unpacked(some: torch.Tensor) -> torch.Tensor:
+        ordered = _unpacked(some, bits, some.shape[1] * many).reshape(len(some), -1, many)[:, :, _AWQ_ORDER[bits]]
+        return ordered.reshape(len(some), -1).float().T
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        first = start // many
+        return unpacked(words[:, first : -(-end // many)])[start - first * many : end - first * many]
+
+    shape = (words.shape[1] * many, words.shape[0])
+    return _scaled(codes, shape, parts["scale"].float().T, unpacked(zeros), facts)
+
+
+HOW: Final[Mapping[str, Callable[[Parts, Facts], Values]]] = {
+    one.__name__: one
+    for one in (*(plain, packed_columns, packed_floats, experts, four_bits, eight_bits, along_inputs, along_outputs),)
+}
+
+
+def _scaled(
+    codes: _Codes,
+    shape: tuple[int, ...],
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    facts: Facts,
+    groups: torch.Tensor | None = None,
+) -> Values:
+    """
+    Yield codes, less their zeros, times their scales.
+
+    ``codes`` gives some rows. A scale is for ``row_block`` rows and ``column_block`` columns, of which the last may be
+    fewer; ``groups`` say instead which column of the scales each column has. There may be several matrices, one below
+    the other, each of so many ``rows``, with so many ``scale_rows``.
+    """
+    needed()
+    import torch
+
+    rows, columns = shape
+    scale = scale.reshape(-1, scale.shape[-1]) if scale.ndim > 1 else scale.reshape(-1, 1)
+    if zero is not None:
+        zero = zero.reshape(scale.shape)
+    if groups is None and 1 < scale.shape[-1] < columns:
+        groups = torch.arange(columns) // facts["column_block"]
+
+    def spread(one: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        some = one if len(one) == 1 else one[index]
+        return some if groups is None or some.shape[-1] == 1 else some[:, groups]
+
+    height, high = max(facts["rows"], 1), facts["scale_rows"]
+    for start, end in _steps(rows, columns):
+        at = torch.arange(start, end)
+        index = at // height * high + at % height // facts["row_block"]
+        made = codes(start, end)
+        if zero is not None:
+            made -= spread(zero, index)
+        yield made * spread(scale, index)
+
+
+def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield runs of rows, each with few enough elements for one thread of torch."""
+    many = max(1, BLOCK_NUMEL // max(columns, 1))
+    return ((start, min(start + many, rows)) for start in range(0, rows, many))
+
+
+def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Return so many numbers of each row of words of 32 bits: one stream from the lowest bit on."""
+    import torch
+
+    if 32 % bits == 0:
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+        return ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).reshape(len(words), -1)[:, :count]
+    wide = words.long() & 0xFFFFFFFF
+    at = torch.arange(count) * bits
+    first, shift = at // 32, at % 32
+    lower = wide[:, first] >> shift
+    upper = wide[:, (first + 1).clamp(max=words.shape[1] - 1)] << (32 - shift)
+    return (lower | torch.where(shift + bits > 32, upper, 0)) & ((1 << bits) - 1)
+
+
+def _factors(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales as float32; those of bytes are exponents of two, of which the last is no number."""
+    import torch
+
+    if scale.dtype not in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)):
+        return scale.float()
+    exponent = scale.view(torch.uint8).int()
+    exact = torch.where(exponent == 0, 1 << 22, exponent << 23).view(torch.float32)
+    return torch.where(exponent == 255, torch.nan, exact)
+
+
+def _padded(data: torch.Tensor, many: int) -> torch.Tensor:
+    import torch
+
+    missing = -data.numel() % many
+    return torch.cat((data, data.new_zeros(missing))) if missing else data

@@ -1,0 +1,1 @@
+"""Quantised checkpoints: what is said of them, and what is refused."""

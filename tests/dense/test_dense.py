@@ -1,0 +1,267 @@
+"""Quantised weights become the plain ones that they stand for, in ``migrate`` and ``load``, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckptool
+from ckptool import MigrationRefused
+from tests.program import invoke
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+Case: TypeAlias = tuple[Tensors, torch.Tensor, dict[str, Any]]
+NORM = torch.arange(4.0).to(torch.bfloat16)
+
+
+def ints(*shape: int, bits: int = 32) -> torch.Tensor:
+    low, high = (-(1 << 31), (1 << 31) - 1) if bits == 32 else (0, 1 << bits)
+    return torch.randint(low, high, shape, dtype=torch.int32)
+
+
+def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return numbers in each row as words of 32 bits: one stream, the lowest bits first."""
+    rows = []
+    for row in values.tolist():
+        stream = sum(one << (bits * at) for at, one in enumerate(row))
+        many = -(-bits * len(row) // 32)
+        words = [(stream >> (32 * at)) & 0xFFFFFFFF for at in range(many)]
+        rows.append([one - (1 << 32) if one >> 31 else one for one in words])
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def fp8_blocks() -> Case:
+    scale = torch.rand(2, 3) / 100
+    spread = scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    values = (torch.randn(200, 300) / spread).to(torch.float8_e4m3fn)
+    dense = (values.float() * spread).to(torch.bfloat16)
+    return {"m.weight": values, "m.weight_scale_inv": scale}, dense, {"weight_block_size": [128, 128]}
+
+
+def fp8_tensor() -> Case:
+    scale, values = torch.tensor(0.01), torch.randn(6, 8).to(torch.float8_e5m2)
+    beside = {"m.weight_scale": scale, "m.input_scale": torch.tensor(2.0)}
+    return {"m.weight": values, **beside}, (values.float() * scale).to(torch.bfloat16), {}
+
+
+def fp8_powers() -> Case:
+    values, scale = torch.randn(4, 64).to(torch.float8_e4m3fn), torch.randint(120, 130, (4, 2), dtype=torch.uint8)
+    spread = (2.0 ** (scale.float() - 127)).repeat_interleave(32, 1)
+    return {"m.weight": values, "m.weight_scale": scale}, (values.float() * spread).to(torch.bfloat16), {}
+
+
+def int8_rows() -> Case:
+    values, scale = torch.randint(-128, 128, (6, 8), dtype=torch.int8), (torch.rand(6, 1) / 9).half()
+    zero = torch.randint(-9, 9, (6, 1), dtype=torch.int8)
+    tensors = {"m.weight": values, "m.weight_scale": scale, "m.weight_zero_point": zero}
+    return tensors, (values.half() - zero.half()) * scale, {}
+
+
+def gptq(bits: int, *, is_new: bool) -> Case:
+    inputs, outputs, groups = 64, 32, 2
+    values, zero = ints(inputs, outputs, bits=bits), ints(groups, outputs, bits=bits)
+    scale, order = (torch.rand(groups, outputs) / 9).half(), torch.randint(0, groups, (inputs,), dtype=torch.int32)
+    dense = (scale[order].float() * (values - (zero + (not is_new))[order]).float()).half().T.contiguous()
+    tensors = {"m.qweight": pack(values.T, bits).T, "m.qzeros": pack(zero, bits), "m.scales": scale, "m.g_idx": order}
+    return tensors, dense, {"bits": bits, "quant_method": "gptq", "checkpoint_format": "gptq_v2" if is_new else "gptq"}
+
+
+def awq() -> Case:
+    values, zero, scale = ints(64, 16, bits=4), ints(2, 16, bits=4), (torch.rand(2, 16) / 9).half()
+    order = [0, 2, 4, 6, 1, 3, 5, 7]  # which column of eight each place of a word has
+    placed = [one.reshape(len(one), -1, 8)[:, :, order].reshape(len(one), -1) for one in (values, zero)]
+    dense = ((values - zero.repeat_interleave(32, 0)).half() * scale.repeat_interleave(32, 0)).T.contiguous()
+    tensors = {"m.qweight": pack(placed[0], 4), "m.qzeros": pack(placed[1], 4), "m.scales": scale}
+    return tensors, dense, {"quant_method": "awq", "bits": 4, "version": "gemm"}
+
+
+def packed(bits: int) -> Case:
+    values, zero, scale = ints(8, 96, bits=bits), ints(8, 3, bits=bits), (torch.rand(8, 3) / 9).to(torch.bfloat16)
+    dense = (values - zero.repeat_interleave(32, 1)).to(torch.bfloat16) * scale.repeat_interleave(32, 1)
+    shape = torch.tensor([8, 96])
+    tensors = {"m.weight_packed": pack(values, bits), "m.weight_scale": scale, "m.weight_shape": shape}
+    tensors["m.weight_zero_point"] = pack(zero.T, bits).T
+    says = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": bits}}}}
+    return tensors, dense, says
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def mxfp4() -> Case:
+    blocks = torch.randint(0, 256, (2, 6, 3, 16), dtype=torch.uint8)
+    scales = torch.randint(120, 130, (2, 6, 3), dtype=torch.uint8)
+    values = FP4[torch.stack((blocks & 15, blocks >> 4), -1).long()].reshape(2, 6, 3, 32)
+    dense = (values * 2.0 ** (scales.float() - 127)[..., None]).reshape(2, 6, 96).transpose(1, 2)
+    return {"m.weight_blocks": blocks, "m.weight_scales": scales}, dense.to(torch.bfloat16).contiguous(), {}
+
+
+def nvfp4() -> Case:
+    data = torch.randint(0, 256, (4, 16), dtype=torch.uint8)
+    scale, whole = (torch.rand(4, 2) * 99).to(torch.float8_e4m3fn), torch.tensor([900.0])
+    values = FP4[torch.stack((data & 15, data >> 4), -1).long()].reshape(4, 32)
+    dense = (values * (scale.float() / whole).repeat_interleave(16, 1)).to(torch.bfloat16)
+    return {"m.weight_packed": data, "m.weight_scale": scale, "m.weight_global_scale": whole}, dense, {}
+
+
+def nf4(*, twice: bool) -> Case:
+    data, table = torch.randint(0, 256, (96, 1), dtype=torch.uint8), torch.linspace(-1, 1, 16)
+    state: dict[str, Any] = {"blocksize": 64, "shape": [4, 48], "dtype": "float16", "quant_type": "nf4"}
+    tensors, largest = {"m.weight": data, "m.weight.quant_map": table}, torch.rand(3)
+    tensors["m.weight.absmax"] = largest
+    if twice:
+        codes, inner, small = torch.randint(0, 256, (3,), dtype=torch.uint8), torch.linspace(-1, 1, 256), torch.rand(1)
+        tensors |= {"m.weight.absmax": codes, "m.weight.nested_quant_map": inner, "m.weight.nested_absmax": small}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25}
+        largest = inner[codes.long()] * small + 0.25
+    text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    tensors["m.weight.quant_state.bitsandbytes__nf4"] = text
+    values = table[torch.stack((data >> 4, data & 15), -1).long()].reshape(3, 64)
+    return tensors, (values * largest[:, None]).reshape(4, 48).half(), {}
+
+
+def bnb8() -> Case:
+    values, largest = torch.randint(-127, 128, (6, 8), dtype=torch.int8), torch.rand(6)
+    dense = (values.float() * largest[:, None] * 7.874015718698502e-3).to(torch.bfloat16)
+    return {"m.weight": values, "m.SCB": largest, "m.weight_format": torch.tensor(0, dtype=torch.uint8)}, dense, {}
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "FP8 in blocks": fp8_blocks,
+    "FP8 of a tensor, with a scale of activations": fp8_tensor,
+    "FP8 with powers of two": fp8_powers,
+    "integers with zeros": int8_rows,
+    **{f"GPTQ of {bits} bits": lambda bits=bits: gptq(bits, is_new=bits == 3) for bits in (2, 3, 4, 8)},  # type: ignore[misc]
+    "AWQ": awq,
+    **{f"compressed-tensors of {bits} bits": lambda bits=bits: packed(bits) for bits in (3, 4, 8)},  # type: ignore[misc]
+    "MXFP4": mxfp4,
+    "NVFP4": nvfp4,
+    "NF4": lambda: nf4(twice=False),
+    "NF4, scales quantised": lambda: nf4(twice=True),
+    "bitsandbytes of 8 bits": bnb8,
+}
+
+
+def written(tensors: Tensors, says: dict[str, Any], folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    whole = {name: one.contiguous() for name, one in tensors.items()}
+    save_file({**whole, "n.weight": NORM}, path, {"format": "pt"})
+    if says:
+        (folder / "config.json").write_text(json.dumps({"dtype": "float32", "quantization_config": says}))
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_quantised_is_dense(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(len(name))
+    tensors, dense, says = CASES[name]()
+    path = written(tensors, says, tmp_path)
+
+    report = ckptool.migrate(path, tmp_path / "dense.safetensors", dequantize=True)
+    for found in (load_file(report.target), ckptool.load(path, dequantize=True), ckptool.load(report.target)):
+        assert found.keys() == {"m.weight", "n.weight"}
+        assert found["m.weight"].dtype == dense.dtype
+        assert torch.equal(found["m.weight"], dense)
+        assert torch.equal(found["n.weight"], NORM)
+    assert "dense now" in str(report)
+    assert report.verified
+
+
+def test_a_type_is_reached_in_one_rounding_and_others_are_cast(tmp_path: Path) -> None:
+    tensors, _, says = fp8_blocks()
+    path = written(tensors, says, tmp_path)
+    spread = tensors["m.weight_scale_inv"].repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        want = (tensors["m.weight"].float() * spread).to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        target = ckptool.migrate(path, tmp_path / f"{name}.pth", dequantize=True, dtype=name).target
+        for found in (torch.load(target), ckptool.load(path, dequantize=True, dtype=dtype)):
+            assert torch.equal(found["m.weight"], want)
+            assert found["n.weight"].dtype == dtype
+
+
+def test_names_folders_and_settings(tmp_path: Path) -> None:
+    tensors, dense, says = gptq(4, is_new=False)
+    path = written({f"model.{name}": one for name, one in tensors.items()}, says, tmp_path)
+
+    options = ["--dequantize", "--max-shard-size", "4KB", "--strip-prefix", "model", "--include", "model.*"]
+    options += ["--config-from", tmp_path, "--jobs", "2", "--dtype", "float16"]
+    done = invoke(["migrate", path, tmp_path / "out", *options])
+    assert done.exit_code == 0, done.output
+    assert torch.equal(ckptool.load(tmp_path / "out")["m.weight"], dense)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"dtype": "float16"}
+
+
+def test_a_whole_training_checkpoint_gives_its_weights(tmp_path: Path) -> None:
+    tensors, dense, _ = nf4(twice=True)
+    torch.save({"model": {**tensors, "n.weight": NORM}, "epoch": 3}, tmp_path / "x.pth")
+    target = ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", dequantize=True).target
+
+    assert torch.equal(torch.load(target)["m.weight"], dense)
+
+
+def without(case: Case, name: str) -> Tensors:
+    return {key: one for key, one in case[0].items() if key != name}
+
+
+def changed(case: Case, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+    return {key: change(one).contiguous() if key == name else one for key, one in case[0].items()}
+
+
+REFUSED: dict[str, Callable[[], Tensors]] = {
+    "no scale": lambda: without(fp8_blocks(), "m.weight_scale_inv") | {"o.weight": fp8_tensor()[0]["m.weight"],
+                                                                    "o.weight_scale": torch.tensor(1.0)},
+    "a scale turned round": lambda: changed(fp8_blocks(), "m.weight_scale_inv", torch.Tensor.t),
+    "a scale too many": lambda: changed(fp8_blocks(), "m.weight_scale_inv", lambda one: torch.rand(2, 4)),
+    "scales of columns": lambda: changed(int8_rows(), "m.weight_scale", lambda one: torch.rand(8).half()),
+    "zeros of another shape": lambda: changed(gptq(4, is_new=False), "m.qzeros", lambda one: one[:1]),
+    "no zeros": lambda: without(awq(), "m.qzeros"),
+    "no shape": lambda: without(packed(4), "m.weight_shape"),
+    "another shape": lambda: changed(packed(4), "m.weight_shape", lambda one: torch.tensor([8, 97])),
+    "no state": lambda: without(nf4(twice=False), "m.weight.quant_map"),
+    "no inner scale": lambda: without(nf4(twice=True), "m.weight.nested_quant_map"),
+    "no scale of scales": lambda: without(nvfp4(), "m.weight_global_scale"),
+    "fewer largest": lambda: changed(nf4(twice=False), "m.weight.absmax", lambda one: one[:2]),
+    "blocks of which nobody knows the length": lambda: {
+        "m.weight": torch.zeros(192, 4, dtype=torch.float8_e4m3fn), "m.weight_scale": torch.ones(2, 1)
+    },
+    "a layout that is not known": lambda: {"m.codes": ints(4, 4), "m.codebooks": torch.rand(1, 4, 4, 4)},
+    "nothing quantised": lambda: {"m.weight": torch.rand(4, 4)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_dense_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = written(REFUSED[name](), {"bits": 4, "quant_method": "x"} if "shape" in name else {}, tmp_path)
+
+    with pytest.raises(MigrationRefused) as caught:
+        ckptool.migrate(path, tmp_path / "dense.safetensors", dequantize=True)
+    assert "m." in caught.value.message or name == "nothing quantised"
+    assert not (tmp_path / "dense.safetensors").exists()
+    with pytest.raises(MigrationRefused):
+        ckptool.load(path, dequantize=True)
+
+
+def test_a_name_that_does_not_end_as_its_layout_says_is_refused(tmp_path: Path) -> None:
+    path = written(gptq(4, is_new=False)[0], {"bits": 4, "quant_method": "gptq"}, tmp_path)
+
+    with pytest.raises(MigrationRefused, match="is called"):
+        ckptool.migrate(path, tmp_path / "x.safetensors", dequantize=True, rename=r"qweight$=w")
+
+
+def test_values_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    tensors = {"m.weight": torch.full((4, 4), 400.0).to(torch.float8_e4m3fn), "m.weight_scale": torch.tensor(999.0)}
+    path = written(tensors, {}, tmp_path)
+
+    with pytest.raises(MigrationRefused, match="too large for float16"):
+        ckptool.migrate(path, tmp_path / "x.safetensors", dequantize=True, dtype="float16")
+    report = ckptool.migrate(path, tmp_path / "x.safetensors", dequantize=True, dtype="float16", saturate=True)
+    assert load_file(report.target)["m.weight"].unique().tolist() == [65504.0]
