@@ -88,7 +88,7 @@ _LOOSE: Final = "integers without scales"
 _NAMED: Final = "with scales under other names"
 """In names of schemes: no loader knows them."""
 _KEEP: Final = (
-    "Keep values and scales together, as they are (`keep_dtype=`), or dequantise them with what quantised them; "
+    "Keep values and scales together, as they are (`keep_dtype=`), or make them dense (`dequantize=True`); "
     "if this is meant, say so with `break_quantized=True`."
 )
 _Names: TypeAlias = Mapping[str, str]

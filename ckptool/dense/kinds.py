@@ -123,6 +123,8 @@ def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block
 
 def _length(found: Found, size: int, count: int) -> int:
     """Return how long so many blocks are, of equal lengths, or a power of two with the last one cut short."""
+    if count == 1:
+        return size
     least = -(-size // max(count, 1))
     power = 1 << max(least - 1, 0).bit_length()
     fitting = {one for one in (least if least * count == size else 0, power) if one and -(-size // one) == count}

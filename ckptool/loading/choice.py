@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -29,6 +29,12 @@ from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
 T = TypeVar("T")
+Made: TypeAlias = Callable[[Weights], Weights]
+
+
+def as_it_is(weights: Weights) -> Weights:
+    """Return weights as they are in the file."""
+    return weights
 
 
 def choose_targets(
@@ -41,11 +47,13 @@ def choose_targets(
     allow_missing: bool = False,
     include: Sequence[str] = (),
     prefix: str = "",
+    made: Made = as_it_is,
 ) -> tuple[StateDict, FillPlan] | None:
     """
     Return the chosen state dict and how it fits; of several, the only one that does.
 
     ``include`` are globs of names of the model; of the file, only names below the ``prefix`` are taken, without it.
+    ``made`` says what is made of the weights first.
 
     None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan explains
     (entries for a module that is None, a number that was saved as a list of one).
@@ -70,7 +78,7 @@ def choose_targets(
 
     try:
         chosen = _chosen(checkpoint, key, weights, fits, "wrappers" if prefix else None, allow_missing=allow_missing)
-        chosen = chosen.part((), prefix)
+        chosen = made(chosen.part((), prefix))
         filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
         return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
     except WeightsMismatch:
@@ -97,6 +105,7 @@ def through_own_code(
     load: Callable[[Weights, Renames], T],
     *,
     allow_missing: bool = False,
+    made: Made = as_it_is,
 ) -> T:
     """
     Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
@@ -113,13 +122,13 @@ def through_own_code(
     def fits(found: Mapping[str, LazyTensor]) -> bool:
         return name_changes(model, found)[1]
 
-    chosen = _chosen(checkpoint, key, weights, fits, allow_missing=allow_missing)
+    chosen = made(_chosen(checkpoint, key, weights, fits, allow_missing=allow_missing))
     changes, _ = name_changes(model, chosen.tensors)
     ways: list[tuple[Weights, Renames]] = [(chosen, ())]
     if changes:
         rules = tuple(change.rule for change in changes)
         with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
-            ways.insert(0, (prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes))
+            ways.insert(0, (made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))
     if chosen.assumed or not (chosen.modules or checkpoint.traits.keeps_versions):
         ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
     return _first_that_loads(ways, load)

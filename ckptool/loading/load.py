@@ -90,15 +90,17 @@ def load(
     it. ``shard`` takes of those that match a glob one rank's part: ``(dimension, rank, ranks)``. The rest is not read.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
-    ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
-    write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
-    maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded, are refused then,
-    unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales are not among
-    the weights. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes
-    on where the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
-    ``progress`` is called with the bytes that were read so far, and those to be read in all, which what is mapped is
-    not. A process that has loaded can fork. Safe to call from several threads.
+    ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until
+    they write to them; replacing the file by renaming another over it is safe, but truncating it kills every
+    process that maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what
+    floating tensors are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded,
+    are refused then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where
+    scales are not among the weights. ``dequantize`` makes them the plain weights that they stand for, of type
+    ``dtype``, or of the type of their scales, or bfloat16. ``verify`` first compares the file with the checksums in
+    it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
+    ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
+    far, and those to be read in all, which what is mapped is not. A process that has loaded can fork. Safe to call
+    from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -106,6 +108,7 @@ def load(
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
+        MigrationRefused: It is to ``dequantize``, and nothing is quantised, or something cannot be made dense.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
             quantised, or lose values, which are finite and too large for ``dtype``; or ``shard`` cannot cut it evenly.
         WeightsNotFound: No state dict is the chosen weights, or ``include``, ``prefix`` or ``shard`` is about no name.
@@ -117,6 +120,8 @@ def load(
     check_arguments(load, locals())
     place = placement(map_location, device)
     cast_to = castable(dtype)
+    if dequantize and shard:
+        raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
@@ -130,7 +135,7 @@ def load(
                 check_storages(chosen.tensors.values(), ())
             refuse_broken(chosen.tensors.values())
             if dequantize:
-                chosen = dense(checkpoint, chosen, cast_to)
+                taken = dense(checkpoint, chosen, cast_to)
             elif not break_quantized:
                 _check_quantized(checkpoint, chosen, cast_to)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)

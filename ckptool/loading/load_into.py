@@ -24,9 +24,17 @@ from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.choice import choose_targets, through_own_code
+from ckptool.loading.choice import as_it_is, choose_targets, through_own_code
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.load import cast_of, check_model, check_placing, opened, refuse_broken_quantized, torch_state_dict
+from ckptool.loading.load import (
+    cast_of,
+    check_model,
+    check_placing,
+    dense,
+    opened,
+    refuse_broken_quantized,
+    torch_state_dict,
+)
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -67,6 +75,7 @@ def load_into(
     verify: bool = False,
     allow_missing: bool = False,
     break_quantized: bool = False,
+    dequantize: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -81,8 +90,8 @@ def load_into(
     and on different values for names that the model ties, of which else the last name's counts. If several state dicts
     could be the weights, the one that fits is taken; if none does, all of them together, where names from the top of
     the file are those of the model. ``include`` fills only what has a name in the model that matches a glob, or one of
-    several, and ``prefix`` takes what is below it in the file, without it. ``optimizer`` gets the state that the file
-    has for it, on the devices of its parameters.
+    several, and ``prefix`` takes what is below it in the file, without it. ``dequantize`` first makes quantised weights
+    dense. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -114,15 +123,17 @@ def load_into(
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
+        made = partial(dense, checkpoint, dtype=dtype or _type_of(model)) if dequantize else as_it_is
         choice = partial(choose_targets, model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
-        targets = choice(include=include, prefix=prefix)
+        targets = choice(include=include, prefix=prefix, made=made)
         if targets is not None:
-            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized)
+            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized or dequantize)
             report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
-            report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
+            breaks = break_quantized or dequantize
+            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=breaks)
+            report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing, made=made)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()
@@ -130,6 +141,12 @@ def load_into(
     is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
     logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
     return report
+
+
+def _type_of(model: torch.nn.Module) -> torch.dtype | None:
+    """Return the floating type of a model's tensors if it is that of all of them, and they have values."""
+    types = {one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()}
+    return types.pop() if len(types) == 1 and not any(one.is_meta for one in model.parameters()) else None
 
 
 def _load_itself(
@@ -224,7 +241,7 @@ def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
     floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
     if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in _CODES]:
         fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
-        hint = "Dequantise them with what quantised them; if this is meant, say so with `break_quantized=True`."
+        hint = "Make them dense (`dequantize=True`); if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
 
 

@@ -145,9 +145,7 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
     outputs, inputs = words.shape[1], facts["columns"]
     scale = parts["scale"].float().T
     zero = _unpacked(parts["zero"], bits, outputs).float().T + facts["zero_offset"]
-    groups = parts["groups"].long() if "groups" in parts else None
-    if groups is None:
-        groups = torch.arange(inputs) // facts["column_block"]
+    groups = parts["groups"].long() if "groups" in parts else torch.arange(inputs) // facts["column_block"]
 
     def codes(start: int, end: int) -> torch.Tensor:
         return _unpacked(words[:, start:end].T, bits, inputs).float()
@@ -189,38 +187,49 @@ def _scaled(
     """
     Yield codes, less their zeros, times their scales.
 
-    ``codes`` gives some rows. A scale is for ``row_block`` rows and ``column_block`` columns, of which the last may be
-    fewer; ``groups`` say instead which column of the scales each column has. There may be several matrices, one below
-    the other, each of so many ``rows``, with so many ``scale_rows``.
+    ``codes`` gives some rows, as a tensor of its own. A scale is for ``row_block`` rows and ``column_block`` columns,
+    of which the last may be fewer; ``groups`` say instead which column of the scales each column has. There may be
+    several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``.
     """
     needed()
-    import torch
-
     rows, columns = shape
     scale = scale.reshape(-1, scale.shape[-1]) if scale.ndim > 1 else scale.reshape(-1, 1)
-    if zero is not None:
-        zero = zero.reshape(scale.shape)
-    if groups is None and 1 < scale.shape[-1] < columns:
-        groups = torch.arange(columns) // facts["column_block"]
+    zero = zero.reshape(scale.shape) if zero is not None else None
+    height, high, block = max(facts["rows"], 1), facts["scale_rows"], facts["row_block"]
 
-    def spread(one: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        some = one if len(one) == 1 else one[index]
-        return some if groups is None or some.shape[-1] == 1 else some[:, groups]
+    def spread(one: torch.Tensor) -> torch.Tensor:
+        if one.shape[-1] in (1, columns):
+            return one
+        if groups is not None:
+            return one[:, groups]
+        return one.repeat_interleave(facts["column_block"], -1)[:, :columns]
 
-    height, high = max(facts["rows"], 1), facts["scale_rows"]
-    for start, end in _steps(rows, columns):
-        at = torch.arange(start, end)
-        index = at // height * high + at % height // facts["row_block"]
+    row, scales, zeros = -1, scale, zero
+    for start, end in _steps(rows, columns, height, block):
+        first = start // height * high + start % height // block
+        if block == 1 or first != row:  # many rows have the scales of the rows before
+            row, last = first, first + 1 if block > 1 else first + end - start
+            scales = spread(scale[first:last])
+            zeros = spread(zero[first:last]) if zero is not None else None
         made = codes(start, end)
-        if zero is not None:
-            made -= spread(zero, index)
-        yield made * spread(scale, index)
+        if zeros is not None:
+            made -= zeros
+        made *= scales
+        yield made
 
 
-def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of rows, each with few enough elements for one thread of torch."""
-    many = max(1, BLOCK_NUMEL // max(columns, 1))
-    return ((start, min(start + many, rows)) for start in range(0, rows, many))
+def _steps(rows: int, columns: int, height: int = 1, block: int = 1) -> Iterator[tuple[int, int]]:
+    """
+    Yield runs of rows, each with few enough elements for one thread of torch.
+
+    None goes from one ``block`` of rows of a matrix of some ``height`` into the next, if these are more than one row.
+    """
+    many, start = max(1, BLOCK_NUMEL // max(columns, 1)), 0
+    while start < rows:
+        at = start % height
+        left = min(height, (at // block + 1) * block) - at if block > 1 else many
+        yield start, min(rows, start + min(many, left))
+        start += min(many, left)
 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

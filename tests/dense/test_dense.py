@@ -223,6 +223,7 @@ REFUSED: dict[str, Callable[[], Tensors]] = {
     "scales of columns": lambda: changed(int8_rows(), "m.weight_scale", lambda one: torch.rand(8).half()),
     "zeros of another shape": lambda: changed(gptq(4, is_new=False), "m.qzeros", lambda one: one[:1]),
     "no zeros": lambda: without(awq(), "m.qzeros"),
+    "scales of rows turned round": lambda: changed(int8_rows(), "m.weight_scale", lambda one: one.t()),
     "no shape": lambda: without(packed(4), "m.weight_shape"),
     "another shape": lambda: changed(packed(4), "m.weight_shape", lambda one: torch.tensor([8, 97])),
     "no state": lambda: without(nf4(twice=False), "m.weight.quant_map"),
@@ -265,3 +266,18 @@ def test_values_that_are_too_large_are_refused(tmp_path: Path) -> None:
         ckptool.migrate(path, tmp_path / "x.safetensors", dequantize=True, dtype="float16")
     report = ckptool.migrate(path, tmp_path / "x.safetensors", dequantize=True, dtype="float16", saturate=True)
     assert load_file(report.target)["m.weight"].unique().tolist() == [65504.0]
+
+
+def test_a_model_takes_it_in_its_own_type(tmp_path: Path) -> None:
+    tensors, _, says = fp8_blocks()
+    path = written(tensors, says, tmp_path)
+    spread = tensors["m.weight_scale_inv"].repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+
+    for dtype in (torch.float32, torch.bfloat16):
+        model = torch.nn.ModuleDict(
+            {"m": torch.nn.Linear(300, 200, bias=False), "n": torch.nn.Linear(4, 1, bias=False)}
+        )
+        model["n"].weight = torch.nn.Parameter(torch.zeros(4))
+        report = ckptool.load_into(model.to(dtype), path, dequantize=True)
+        assert report.loaded == 2
+        assert torch.equal(model["m"].weight, (tensors["m.weight"].float() * spread).to(dtype))

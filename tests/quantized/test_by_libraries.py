@@ -248,3 +248,76 @@ def test_peft_on_a_quantised_base(tmp_path: Path) -> None:
 
     assert row(tmp_path / "adapter")["quantized"] is None
     is_known(tmp_path / "all.pth", "bitsandbytes NF4 in blocks of 64", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64), (96, 80), (8, 1000)])
+def test_bitsandbytes_of_4_bits_is_dense(kind: str, twice: bool, shape: tuple[int, int], tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    own = pytest.importorskip("bitsandbytes.backends.default.ops")
+    torch.manual_seed(0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        values, state = functional.quantize_4bit(
+            torch.randn(shape).to(dtype), quant_type=kind, compress_statistics=twice
+        )
+        largest = state.absmax
+        if twice:
+            largest = functional.dequantize_blockwise(largest, state.state2) + state.offset
+        flat = values.reshape(-1)
+        want = own._dequantize_4bit_compute(flat, largest, state.code, state.blocksize, state.shape, state.dtype)
+        tensors = {f"m.weight.{name}": one for name, one in state.as_dict(packed=True).items()}
+        save_file({"m.weight": values, **tensors}, tmp_path / "x.safetensors")
+
+        found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)["m.weight"]
+        assert found.dtype == dtype
+        assert torch.equal(found, want)  # -0.0 is 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("form", "weights", "blocks"),
+    [
+        *(("pack-quantized", {"num_bits": bits, "type": "int", "group_size": 32}, 3) for bits in (2, 3, 4, 8)),
+        ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, 1),
+        ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, 1),
+        ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, 6),
+        ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "group_size": 32, "scale_dtype": torch.uint8}, 3),
+        ("mxfp8-quantized", {"num_bits": 8, "type": "float", "group_size": 32, "scale_dtype": torch.uint8}, 3),
+    ],
+)
+def test_compressed_tensors_is_dense(
+    form: str, weights: dict[str, Any], blocks: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressor = pytest.importorskip("compressed_tensors.compressors.base").BaseCompressor
+    torch.manual_seed(0)
+    scheme = library.QuantizationScheme(targets=["Linear"], weights=library.QuantizationArgs(**weights))
+    state = {"weight": (torch.randn(40, 96) / 10).to(dtype), "weight_scale": (torch.rand(40, blocks) / 20).to(dtype)}
+    if "fp4" in form or "mxfp8" in form:
+        state["weight_scale"] = 2.0 ** torch.randint(-6, 0, (40, blocks))
+    if "nvfp4" in form:
+        state["weight_global_scale"] = torch.tensor([9.0])
+    packed = compressor.get_value_from_registry(form).compress(state, scheme)
+    want = compressor.get_value_from_registry(form).decompress(dict(packed), scheme)["weight"]
+    save_file({f"m.{name}": one.contiguous() for name, one in packed.items()}, tmp_path / "x.safetensors")
+    says = {"config_groups": {"group_0": {"weights": {"num_bits": weights["num_bits"]}}}, "quant_method": form}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": says}))
+
+    found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)["m.weight"]
+    assert torch.equal(found, want.to(found.dtype))
+
+
+def test_mxfp4_and_awq_are_dense(tmp_path: Path) -> None:
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    awq = pytest.importorskip("awq.utils.packing_utils")
+    blocks, scales = (torch.randint(*ends, (2, 96, 5, 16)).byte() for ends in ((0, 256), (110, 140)))
+    words, zeros = (torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 5), dtype=torch.int32) for rows in (256, 2))
+    factors = (torch.rand(2, 40) / 50).half()
+    tensors = {"e.down_proj_blocks": blocks, "e.down_proj_scales": scales[..., 0].contiguous()}
+    tensors |= {"m.qweight": words, "m.qzeros": zeros, "m.scales": factors}
+    save_file(tensors, tmp_path / "x.safetensors")
+
+    found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)
+    assert torch.equal(found["e.down_proj"], mxfp4.convert_moe_packed_tensors(blocks, scales[..., 0]))
+    assert torch.equal(found["m.weight"], awq.dequantize_gemm(words, zeros, factors, 4, 128).T)
