@@ -90,17 +90,16 @@ def load(
     it. ``shard`` takes of those that match a glob one rank's part: ``(dimension, rank, ranks)``. The rest is not read.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
-    ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until
-    they write to them; replacing the file by renaming another over it is safe, but truncating it kills every
-    process that maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what
-    floating tensors are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded,
-    are refused then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where
-    scales are not among the weights. ``dequantize`` makes them the plain weights that they stand for, of type
-    ``dtype``, or of the type of their scales, or bfloat16. ``verify`` first compares the file with the checksums in
-    it, in a separate pass. ``allow_missing`` goes on where the file does not have all that the model's own
-    ``state_dict()`` would hold, or only code could make it. ``progress`` is called with the bytes that were read so
-    far, and those to be read in all, which what is mapped is not. A process that has loaded can fork. Safe to call
-    from several threads.
+    ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
+    write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
+    maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
+    are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded, are refused then,
+    unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales are not among
+    the weights. ``dequantize`` makes them the plain weights that they stand for, of type ``dtype``, or of the type of
+    their scales, or bfloat16. ``verify`` first compares the file with the checksums in it, in a separate pass.
+    ``allow_missing`` goes on where the file does not have all that the model's own ``state_dict()`` would hold, or only
+    code could make it. ``progress`` is called with the bytes that were read so far, and those to be read in all, which
+    what is mapped is not. A process that has loaded can fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -112,32 +111,25 @@ def load(
         UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
             quantised, or lose values, which are finite and too large for ``dtype``; or ``shard`` cannot cut it evenly.
         WeightsNotFound: No state dict is the chosen weights, or ``include``, ``prefix`` or ``shard`` is about no name.
-        Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
-        CkptoolError: The file cannot be read.
+        CkptoolError: The file cannot be read, or the call was cancelled.
         TypeError: An argument is of another type than its annotation says.
         ValueError: It has a value that it does not take, or ``map_location`` and ``device`` differ.
     """
     check_arguments(load, locals())
     place = placement(map_location, device)
     cast_to = castable(dtype)
-    if dequantize and shard:
-        raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
             if verify:
                 checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing).part(include, prefix)
-            taken = share_of(chosen, shard)  # what is verified is whole
             if also := checkpoint.also_under(chosen.state_dict.key):
                 logger.info("%s: the same weights are under %s, too", checkpoint.path, show(some(also)))
             if verify:
                 check_storages(chosen.tensors.values(), ())
-            refuse_broken(chosen.tensors.values())
-            if dequantize:
-                taken = dense(checkpoint, chosen, cast_to)
-            elif not break_quantized:
-                _check_quantized(checkpoint, chosen, cast_to)
+            breaks = None if dequantize else break_quantized
+            taken = _taken(checkpoint, chosen, shard, cast_to, breaks_quantized=breaks)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -145,6 +137,25 @@ def load(
 
     with gc_paused():  # until the tree is gone
         return state_dict()
+
+
+def _taken(
+    checkpoint: Checkpoint,
+    chosen: Weights,
+    shard: Shard | None,
+    dtype: torch.dtype | None,
+    *,
+    breaks_quantized: bool | None,
+) -> Weights:
+    """Return what is taken of weights; quantised ones may be broken, or may not, or become dense if that is None."""
+    refuse_broken(chosen.tensors.values())
+    if breaks_quantized is None:
+        if shard:
+            raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")
+        return dense(checkpoint, chosen, dtype)
+    if not breaks_quantized:
+        _check_quantized(checkpoint, chosen, dtype)
+    return share_of(chosen, shard)
 
 
 def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:

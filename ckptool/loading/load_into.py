@@ -117,6 +117,7 @@ def load_into(
     """
     check_model(model)
     check_arguments(load_into, locals())
+    break_quantized |= dequantize
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
     with opened(source, limits) as checkpoint:
         if verify:
@@ -127,17 +128,20 @@ def load_into(
         choice = partial(choose_targets, model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         targets = choice(include=include, prefix=prefix, made=made)
         if targets is not None:
-            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized or dequantize)
+            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized)
             report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            breaks = break_quantized or dequantize
-            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=breaks)
+            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing, made=made)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
+    return _logged(report)
+
+
+def _logged(report: LoadReport) -> LoadReport:
     is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
     logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
     return report
