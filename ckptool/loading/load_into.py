@@ -117,7 +117,6 @@ def load_into(
     """
     check_model(model)
     check_arguments(load_into, locals())
-    break_quantized |= dequantize
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
     with opened(source, limits) as checkpoint:
         if verify:
@@ -128,11 +127,13 @@ def load_into(
         choice = partial(choose_targets, model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         targets = choice(include=include, prefix=prefix, made=made)
         if targets is not None:
-            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized)
+            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized or dequantize)
             report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized)
+            load = partial(
+                load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized or dequantize
+            )
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing, made=made)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
