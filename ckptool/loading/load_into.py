@@ -112,8 +112,7 @@ def load_into(
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised;
             or a tensor has values that its new type cannot hold: finite floats, or integers that would be others.
-        CkptoolError: As ``load``, ``Cancelled`` among them.
-        ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
+        CkptoolError, ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
     check_model(model)
     check_arguments(load_into, locals())
@@ -131,9 +130,8 @@ def load_into(
             report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
         else:
             load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            load = partial(
-                load, allow_missing=allow_missing, dtype=dtype, break_quantized=break_quantized or dequantize
-            )
+            breaks = break_quantized or dequantize
+            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=breaks)
             report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing, made=made)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
