@@ -248,6 +248,22 @@ def test_the_page_of_a_folder_says_of_each_file_what_check_says(tmp_path: Path) 
     assert dict(file["facts"])["files"] == [f"6; {show_nbytes(file['nbytes'])}"]
 
 
+def test_what_is_wrong_with_a_folder_itself_has_a_row(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.pth").write_bytes(FINE.read_bytes())
+    (folder / "c.pth.incomplete").write_bytes(b"x")
+    file = content_of(made(tmp_path, folder))["files"][0]
+
+    assert [(one["name"], one["worst"], one["codes"]) for one in file["files"]] == [
+        (".", "warning", ["CK163"]),
+        ("a/model.pth", None, []),
+        ("b/model.pth", None, []),
+    ]
+    assert file["verdict"] == "2 files: 1 with warnings; looked at the structure alone"
+
+
 def test_the_page_of_an_archive_has_a_row_for_each_member(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for name in ("a.pth", "sub/b.pth"):

@@ -197,7 +197,13 @@ def _looked_at(depth: str, findings: Iterable[Finding]) -> str:
 def folder_facts(
     path: str, findings: Iterable[Finding], reports: Mapping[str, CheckReport], depth: Depth
 ) -> dict[str, object]:
-    """Return a row for each of the files of a folder, by name; what was found in it and them, by code; the verdict."""
+    """
+    Return a row for each of the files of a folder, by name, and one for itself if there is something wrong with it;
+    what was found, by code; and the verdict.
+    """
+    files = len(reports)
+    own = [one for one in findings if one.severity != "info" and one.code != "CK114"]  # a file, which has a row
+    reports = {**({".": CheckReport(path, depth, tuple(own))} if own else {}), **reports}
     worst = [one.worst for one in reports.values()]
     counts = {word: worst.count(word) for word in SEVERITIES if word in worst and word != "info"}
     said = ", ".join(f"{number:,} with {word}s" for word, number in counts.items()) or "nothing wrong found"
@@ -205,23 +211,19 @@ def folder_facts(
     groups: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
     for name, one in found:
         groups.setdefault((one.code, one.severity), []).append((name, one))
-    own = [one for one in findings if one.severity != "info" and one.code != "CK114"]  # a file that has a row
     nbytes = sum(one.file_nbytes or 0 for one in reports.values())
-    grades = Counter(one.known_grade for one in reports.values())
+    grades = Counter(one.known_grade for one in reports.values() if one.path != path)
     return {
         **report_facts(CheckReport(shown_path(path), depth, ())),
-        "verdict": f"{counted(len(reports), 'file')}: {said}; {_looked_at(depth, (one for _, one in found))}",
+        "verdict": f"{counted(files, 'file')}: {said}; {_looked_at(depth, (one for _, one in found))}",
         "worst": next(iter(counts), None),
         "nbytes": nbytes,
         "facts": [
-            ("files", [f"{len(reports):,}; {show_nbytes(nbytes)}"]),
+            ("files", [f"{files:,}; {show_nbytes(nbytes)}"]),
             ("grades", [messages.counts(dict(grades.most_common()))]),
         ],
         "files": [_file_row(name, report) for name, report in reports.items()],
-        "findings": [
-            *(shown(one._asdict()) for one in own),
-            *(_group(code, severity, group) for (code, severity), group in groups.items()),
-        ],
+        "findings": [_group(code, severity, group) for (code, severity), group in groups.items()],
     }
 
 
