@@ -250,6 +250,8 @@ QUOTED = {
     "No LoRA keys associated to CLIPTextModel found with the prefix='text_encoder'.": "lora-component",
     "RuntimeError: ERROR: Could not detect model type of: /m/x.safetensors": "model-type",
     "RuntimeError: ERROR: clip input is invalid: None": "no-component",
+    "done_getting_tensors: wrong number of tensors; expected 403, got 363": "gguf-tensors",
+    "llama.cpp error: 'create_tensor: tensor 'output.weight' not found'": "gguf-tensors",
     "AssertionError: You do not have CLIP state dict!": "no-component",
     "Object shard /m/a._extra_state/shard_0_80.pt not found": "extra-state",
     "missing {'a.logit_scale'}\nleft over keys: dict_keys(['a.position_ids'])": "left-over",

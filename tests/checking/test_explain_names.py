@@ -120,6 +120,12 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
         "layers.0.attention.wk.weight is in ",
         "consolidated.safetensors",
     ),
+    "in one of several checkpoints": (
+        f"lora key not loaded: {PEFT[0]}",
+        lambda d: (saved(d, LLAMA), saved(d, PEFT, "adapter_model.safetensors"))[0].parent,
+        "adapter_model.safetensors",
+        "adapter_model.safetensors",
+    ),
     "in another shard": (
         "KeyError: 'model.norm.weight'",
         shards,

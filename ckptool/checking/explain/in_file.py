@@ -313,13 +313,15 @@ def _names(checkpoint: Checkpoint, _: str, *, foreign: bool = False) -> Cause | 
     return Cause(fact, "Take the weights without them.", command)
 
 
-def _begins(checkpoint: Checkpoint, text: str) -> Cause:
+def _begins(checkpoint: Checkpoint, text: str) -> Cause | None:
     """How its names begin; of a LoRA, also for what it is, and what else is in it."""
     names, lora = list(checkpoint.weights or checkpoint.tensors), adapter_of(checkpoint)
     begins = f"its names begin with {counts(Counter(_HEAD.findall(name)[0] for name in names if name))}"
+    if not names:
+        return None
     if lora is None:
         kind = next((kind for mark, kind in _KINDS.items() if any(mark in name for name in names)), None)
-        return Cause((f"it is a {kind}; " if kind else "") + begins if names else "it has no tensors")
+        return Cause((f"it is a {kind}; " if kind else "") + begins)
     base = lora.base or base_model(checkpoint.path, checkpoint.source)
     ranks = some([str(rank) for rank in lora.ranks])
     fact = f"it is a LoRA of r {ranks} on {some(lora.targets)}{f', for {base}' if base else ''}; {begins}"
@@ -332,14 +334,14 @@ def _begins(checkpoint: Checkpoint, text: str) -> Cause:
     return Cause(fact)
 
 
-def _components(checkpoint: Checkpoint, text: str) -> Cause:
+def _components(checkpoint: Checkpoint, text: str) -> Cause | None:
     """Which parts of a program for pictures are in it, by the names; and how these begin."""
     names = list(checkpoint.tensors)
     has = [part for part, pattern in _COMPONENTS.items() if any(re.match(pattern, name) for name in names)]
     lacks = [part for part in _COMPONENTS if part not in has]
     begins = _begins(checkpoint, text)
     said = f"by its names, it has {some(has)}{f' and no {some(lacks)}' if lacks else ''}; " if has else ""
-    return begins._replace(fact=said + begins.fact)
+    return begins and begins._replace(fact=said + begins.fact)
 
 
 def _quantized(checkpoint: Checkpoint, _: str) -> Cause:

@@ -311,7 +311,7 @@ def _beside(checkpoint: Checkpoint) -> list[str]:
         return []
     places = [checkpoint.part_of.path] if checkpoint.part_of is not None and checkpoint.part_of.path else []
     if os.path.isdir(checkpoint.path):
-        places += walk.beside(checkpoint)
+        places += walk.beside(checkpoint) if checkpoint.tensors else walk.inside_refused(checkpoint.path)
     else:
         inside = walk.inside_refused(os.path.dirname(checkpoint.path) or os.curdir)
         places += [os.path.normpath(one) for one in inside if not os.path.samefile(one, checkpoint.path)]
