@@ -136,7 +136,7 @@ def test_the_page_of_a_folder_of_several_has_the_tensors_of_all(tmp_path: Path) 
         (name, len(expected), FINE.stat().st_size) for name in ("first.pth", "second.pth")
     ]
     assert (file["worst"], file["findings"]) == (None, [])
-    assert file["verdict"] == "2 files: nothing wrong found; looked at the structure and at every value"
+    assert file["verdict"] == "2 files: nothing wrong found in them; looked at the structure and at every value"
 
 
 def test_values_are_those_of_stat(tmp_path: Path) -> None:
@@ -261,7 +261,10 @@ def test_what_is_wrong_with_a_folder_itself_has_a_row(tmp_path: Path) -> None:
         ("a/model.pth", None, []),
         ("b/model.pth", None, []),
     ]
-    assert file["verdict"] == "2 files: 1 with warnings; looked at the structure alone"
+    assert (
+        file["verdict"]
+        == "2 files: nothing wrong found in them, and 1 finding about the folder; looked at the structure alone"
+    )
 
 
 def test_the_page_of_an_archive_has_a_row_for_each_member(tmp_path: Path) -> None:

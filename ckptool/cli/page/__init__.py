@@ -25,7 +25,8 @@ from typing import Any, Final
 
 from ckptool import messages
 from ckptool.checking.check import CheckReport, Depth
-from ckptool.checking.finding import CODES, SEVERITIES, Finding
+from ckptool.checking.finding import CODES, Finding
+from ckptool.checking.finding import worst_of as worst_severity
 from ckptool.checking.value_survey import ValueRow
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -201,12 +202,13 @@ def folder_facts(
     Return a row for each of the files of a folder, by name, and one for itself if there is something wrong with it;
     what was found, by code; and the verdict.
     """
-    files = len(reports)
+    files, worst = len(reports), [one.worst for one in reports.values()]
+    counts = {word: worst.count(word) for word in ("error", "warning") if word in worst}
+    said = ", ".join(f"{number:,} with {word}s" for word, number in counts.items()) or "nothing wrong found in them"
     own = [one for one in findings if one.severity != "info" and one.code != "CK114"]  # a file, which has a row
-    reports = {**({".": CheckReport(path, depth, tuple(own))} if own else {}), **reports}
-    worst = [one.worst for one in reports.values()]
-    counts = {word: worst.count(word) for word in SEVERITIES if word in worst and word != "info"}
-    said = ", ".join(f"{number:,} with {word}s" for word, number in counts.items()) or "nothing wrong found"
+    if own:
+        reports = {".": CheckReport(path, depth, tuple(own)), **reports}
+        said += f", and {counted(len(own), 'finding')} about the folder"
     found = [(name, one) for name, report in reports.items() for one in _reasons(report)]
     groups: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
     for name, one in found:
@@ -216,7 +218,7 @@ def folder_facts(
     return {
         **report_facts(CheckReport(shown_path(path), depth, ())),
         "verdict": f"{counted(files, 'file')}: {said}; {_looked_at(depth, (one for _, one in found))}",
-        "worst": next(iter(counts), None),
+        "worst": worst_severity(one for _, one in found if one.severity != "info"),
         "nbytes": nbytes,
         "facts": [
             ("files", [f"{files:,}; {show_nbytes(nbytes)}"]),
