@@ -147,7 +147,7 @@ def test_weights_are_picked_by_key_or_kind(options: dict[str, Any], key: str, fo
     assert report.weights_key == key
 
 
-@pytest.mark.parametrize("options", [{"key": "no"}, {"key": "state_dict.conv"}, {"key": ""}])
+@pytest.mark.parametrize("options", [{"key": "no"}, {"key": "state_dict.conv"}])
 def test_a_key_that_is_no_state_dict_is_refused_with_those_that_are(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(WeightsNotFound) as caught:
         migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict", **options)
@@ -163,7 +163,7 @@ def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) 
         migrate(source, tmp_path / "b.pth", form="state_dict")
 
     assert caught.value.kind == "which-weights"
-    assert str(caught.value.hint).startswith("Pick one with `key=`: 'left', 'right'. Or keep everything")
+    assert str(caught.value.hint).startswith("Pick one with `key=`: 'left', 'right'; or all of them,")
     assert caught.value.option == "key"
     assert caught.value.candidates == ("left", "right")
     assert pickle.loads(pickle.dumps(caught.value)).candidates == ("left", "right")
@@ -177,7 +177,7 @@ def test_of_many_candidates_the_first_are_listed_and_the_others_counted(tmp_path
     with pytest.raises(AmbiguousWeights) as caught:
         migrate(source, tmp_path / "b.pth", form="state_dict")
 
-    assert "'n11' and 3 more. Or keep everything" in str(caught.value.hint)
+    assert "'n11' and 3 more; or all of them" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("options", [{"form": "safetensor"}, {"weights": "averaged"}], ids=str)
