@@ -487,6 +487,9 @@ def test_shards_are_counted_from_0_or_1(first: int, count: int, tmp_path: Path) 
         ("mp_rank_00/model_optim_rng.pt", {"args": {"tensor_model_parallel_size": 4}}),
         ("mp_rank_00/model_optim_rng.pt", {"args": argparse.Namespace(tensor_model_parallel_size=4)}),
         ("mp_rank_00_model_states.pt", {"mp_world_size": 4}),
+        ("renamed.pt", {"mp_world_size": 4}),
+        ("x.pt", {"args": argparse.Namespace(tensor_model_parallel_size=2), "iteration": 10}),
+        ("x.pt", {"args": argparse.Namespace(pipeline_model_parallel_size=2), "iteration": 10}),
     ],
 )
 def test_one_rank_of_model_parallelism_is_none(place: str, holds: dict[str, Any], tmp_path: Path) -> None:
@@ -511,3 +514,6 @@ def test_the_only_rank_of_megatron_is_whole(said_sizes: dict[str, Any], tmp_path
 
     for place in (path, path.parent, tmp_path / "iteration"):
         assert ckptool.load(place).keys() == {"w"}
+    own = {"model": {"w": torch.ones(4, 4)}, "args": {"tensor_model_parallel_size": 2}}  # of a script of one's own
+    torch.save(own, tmp_path / "own.pt")
+    assert ckptool.load(tmp_path / "own.pt").keys() == {"w"}

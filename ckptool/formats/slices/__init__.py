@@ -40,6 +40,7 @@ from ckptool.sources.paths import directory_entries, first_bytes
 from ckptool.tensors.tensor import is_size
 
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
+_OF_RANKS: Final = (("mp_world_size", "module"), ("args", "iteration", "model"), ("args", "iteration", "model0"))
 _FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
 """The parameters of a unit of FSDP, one behind the other, or what one process has of them."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
@@ -118,7 +119,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         pass
     elif set_of(name, names).nearest or not own:
         return parsed
-    elif _OF_MODEL_PARALLEL.fullmatch(name) and (count := ranks_said(parsed.root)) > 1:
+    elif (_OF_MODEL_PARALLEL.fullmatch(name) or _is_of_rank(parsed.root)) and (count := ranks_said(parsed.root)) > 1:
         what = f"one of {count:,} ranks of model parallelism, as it says itself"
     elif numbering.is_known(name):
         number = int(*numbers(name)[1])
@@ -131,6 +132,12 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
     elif numbering.is_one_of_several(name):
         what = "one of several files, going by its name, the others of which are not there"
     return parsed._replace(part_of=PartOf(what, place, True, remedy)) if what else parsed
+
+
+def _is_of_rank(root: Inert) -> bool:
+    """Say whether what is at the top is what a rank of Megatron or DeepSpeed saves, whatever the file is called."""
+    pairs = nodes.mapping_pairs(root) or []
+    return any(all(nodes.lookup(pairs, key) is not None for key in keys) for keys in _OF_RANKS)
 
 
 def ranks_said(root: Inert) -> int:
