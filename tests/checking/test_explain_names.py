@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
     "tied": (
         "ValueError: There is no module or parameter named 'lm_head' in Gemma2ForCausalLM",
         tied,
-        "lm_head.weight is there, equal to model.embed_tokens.weight, and config.json says that it is tied",
+        "lm_head.weight is there, equal to model.embed_tokens.weight, and config.json says that the output layer is",
         "--form safetensors --exclude lm_head.weight",
     ),
     "said to be tied, and is not": (
@@ -174,7 +174,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
     "tied and left out": (
         "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",
         lambda d: saved(d, LLAMA[:-1], **TIED),
-        "lm_head.weight is not there, and config.json says that it is tied",
+        "lm_head.weight is not there, model.embed_tokens.weight is, and config.json says that the output layer is tied",
         "",
     ),
     "of an adapter": (
@@ -205,7 +205,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
     "a part of a pipeline": (
         "ERROR: Could not detect model type of: /m/flux.safetensors",
         lambda d: saved(d, ["double_blocks.0.img_attn.qkv.weight", "img_in.weight"]),
-        "it has diffusion model and no text encoder, VAE",
+        "it has a diffusion model, no text encoder, no VAE",
         "inspect",
     ),
     "extra state": (

@@ -42,9 +42,9 @@ _OF_LORA: Final = re.compile(r"lora_(?:embedding_)?[AB]|lora[._](?:\w+\.)?(?:dow
 _KINDS: Final = {".lokr_": "LoKr", ".hada_": "LoHa", ".oft_": "OFT", ".ia3_": "IA3", "prompt_embeddings": "prompt"}
 _OF_PEFT: Final = re.compile(r"^(?:transformer\.)?base_model\.model\.")
 _COMPONENTS: Final = {
-    "diffusion model": r"(model\.)?diffusion_model\.|(double|single|joint|input|down|transformer)_blocks\.|blocks\.\d",
-    "text encoder": r"(cond_stage_model|conditioner|text_encoders?|text_model)\.|encoder\.block\.",
-    "VAE": r"(first_stage_model|vae)\.|(en|de)coder\.(conv_in|mid)",
+    "a diffusion model": r"(model\.)?diffusion_model\.|(double|single|joint|input|down|transformer)_blocks\.|blocks\.",
+    "a text encoder": r"(cond_stage_model|conditioner|text_encoders?|text_model)\.|encoder\.block\.",
+    "a VAE": r"(first_stage_model|vae)\.|(en|de)coder\.(conv_in|mid)",
 }
 """Of programs for pictures, and how names of their tensors begin."""
 _SAVED: Final = ("hyper_parameters", "optimizer_states", "lr_schedulers", "loops")
@@ -338,9 +338,9 @@ def _components(checkpoint: Checkpoint, text: str) -> Cause | None:
     """Which parts of a program for pictures are in it, by the names; and how these begin."""
     names = list(checkpoint.tensors)
     has = [part for part, pattern in _COMPONENTS.items() if any(re.match(pattern, name) for name in names)]
-    lacks = [part for part in _COMPONENTS if part not in has]
+    listed = [part if part in has else part.replace("a ", "no ", 1) for part in _COMPONENTS]
     begins = _begins(checkpoint, text)
-    said = f"by its names, it has {some(has)}{f' and no {some(lacks)}' if lacks else ''}; " if has else ""
+    said = f"by its names, it has {some(listed)}; " if has else ""
     return begins and begins._replace(fact=said + begins.fact)
 
 

@@ -162,11 +162,11 @@ class _Lookup:
         is_open = says is not True and (is_there or says is False or self.adapter() is not None)
         if not heads or is_open:
             return
-        said = ", and config.json says that it is tied to the embedding" if says is True else ""
+        said = ", and config.json says that the output layer is tied to the embedding" if says is True else ""
         self.take(heads)
         if not is_there:
             hint = "If the model ties these to its embedding, nothing is lost: it does so after loading."
-            yield Cause(f"{_are(heads)} not there{said}, and {twin.name} is", hint)
+            yield Cause(f"{_are(heads)} not there, {twin.name} is{said}", hint)
             return
         own = self.checkpoint.tensors[self.there[self.found[heads[0]]]]
         if twin.shape != own.shape or twin.dtype != own.dtype or is_far(self.checkpoint.path):
@@ -203,7 +203,8 @@ class _Lookup:
             hint = "Write it with the prefix; lm_head.weight has to be tied, or is lost."
         else:
             fact += f"; {adapter}" if (adapter := self.adapter()) else ""
-        yield Cause(fact, hint, self.migration(renames=changes) if changes else None)
+        is_whole = self.named.keys() <= self.found.keys()
+        yield Cause(fact, hint, self.migration(renames=changes) if changes and is_whole else None)
 
     def beside(self) -> Iterator[Cause]:
         """Names that are in other checkpoints of the folder."""
@@ -226,8 +227,8 @@ class _Lookup:
         others = self.take([name for name in self.rest if name in self.found])
         if not others:
             return
-        changes = names_meet(others, self.weights) or ()
-        changes = tuple(one.as_rename if one.option == "strip_prefix" else one for one in changes)
+        changes = names_meet(others, self.weights) if self.named.keys() <= self.found.keys() else None  # else some lack
+        changes = tuple(one.as_rename if one.option == "strip_prefix" else one for one in changes or ())
         fact = not_there(others[0], self.weights or list(self.found.values()))
         fact += f", and so for {len(others) - 1:,} more" if len(others) > 1 else ""
         hint = "If the loader is to take them by these names, rename them." if changes else None
