@@ -1,7 +1,7 @@
 """Members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, Failure, LimitExceeded
 from ckptool.limits import Limits
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
+NUMPY: Final = b"\x93NUMPY"
+"""How a file of numpy begins."""
 _CHUNK = 1 << 20
 _KEPT_NBYTES = 1 << 18
 """Of small members, once they are inflated: the source code of a program is looked at more than once."""
@@ -31,6 +33,8 @@ class Record(NamedTuple):
     compression: Compression = "stored"
     crc32: int | None = None
     """None where the format has no checksum; 0 also where the writer was configured not to compute it."""
+    is_array: bool = False
+    """Whether a stored payload begins as numpy's arrays do, in a zip that is not far away."""
 
 
 class Archive(Mapping[str, Record]):
@@ -107,6 +111,11 @@ class Archive(Mapping[str, Record]):
             self._kept[record.name] = content
             self._room -= len(content)
         return content
+
+    def may_hold_objects(self, name: str) -> bool:
+        """Say whether a member is a file of numpy, which may be of objects: ``numpy.load`` opens any zip."""
+        record = self.records[name]
+        return record.is_array or (record.compression != "stored" and self.head(name, len(NUMPY)) == NUMPY)
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Say which members will be read next: of a file far away, they are asked for at once."""

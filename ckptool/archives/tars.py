@@ -10,6 +10,7 @@ See POSIX.1-2017, pax, "ustar Interchange Format".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -42,8 +43,8 @@ class _Member(NamedTuple):
 
 
 def is_tar(head: bytes) -> bool:
-    """Say whether the first block is a tar header: its checksum is right."""
-    return len(head) >= BLOCK and head[0] != 0 and _checksum_is_right(head[:BLOCK])
+    """Say whether some reader takes the first block for a tar header: its checksum is right."""
+    return len(head) >= BLOCK and _checksum_is_right(head[:BLOCK])
 
 
 def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -114,7 +115,7 @@ def _behind(source: Source, end: int) -> int | None:
     ahead, left = ReadAhead(source), source.nbytes - end
     for at in range(end, end + min(left, BEHIND_TAR_NBYTES), BLOCK):
         block = ahead.read(at, BLOCK)
-        if block[:1] != b"\0" and is_tar(block):
+        if is_tar(block):
             return at
     if left > BEHIND_TAR_NBYTES:
         raise LimitExceeded("more behind the end of a tar than is searched", needed=left, actual=BEHIND_TAR_NBYTES)
@@ -176,20 +177,31 @@ def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:
 
 
 def _checksum_is_right(header: bytes) -> bool:
-    # The checksum counts its own eight bytes as spaces.
-    found = header[148:156].strip(b"\0 ")
-    if not found or any(digit not in b"01234567" for digit in found):
+    # The checksum counts its own eight bytes as spaces, and old writers took bytes for signed numbers.
+    found = _readings(header[148:156])
+    if found == {None}:
         return False
-    return int(found, 8) == sum(header[:148]) + 256 + sum(header[156:])
+    counted = header[:148] + header[156:]
+    return sum(counted, 256) in found or sum(memoryview(counted).cast("b"), 256) in found
 
 
-def _number(digits: bytes, position: int) -> int:
-    if digits[0] & 0x80:  # GNU: too large for octal, so binary
-        return int.from_bytes(digits[1:], "big") | (digits[0] & 0x7F) << 88
-    digits = digits.strip(b"\0 ")
-    if any(digit not in b"01234567" for digit in digits):
+def _readings(field: bytes) -> set[int | None]:
+    """Return what readers take a number for: GNU's and others the octal digits; Python all that it has for a number."""
+    if field[0] in (0x80, 0xFF):  # too large for octal, so binary
+        return {int.from_bytes(field[1:], "big") if field[0] == 0x80 else int.from_bytes(field, "big", signed=True)}
+    digits = re.match(rb"[\0\s]*([0-7]*)", field)
+    found: set[int | None] = {int(digits[1], 8)} if digits is not None and digits[1] else set()
+    try:
+        return found | {int(str(field.partition(b"\0")[0], "ascii").strip() or "0", 8)}
+    except ValueError:
+        return found | {None}
+
+
+def _number(field: bytes, position: int) -> int:
+    found, *others = _readings(field)
+    if found is None or found < 0 or others:
         raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)
-    return int(digits or b"0", 8)
+    return found
 
 
 def _name(header: bytes) -> str:

@@ -35,7 +35,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ckptool.archives.archive import Archive, Record
+from ckptool.archives.archive import NUMPY, Archive, Record
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import (
     DESCRIPTOR,
@@ -69,8 +69,8 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, far_under, prefetch
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
-_USUAL_EXTRA = 68
-"""Bytes of extra fields that writers use to align payloads, at most."""
+_USUAL_EXTRA = 68 + len(NUMPY)
+"""Bytes of extra fields that writers use to align payloads, at most, and as many of the payload as tell an array."""
 _UNKNOWN = bytes(12)
 _UNREAD = "the local headers of {count} members were not read, which is done together with what they hold"
 _UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
@@ -204,7 +204,13 @@ def _read_usual(
         return None
     extra_n = block[at + 28] | block[at + 29] << 8
     extra = block[begin : begin + extra_n]
-    if len(extra) != extra_n or not stored_nbytes or stored_nbytes >= FULL32 or nbytes >= FULL32:
+    if (
+        block.startswith(NUMPY, begin + extra_n)
+        or len(extra) != extra_n
+        or not stored_nbytes
+        or stored_nbytes >= FULL32
+        or nbytes >= FULL32
+    ):
         return None
     if extra not in paddings:
         if _UNICODE_PATH in extra or zip64_field(extra, name, header) is not None:
@@ -258,6 +264,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
             local_nbytes, local_stored, _ = widen(extra, name, (local_nbytes, local_stored, 0), header)
     elif extra:
         zip64_field(extra, name, header)
+    is_array = ahead.read(offset, min(len(NUMPY), stored_nbytes)) == NUMPY
     sizes = (crc32, stored_nbytes, nbytes)
     found = (local_crc, local_stored, local_nbytes)
     next_header = end
@@ -270,7 +277,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
         agree = found == sizes
     if not agree:
         raise _disagree(entry)
-    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), next_header
+    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32, is_array), next_header
 
 
 def _disagree(entry: Entry) -> AmbiguousFile:

@@ -16,6 +16,8 @@ from itertools import chain, repeat
 from typing import Final
 
 from ckptool.archives.archive import Archive
+from ckptool.archives.tars import BLOCK, is_tar
+from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
@@ -91,16 +93,24 @@ def _module_of(folder: str, _: int) -> str | None:
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
     """
-    Look for pickles where files begin that are something else, and for zips where they end: loaders that only know
-    pickles, or only zips, load them.
+    Look for pickles and tars where files begin that are something else, and for zips where they end: loaders that only
+    know pickles, or only zips, load them.
     """
+    tars = {id(one.source) for one in checkpoint.archives if one.source.read(0, len(LOCAL_MAGIC)) != LOCAL_MAGIC}
     read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
     shards = (shard.source for shard in checkpoint.shards)
     sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards)
     for source in {id(one): one for one in sources}.values():
         if id(source) not in read:
             search.beginning(source)
+        if id(source) not in tars:
+            search.as_tar(source)
         search.ending(source, is_read=id(source) in read)
+    parts = (checkpoint.member or "").split("::")
+    for archive in checkpoint.archives[-1:]:  # it is a member of this one, unless it is this one
+        for name in ("::".join(parts[at:]) for at in range(len(parts))):
+            if name in archive and is_tar(archive.head(name, BLOCK)):
+                search.as_tar(archive.open(name))
 
 
 def whole(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
@@ -234,7 +244,7 @@ def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) ->
     }
     of_storages |= _members_of_bytes(checkpoint, archive)
     for name, record in archive.items():
-        if name in known or name in of_storages or not record.nbytes:
+        if name in known or not record.nbytes or (name in of_storages and not archive.may_hold_objects(name)):
             continue
         if record.nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)):
             yield name
@@ -249,7 +259,7 @@ def _members_of_bytes(checkpoint: Checkpoint, archive: Archive) -> set[str]:
     places = {(one.file_offset, one.nbytes) for one in storages if one is not None}
     stored = {name: one for name, one in archive.items() if one.compression == "stored"}
     found = {name for name, one in stored.items() if (archive.source.file_offset(one.offset), one.nbytes) in places}
-    return found - {name for name, _ in checkpoint.unopened}
+    return {name for name in found if not archive.may_hold_objects(name)} - {name for name, _ in checkpoint.unopened}
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

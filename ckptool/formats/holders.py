@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
+from ckptool.archives.archive import NUMPY
 from ckptool.errors import LimitExceeded
 from ckptool.pickles.machine import may_hold_pickles
 from ckptool.sources.source import Source
 
-NUMPY: Final = b"\x93NUMPY"
 _SHORTEST: Final = 12
 _LONGEST_HEADER: Final = 1 << 16
 _PLAIN: Final = re.compile(

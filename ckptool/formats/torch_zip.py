@@ -124,7 +124,7 @@ def storages_as_far(archive: Archive) -> set[str]:
         except Failure:
             continue  # it is not known, and all members may be anything
         found |= {name for name, nbytes in sizes.items() if name in archive and archive[name].nbytes == nbytes}
-    return found
+    return {name for name in found if not archive.may_hold_objects(name)}
 
 
 def check_version(archive: Archive, name: str) -> None:
@@ -197,7 +197,7 @@ class ZipStorages:
                 raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
             self._folder = f"{self._folder[:-5]}tensors/"  # as PyTorch 1.4 had it, where zips were an experiment
             return self._ref(key, location, nbytes)
-        _, offset, actual, _, compression, crc32 = record
+        _, offset, actual, _, compression, crc32, _ = record
         if actual != nbytes:
             raise MalformedFile(
                 f"storage {key!r} needs {nbytes:,} bytes, its record {name!r} has {actual:,}",

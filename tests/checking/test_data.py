@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import tarfile
 from pathlib import Path
 from struct import pack
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ckptool import check
 from ckptool.fleet import row
-from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tar_file, tensor, torch_zip, zip_file
+from tests.build import (
+    call,
+    floats,
+    legacy,
+    named,
+    ops,
+    pickled,
+    raw,
+    storage,
+    tar_file,
+    tensor,
+    torch_tar,
+    torch_zip,
+    zip_file,
+)
 from tests.each import each
 from tests.program import invoke
 from tests.scale import in_turn
@@ -184,7 +200,7 @@ NO_DATA = {
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(dtype="QInt32Storage", rest=(None,)) + b"0" + storage(rest=(None,)), [("0", 4, floats())])),
     ),
-    "a storage without bytes that is read at each use": call(REBUILD, storage("1", 1, location="meta"), *VIEW[1:]),
+    "a storage without bytes that is read at each use": storage("1", 1, location="meta") + b"0N",
     "indexes of one hash": indexes_of_one_hash(2000),
     "tensors from what is there already": b"](" + REBUILD + b"q\0" + ops(VIEW) + b"q\1" + b"h\0h\1R" * 5000 + b"e",
     "sizes from what is there already": b"](" + named("torch", "Size") + b"q\0" + ops(((1,) * 64,)) + b"q\1"
@@ -302,6 +318,52 @@ def test_what_python_goes_on_with_hides_nothing_behind_it(name: str, tmp_path: P
     assert check(zip_file({"optimizer.pkl": data})).grade == "system"
 
 
+CHECKSUMS = {
+    "as GNU writes it": lambda header: b"%06o\0 " % sum(header, 256),
+    "in binary": lambda header: b"\x80" + sum(header, 256).to_bytes(7, "big"),
+    "of signed bytes": lambda header: b"%06o\0 " % sum(memoryview(header).cast("b"), 256),
+    "as Python writes octal numbers": lambda header: b"0o%06o" % sum(header, 256),
+    "with a low line": lambda header: b"0_%06o" % sum(header, 256),
+    "between other blanks": lambda header: b"\t%06o\n" % sum(header, 256),
+    "between blanks alone": lambda header: b"%07o " % sum(header, 256),
+    "with more behind it": lambda header: b"%06o\0z" % sum(header, 256),
+}
+
+
+def as_tar(begin: bytes, checksum: str, nbytes: int = 0) -> bytes:
+    """Bytes in whose first block is the header of a member of so many bytes."""
+    head = bytearray(begin.ljust(512, b"a")[:512])
+    head[100:148] = (b"0000000 " * 3 + b"%011o " % nbytes + b"0" * 12)[:48]
+    head[156:157], head[257:265], head[329:345] = b"0", b"ustar 00", b"0" * 16
+    head[148:156] = CHECKSUMS[checksum](bytes(head[:148] + head[156:]))
+    return bytes(head) + begin[512:]
+
+
+@each("checksum", CHECKSUMS)
+def test_what_some_reader_takes_for_a_tar_is_looked_at_as_one(checksum: str, tmp_path: Path) -> None:
+    """torch.load() asks whether a file is a tar before anything else."""
+    inner = torch_tar(storages=RUNS)
+    (tmp_path / "x").write_bytes(as_tar(b"\x80\2B" + pack("<I", 505 + len(inner)), checksum) + inner + b"0N.")
+    with tarfile.open(tmp_path / "x") as found:
+        assert "storages" in found.getnames()
+    assert check(tmp_path / "x").grade == "system"
+
+
+@pytest.mark.parametrize("length", [1528, 1536])
+def test_safetensors_that_are_a_tar_as_well_are_looked_at_as_one(length: int, tmp_path: Path) -> None:
+    inner = bytes(-(8 + length) % 512) + torch_tar(storages=RUNS)
+    end = f'"}},"w":{{"dtype":"U8","shape":[{len(inner)}],"data_offsets":[0,{len(inner)}]}}}}'.encode()
+    header = b'{"__metadata__":{"a":"'.ljust(length - len(end), b"x") + end
+    nbytes = (length + 7) // 512 * 512
+    data = as_tar(pack("<Q", length) + header, "between blanks alone", nbytes) + inner
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with tarfile.open(tmp_path / "x.safetensors") as found:
+        assert "storages" in found.getnames()
+    report = check(tmp_path / "x.safetensors")
+    assert (report.grade, report.format, report.error) == ("system", "safetensors", None)
+    assert check(zip_file({"in.safetensors": data})).grade == "system"
+
+
 @pytest.mark.parametrize("name", ["storages", "tensors"])
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
 def test_a_link_in_place_of_a_member_of_a_tar_may_lead_anywhere(name: str, kind: bytes, tmp_path: Path) -> None:
@@ -315,6 +377,21 @@ def test_a_link_in_place_of_a_member_of_a_tar_may_lead_anywhere(name: str, kind:
         report = check(tmp_path / "x.tar")
         assert (report.grade, report.error and report.error.kind) == ("code", "ambiguous-tar")
     assert check(tar_file(parts)).grade == "data"
+
+
+def test_a_storage_that_is_an_array_of_objects_is_looked_into(tmp_path: Path) -> None:
+    """numpy.load() opens any zip, and takes a member for an array by its first bytes."""
+    for kind, grade in (("|O", "system"), ("|u1", "data")):
+        head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': (1,), }}".encode().ljust(117) + b"\n"
+        array = b"\x93NUMPY\1\0\x76\0" + head + (pickled(call(named("os", "getpid"))) if kind == "|O" else b"\7")
+        stored = tensor(storage(dtype="ByteStorage", numel=len(array)), (len(array),))
+        members = {"archive/data.pkl": pickled({"w": stored}), "archive/data/0": array, "archive/version": b"3\n"}
+        for deflated in ((), ("archive/data/0",)):
+            (tmp_path / "x.pt").write_bytes(zip_file(members, deflated=deflated))
+            with np.load(tmp_path / "x.pt", allow_pickle=True) as found:
+                assert found["archive/data/0"] == (os.getpid() if kind == "|O" else 7)
+            assert check(tmp_path / "x.pt").grade == grade
+            assert check(zip_file({"in.pt": (tmp_path / "x.pt").read_bytes()})).grade == grade
 
 
 def test_a_protocol_that_changes_changes_names() -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
-from ckptool.archives.archive import Archive
+from ckptool.archives.archive import NUMPY, Archive
 from ckptool.archives.compressed import BEGINNINGS, ZLIB, Compression, behind_length, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.archives.zips import Remnant
@@ -145,7 +145,7 @@ class Search:
         if holders.is_json(head):
             for at, data in holders.base64_texts(source):
                 self.inside(BytesSource(data), where._replace(nested_at=at))
-        elif not head.startswith(holders.NUMPY):
+        elif not head.startswith(NUMPY):
             self._unread_pickles(source, head, where)
         else:
             for begin in holders.arrays(source):  # one of objects is a pickle
@@ -203,11 +203,13 @@ class Search:
             packed = next(filter(head.startswith, _OTHERWISE), None)
             if compression is None and packed is not None:
                 raise UnsupportedFeature(_OTHERWISE[packed], kind=_PACKED)
-        if head.startswith(LOCAL_MAGIC):
+        is_zip, is_zstandard, is_tar = head.startswith(LOCAL_MAGIC), head.startswith(_ZSTANDARD), tars.is_tar(head)
+        if is_tar and (is_zip or is_zstandard or compression is not None):
+            self.as_tar(source, where)
+        if is_zip:
             self._zip(source, where)
             return True
-        is_zstandard = head.startswith(_ZSTANDARD)
-        if compression is None and not is_zstandard and not tars.is_tar(head):
+        if compression is None and not is_zstandard and not is_tar:
             return False
         self.beginning(source, where)
         if compression is not None:
@@ -216,7 +218,7 @@ class Search:
             self._zstandard(source, where)
         else:
             self._tar(source, where)
-        return True
+        return not head.startswith(NUMPY)
 
     def _left(self) -> Limits:
         """Return limits that allow to unpack what the file may grow to, less what is in memory, or was all in all."""
@@ -301,6 +303,14 @@ class Search:
         if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
             for name, content in tars.others(source, archive):
                 self._content(partial(SliceSource, content, 0, content.nbytes), where.member(name))
+
+    def as_tar(self, source: Source, where: Place = _FILE) -> None:
+        """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
+        if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
+            try:
+                self._tar(source, where)
+            except Failure as error:
+                self.miss(f"the tar that it is as well: {error.message}")
 
     def ending(self, source: Source, *, is_read: bool = False) -> None:
         """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
