@@ -257,7 +257,8 @@ def test_what_stands_beside_weights_in_one_mapping_is_not_taken_for_weights(tmp_
     state = {0: {"exp_avg": torch.ones(2)}}
     mixed = {**weights, "optimizer": {"state": state, "param_groups": [{"lr": 1}]}}
 
-    assert compared(mixed, weights, tmp_path, key_a="").same
+    assert compared(mixed, weights, tmp_path, key_a="(root)").same
+    assert compared(mixed, weights, tmp_path, key_a="").only_a == ("optimizer.state.0.exp_avg",)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -327,7 +328,8 @@ def test_what_holds_several_models_asks_for_a_key(tmp_path: Path) -> None:
     assert isinstance(caught.value, AmbiguousWeights)
     assert caught.value.candidates == ("first", "second")
     assert (caught.value.kind, caught.value.path) == ("which-weights", str(tmp_path / "a.pth"))
-    assert caught.value.hint == "Pick one with `key_a=`: 'first', 'second'"
+    assert str(caught.value.hint).startswith("Pick one with `key_a=`: 'first', 'second'; or all of them")
+    assert diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="(all)").only_a == ("first.w", "second.w")
     assert diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="second").same
     assert diff(tmp_path / "a.pth", tmp_path / "a.pth").same
     assert not diff(tmp_path / "a.pth", tmp_path / "a.pth", key_a="first", key_b="second").same
