@@ -2,7 +2,8 @@
 What is notable about a checkpoint, why it matters, and what mends it.
 
 Each check is one function that looks at a ``Checkpoint`` and yields ``Finding``s; ``CHECKS`` is the list of them.
-Nothing is read, run or imported. There are no heuristics: a finding is what the file proves.
+Nothing is read, run or imported, but for the index of a file that goes by the name of the same weights. There are no
+heuristics: a finding is what the file proves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
+from ckptool.errors import Failure
+from ckptool.formats import open_checkpoint
 from ckptool.messages import counted, some
+from ckptool.names.matching import is_benign
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
@@ -144,9 +148,7 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield note("CK160", fact, "Give what they are together:", command_line(part.path, "inspect"))
     if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # that counts them
         yield from _not_opened(checkpoint)
-    if "duplicate" in by_role:
-        names = [f"{one.name} ({one.about})" for one in checkpoint.beside if one.role == "duplicate"]
-        yield note("CK161", f"the same weights are there once more, and were not opened: {some(names)}")
+    yield from _twins(checkpoint)
     if names := by_role.get("leftover", []):
         fact = f"{counted(len(names), 'shard')} that the index does not name: {some(names)}"
         hint = "They may be left from another save into the same folder: remove them, or get the index again."
@@ -155,6 +157,40 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
         whole = not any(name.endswith(".aria2") for name in names)  # which fills files in any order
         hint = f"Download again what is missing{'; what was opened is whole without it' * whole}."
         yield note("CK163", f"{counted(len(names), 'unfinished download')}: {some(names)}", hint)
+
+
+def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """CK161: files that go by the name of the same weights have their names and shapes, or others."""
+    same = []
+    for one in (one for one in checkpoint.beside if one.role == "duplicate"):
+        if is_far(one.path):
+            same.append(f"{one.name} ({one.about}, going by its name)")
+            continue
+        try:
+            with open_checkpoint(one.path) as other:
+                more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
+        except Failure as error:
+            yield note("CK161", f"{one.name} cannot be compared with what was opened: {error.message}")
+            continue
+        if not (more or less):
+            same.append(f"{one.name} ({one.about})")
+            continue
+        parts = [f"{counted(len(more), 'tensor')} more: {some(more)}"] if more else []
+        parts += [f"{counted(len(less), 'tensor')} less: {some(less)}"] if less else []
+        fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
+        hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
+        yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
+    if same:
+        yield note("CK161", f"the same names and shapes are there once more, and were not opened: {some(same)}")
+
+
+def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
+    """Return the names of weights that another checkpoint has neither with this shape, nor by a name tied to it."""
+    weights, others = (one.weights if one.weights is not None else one.tensors for one in (checkpoint, other))
+    there = {(name, one.info.shape) for name, one in others.items()}
+    held = {identity(one.info) for name, one in weights.items() if (name, one.info.shape) in there}
+    own = ((name, one.info) for name, one in weights.items() if not is_benign(name))
+    return [name for name, info in own if (name, info.shape) not in there and identity(info) not in held]
 
 
 def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:

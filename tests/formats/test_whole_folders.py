@@ -273,6 +273,21 @@ def test_the_same_weights_twice_and_variants_are_told_of(tmp_path: Path) -> None
     assert set(roles(tmp_path / "variant").values()) == {"variant"}
 
 
+def test_what_goes_by_the_name_of_the_same_weights_and_has_others_is_told_of(tmp_path: Path) -> None:
+    tied = {"a.weight": torch.ones(2, 2)}
+    save_file(tied, tmp_path / "model.safetensors")
+    torch.save(tied | {"b.weight": tied["a.weight"]}, tmp_path / "pytorch_model.bin")
+    (found,) = ckptool.check(tmp_path).findings
+    assert (found.code, found.severity) == ("CK161", "info")
+
+    torch.save(tied | {"b.weight": tied["a.weight"], "c.weight": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    (found,) = ckptool.check(tmp_path).findings
+    assert (found.code, found.severity) == ("CK161", "warning")
+    assert "it has 1 tensor more: c.weight" in found.message
+    save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
+    assert "less: a.weight" in ckptool.check(tmp_path).findings[0].message
+
+
 def test_other_checkpoints_beside_the_one_that_was_opened_are_named(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "epoch2.pth", "best.pt", "sub/model.safetensors", "optimizer.pt"):
         write(tmp_path / name, weights())
