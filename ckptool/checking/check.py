@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+_Expected: TypeAlias = tuple[str, Shapes, Mapping[str, Any]]
+"""What is compared with: how it is called, its shapes, and the tensors of a model."""
 SCHEMA: Final = "ckptool.check/3"
 _LONGEST: Final = 4096
 """Of a name in JSON: torch's own have some dozens of characters."""
@@ -298,17 +300,18 @@ def look(
 
 def _expected(
     like: Origin | None, model: str | None, arguments: Mapping[str, object], limits: Limits
-) -> list[tuple[str, Shapes]]:
-    found: list[tuple[str, Shapes]] = []
+) -> list[_Expected]:
+    found: list[_Expected] = []
     if like is not None:
         from ckptool.checking.model_fit import shapes_of
 
         with open_checkpoint(like, limits=limits) as other:
-            found.append((other.path, shapes_of(other)))
+            found.append((other.path, shapes_of(other), {}))
     if model is not None:
         from ckptool.torch_ops import models as torch_models
 
-        found.append((model, torch_models.model_shapes(model, arguments)))
+        places = torch_models.model_tensors(model, arguments)
+        found.append((model, torch_models.shapes_of(places), places))
     return found
 
 
@@ -316,7 +319,7 @@ def _examine(
     checkpoint: Checkpoint,
     depth: Depth,
     devices: Collection[str] | None,
-    expected: list[tuple[str, Shapes]],
+    expected: list[_Expected],
     key: str | None,
     limits: Limits,
     progress: Progress | None,
@@ -356,10 +359,10 @@ def _examine(
     found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
     survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
-    for name, shapes in expected:
+    for name, shapes, places in expected:
         from ckptool.checking import model_fit
 
-        found += model_fit.examine(checkpoint, shapes, name, key)
+        found += model_fit.examine(checkpoint, shapes, name, key, places)
     if whole is not None:
         found += whole.findings
         found += value_survey.examine(checkpoint, limits)

@@ -223,5 +223,6 @@ CODES: Final = {
     "CK604": Code(None, "The file has names that the model does not expect."),
     "CK605": Code("warning", "Tensors have another shape than the model expects."),
     "CK606": Code("warning", "Names match the model's in more than one way."),
+    "CK607": Code("warning", "Tensors are of another kind than the model's, or differ where it has one for two names."),
 }
 """Every code."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, Final
 
 from ckptool.checking.advice import literal, migration, state_dict
 from ckptool.checking.finding import Advice, Finding, note
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
-from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.errors import Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import some
 from ckptool.names.matching import Renames, Shapes, as_options, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 _MOST_EXCLUDED = 8
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple[int, ...]]:
@@ -23,29 +27,47 @@ def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple
     Raises:
         WeightsNotFound: It is not known which state dict they are.
     """
-    return _shapes(checkpoint, choose(checkpoint, key, "auto"))
+    weights = prepare(checkpoint, choose(checkpoint, key, "auto"), NameChanges())
+    return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
 
 
-def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | None = None) -> Iterator[Finding]:
+def examine(
+    checkpoint: Checkpoint,
+    expected: Shapes,
+    model: str,
+    key: str | None = None,
+    places: Mapping[str, Any] = _NOTHING,
+) -> Iterator[Finding]:
     """
-    Yield how the weights of a checkpoint fit the names and shapes that ``model`` expects.
+    Yield how the weights of a checkpoint fit the names and shapes that ``model`` expects, and into its tensors, where
+    these are known.
 
     CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606 it
-    cannot be known which names are meant; CK600 they cannot be compared: it is not known which state dict it is.
+    cannot be known which names are meant, CK607 of another kind; CK600 they cannot be compared: it is not known which
+    state dict it is.
     """
     try:
         chosen = choose(checkpoint, key, "auto")
-        found = _shapes(checkpoint, chosen)
+        tensors = prepare(checkpoint, chosen, NameChanges()).tensors
     except (WeightsNotFound, MigrationRefused) as error:
         advice = Advice(error.hint) if error.hint else state_dict(checkpoint)
         yield note("CK600", f"cannot be compared with {model}: {error.message}", *advice)
         return
-    yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
+    fit = _Fit(checkpoint, chosen.key, expected, {name: one.info.shape for name, one in tensors.items()}, model)
+    yield from fit.findings()
+    if places:
+        from ckptool.torch_ops.models import kinds_apart, tied_apart
 
-
-def _shapes(checkpoint: Checkpoint, chosen: StateDict) -> dict[str, tuple[int, ...]]:
-    weights = prepare(checkpoint, chosen, NameChanges())
-    return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
+        taken = {name: tensors[old] for name, old in fit.pairs.items()}
+        if apart := kinds_apart(taken, places):
+            yield note("CK607", some(apart), "Build the model with tensors of the file's kind.")
+            return
+        tied: list[tuple[str, str]] = []
+        with suppress(Failure):  # of bytes that cannot be read, others tell
+            tied = tied_apart(taken, places)
+        if tied:
+            pairs = some([f"{kept} and {name}" for kept, name in tied])
+            yield note("CK607", f"{model} ties names for which the file has different values: {pairs}")
 
 
 class _Fit:
@@ -64,6 +86,11 @@ class _Fit:
         self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
         self._taken = [*matched.pairs.values(), *(one.found_name for one in matched.reshaped)]
         """The names of the file that the model has a place for, of another shape too."""
+
+    @property
+    def pairs(self) -> Mapping[str, str]:
+        """The file's names by the model's, where shapes are equal."""
+        return self._matched.pairs
 
     def findings(self) -> Iterator[Finding]:
         matched, total = self._matched, f"{len(self._expected):,}"

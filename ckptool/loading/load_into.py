@@ -12,15 +12,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken
-from ckptool.checkpoints.quantized import CASTABLE
-from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -43,17 +41,15 @@ from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
 from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.messages import counted, some
+from ckptool.messages import some
 from ckptool.names.matching import Renames, may_be_missing
 from ckptool.sources.files import Origin, filler_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
+from ckptool.torch_ops.models import codes_for_floats
 from ckptool.torch_ops.values import narrows
-
-_CODES: Final = {"bool", *TYPES} - CASTABLE
-"""Types of which a matrix is no parameter of floats."""
 
 logger = logging.getLogger("ckptool")
 
@@ -241,11 +237,9 @@ def refuse_broken_plan(
 
 def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
     """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
-    floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
-    if codes := [one.name for one in floats if len(one.shape) > 1 and one.dtype in _CODES]:
-        fact = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
+    if fact := codes_for_floats(taken):
         hint = "Make them dense (`dequantize=True`); if this is meant, say so with `break_quantized=True`."
-        raise UnsupportedFeature(f"{fact}: {some(codes)}", kind="breaks-quantized", hint=hint)
+        raise UnsupportedFeature(fact, kind="breaks-quantized", hint=hint)
 
 
 def _load(

@@ -22,6 +22,7 @@ from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, 
 from ckptool.names.renaming import Filter
 from ckptool.names.suggestions import guess_renames, nearest
 from ckptool.tensors.reading import LazyTensor
+from ckptool.torch_ops.models import why_unlike
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
 """The hint where names are left over; a ``LiveModel`` never loads partially."""
@@ -264,27 +265,12 @@ def is_own_memory(tensor: torch.Tensor) -> bool:
 
 def _check_copy(target: Target) -> None:
     """Raise UnsupportedFeature for what torch would refuse halfway, or lose something in."""
-    tensor, info = target.tensor, target.source.info
-    theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
-    mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
-    if info.layout == "strided" and info.storage is None:
-        parts = ", ".join(part for part, _ in info.parts)
-        reason = (
-            f"is {info.subclass or 'no plain tensor'}, which the file holds as {parts}" if parts else "has no bytes"
+    if reason := why_unlike(target.source.info, target.tensor):
+        raise UnsupportedFeature(
+            f"tensor {target.source.name!r} {reason}",
+            kind="cannot-copy",
+            hint="Build the model with tensors of the file's kind, or on the meta device.",
         )
-    elif theirs != mine and (info.layout != "strided" or tensor.is_quantized or tensor.is_sparse):
-        reason = f"is {info.layout}, the model's {mine}"
-    elif info.dtype.name.startswith("complex") and not tensor.is_complex():
-        reason = f"is {info.dtype}, the model's {_name(tensor.dtype)}"
-    elif tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
-        reason = "has several elements in one place of the model's memory"
-    else:
-        return
-    raise UnsupportedFeature(
-        f"tensor {target.source.name!r} {reason}",
-        kind="cannot-copy",
-        hint="Build the model with tensors of the file's kind, or on the meta device.",
-    )
 
 
 def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from threading import RLock
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ckptool.checkpoints.quantized import CASTABLE
+from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.messages import counted, some
 from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.values import lost_in_cast
+
+if TYPE_CHECKING:
+    import torch
 
 _HINT: Final = (
     "Name it as package.module:Class, importable from the current folder, or as path/to/file.py:Class, with its "
     "`model_arguments=`."
 )
+_KINDS: Final = "Build the model with tensors of the file's kind, with `model_arguments=`."
+_CODES: Final = {"bool", *TYPES} - CASTABLE
+"""Types of which a matrix is no parameter of floats."""
 _TURN = RLock()  # sys.path and sys.modules are every thread's
 _IMPORTED: dict[str, dict[str, ModuleType]] = {}
 """The modules that were imported from a folder which is not on Python's path, by that folder."""
@@ -44,10 +55,15 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             tensor.read()  # raises: on the meta device there are no values
     state = {name: tensor.torch() for name, tensor in tensors.items()}
     with _built(spec, arguments) as model:
-        _refuse_mismatch(spec, state, _shapes(model))
+        _refuse_mismatch(spec, tensors, _tensors(model))
         for name, place in model.state_dict(keep_vars=True).items():
-            if name in state and not torch.nn.parameter.is_lazy(place) and place.dtype != state[name].dtype:
+            if name not in state or torch.nn.parameter.is_lazy(place) or place.dtype == state[name].dtype:
+                continue
+            if place.is_floating_point() == state[name].is_floating_point():
                 place.data = place.data.to(state[name].dtype)  # loading would cast the weights to the model's type
+            elif lost_in_cast(state[name], place.dtype).numel:
+                what = f"{name!r} has values that {str(place.dtype).removeprefix('torch.')} cannot hold"
+                raise MigrationRefused(f"{spec} does not take these weights; {what}", kind="key-mismatch", hint=_KINDS)
         try:
             model.load_state_dict(state, strict=True)
         except Exception as error:  # whatever the model's own code raises
@@ -57,7 +73,6 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
                 kind="key-mismatch",
                 hint="Check that they are this class's, and that it is built with the same `model_arguments=`.",
             ) from error
-        _refuse_tied_apart(spec, model, tensors)
         try:
             with open(path, "wb") as stream:
                 torch.save(model, stream)
@@ -66,10 +81,11 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             raise OutputFailed(f"torch cannot save the model: {reason}", kind="output-failed") from error
 
 
-def _refuse_mismatch(spec: str, state: Mapping[str, Any], expected: Mapping[str, Shape]) -> None:
-    missing = [name for name in expected if name not in state]
-    unexpected = [name for name in state if name not in expected]
-    reshaped = [name for name in state if name in expected and expected[name] != tuple(state[name].shape)]
+def _refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> None:
+    expected = shapes_of(places)
+    missing = [name for name in expected if name not in tensors]
+    unexpected = [name for name in tensors if name not in expected]
+    reshaped = [name for name in tensors if name in expected and expected[name] != tensors[name].info.shape]
     if missing or unexpected or reshaped:
         listed = (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
         parts = [f"{what}: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" for what, names in listed if names]
@@ -78,19 +94,60 @@ def _refuse_mismatch(spec: str, state: Mapping[str, Any], expected: Mapping[str,
             kind="key-mismatch",
             hint="Change names with `strip_module=True` or `rename=`, or pass other `model_arguments=`.",
         )
+    if unlike := kinds_apart(tensors, places):
+        raise MigrationRefused(f"{spec} does not take these weights; {unlike[0]}", kind="key-mismatch", hint=_KINDS)
+    if apart := tied_apart(tensors, places):
+        first, second = apart[0]
+        raise MigrationRefused(
+            f"{spec} ties {first!r} and {second!r}, for which the file has different values",
+            kind="tied-values",
+            hint="Build it without the tie, with `model_arguments=`, or give both the same value first.",
+        )
 
 
-def _refuse_tied_apart(spec: str, model: Any, tensors: Mapping[str, LazyTensor]) -> None:
-    """Raise MigrationRefused where a model has one tensor under two names, and there are two values for it."""
+def kinds_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return why a model does not take what a file has for its tensors, by the same names, though their shapes fit."""
+    pairs = {name: (tensors[name], place) for name, place in places.items() if name in tensors}
+    real = {name: pair for name, pair in pairs.items() if not pair[1].is_meta}
+    reasons = ((name, why_unlike(one.info, place)) for name, (one, place) in real.items())
+    found = [f"tensor {name!r} {reason}" for name, reason in reasons if reason]
+    return found + [fact] if (fact := codes_for_floats(pairs.values())) else found
+
+
+def why_unlike(info: TensorInfo, tensor: torch.Tensor) -> str | None:
+    """Return why torch would refuse to copy a file's tensor into one of a model, or lose something in it."""
+    import torch
+
+    theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
+    mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
+    if info.layout == "strided" and info.storage is None:
+        parts = ", ".join(part for part, _ in info.parts)
+        return f"is {info.subclass or 'no plain tensor'}, which the file holds as {parts}" if parts else "has no bytes"
+    if theirs != mine and (info.layout != "strided" or tensor.is_quantized or tensor.is_sparse):
+        return f"is {info.layout}, the model's {mine}"
+    if info.dtype.name.startswith("complex") and not tensor.is_complex():
+        return f"is {info.dtype}, the model's {str(tensor.dtype).removeprefix('torch.')}"
+    if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+        return "has several elements in one place of the model's memory"
+    return None
+
+
+def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> str | None:
+    """Say which matrices of integers, codes as it seems, would go into parameters of floats; None if none would."""
+    import torch
+
+    floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
+    codes = [one.name for one in floats if len(one.shape) > 1 and one.dtype in _CODES]
+    what = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
+    return f"{what}: {some(codes)}" if codes else None
+
+
+def tied_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Return pairs of names that a model has for one tensor, and for which a file has two values."""
     first: dict[int, str] = {}
-    for name, place in model.state_dict(keep_vars=True).items():
-        kept = first.setdefault(id(place), name)
-        if kept != name and tensors[kept].read() != tensors[name].read():
-            raise MigrationRefused(
-                f"{spec} ties {kept!r} and {name!r}, for which the file has different values",
-                kind="tied-values",
-                hint="Build it without the tie, with `model_arguments=`, or give both the same value first.",
-            )
+    pairs = [(first.setdefault(id(place), name), name) for name, place in places.items() if name in tensors]
+    apart = (pair for pair in pairs if len({identity(tensors[name].info) for name in pair}) > 1)
+    return [(kept, name) for kept, name in apart if tensors[kept].read() != tensors[name].read()]
 
 
 @contextmanager
@@ -112,18 +169,18 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
 
 def refuse_unlike(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor]) -> None:
     """
-    Build the model that the *user* names, and compare its names and shapes with those of the tensors.
+    Build the model that the *user* names, and compare its names, shapes and types with those of the tensors.
 
     Raises:
         MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
         MissingPackage: torch is not installed.
     """
-    _refuse_mismatch(spec, tensors, model_shapes(spec, arguments))
+    _refuse_mismatch(spec, tensors, model_tensors(spec, arguments))
 
 
-def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, Shape]:
+def model_tensors(spec: str, arguments: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """
-    Build the model that the *user* names, and return the shape of each tensor of its state_dict(), by name.
+    Build the model that the *user* names, and return the tensors of its state_dict(), by name.
 
     Raises:
         MigrationRefused: The class cannot be imported or built.
@@ -131,17 +188,22 @@ def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, Shape]
     """
     needed()
     with _built(spec, arguments) as model:
-        return _shapes(model)
+        return _tensors(model)
 
 
-def _shapes(model: Any) -> dict[str, Shape]:
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     import torch
 
-    return {
-        name: ANY_SHAPE if torch.nn.parameter.is_lazy(value) else tuple(value.shape)
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, torch.Tensor)
-    }
+    own = model.state_dict(keep_vars=True)
+    return {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
+
+
+def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+    """Return the shapes of a model's tensors; of those that have none yet, one that is equal to all."""
+    import torch
+
+    is_lazy = torch.nn.parameter.is_lazy
+    return {name: ANY_SHAPE if is_lazy(value) else tuple(value.shape) for name, value in tensors.items()}
 
 
 class _Place(NamedTuple):

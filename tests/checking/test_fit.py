@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptool import CheckReport, MigrationRefused, check
+from ckptool import CheckReport, CkptoolError, MigrationRefused, check, load_into
 from tests.program import invoke
 from tests.scale import in_turn
 
@@ -241,3 +241,36 @@ def test_a_file_of_another_model_is_said_to_be_one(count: int, tmp_path: Path) -
 
     hint = f"Check that this file and {SPEC} belong together: they have no name in common."
     assert hints == {"CK603": hint, "CK604": hint}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+
+
+WEIGHT = torch.eye(2)
+OTHERS: dict[str, tuple[torch.Tensor, torch.Tensor, str]] = {
+    "complex": (WEIGHT * 1j, WEIGHT * 1j, "'a.weight' is complex64, the model's float32"),
+    "codes": (WEIGHT.to(torch.int8), WEIGHT.to(torch.int8), "2 tensors of integers, as quantised weights are"),
+    "sparse": (WEIGHT.to_sparse(), WEIGHT.to_sparse(), "is sparse_coo, the model's strided"),
+    "meta": (WEIGHT.to("meta"), WEIGHT.to("meta"), "has no bytes"),
+    "two values": (WEIGHT, WEIGHT * 2, "a.weight and b.weight"),
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_what_load_into_refuses_does_not_fit(how: str, tmp_path: Path) -> None:
+    first, second, fact = OTHERS[how]
+    path, spec = write(tmp_path, {"a.weight": first, "b.weight": second}), f"{Tied.__module__}:{Tied.__name__}"
+    with pytest.raises(CkptoolError):
+        load_into(Tied(), path)
+    found = [one for one in check(path, model=spec).findings if one.code == "CK607"]
+    assert [fact in one.message for one in found] == [True]
+    for options in ([], ["--dry-run"]):
+        result = invoke(["migrate", str(path), str(tmp_path / "out.pth"), "--model", spec, *options])
+        assert (result.exit_code, "unforeseen" in result.output) in ((1, False), (2, False)), result.output
+    path = write(tmp_path, {"a.weight": WEIGHT, "b.weight": WEIGHT.clone()})
+    assert {one.code for one in check(path, model=spec).findings} == {"CK601"}
+    assert invoke(["migrate", str(path), str(tmp_path / "out.pth"), "--model", spec]).exit_code == 0
