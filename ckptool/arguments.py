@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import UnionType
 from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
@@ -19,7 +19,7 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
 
     Raises:
         TypeError: One is of another type. The message says which, what it takes, and what was given.
-        ValueError: One is a text, and none of those that it takes.
+        ValueError: One is a text, and none of those that it takes; or an empty one, where several may be given.
     """
     hints = _hints(function)
     for name, value in given.items():
@@ -32,6 +32,8 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
             is_short = type(value).__module__ == "builtins" and len(repr(value)) <= 60
             shown = f"{value!r} ({type(value).__name__})" if is_short else type(value).__name__
             raise TypeError(f"{within}{name} takes {' | '.join(map(_spelled, kinds))}, not {shown}")
+        if value == "" and any(get_origin(kind) is Sequence for kind in kinds):
+            raise ValueError(f"{within}{name}={value!r} is empty: leave it out, or fill it in")
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
             check_arguments(type(value), value._asdict(), f"{name}.")
 

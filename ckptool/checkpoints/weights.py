@@ -17,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, w
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version_known, version_of
-from ckptool.checkpoints.roles import NO_WEIGHTS, Role, is_of_training
+from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, cut, for_shell, some
@@ -289,12 +289,22 @@ def _listed(numels: Mapping[str, int]) -> str:
 
 def left_beside(checkpoint: Checkpoint, key: str | None, chosen: StateDict) -> str | None:
     """
-    Return what there is beside weights that were chosen by their well-known key, and may be weights, too; None where
-    there is nothing, or ``key`` or a model asked for these alone.
+    Return what there is beside weights that were chosen by their well-known key, and may be weights, too: averaged ones
+    with more tensors, or those that are chosen because there are no others. None where there is nothing, or ``key`` or
+    a model asked for these alone.
     """
     weights = checkpoint.weights
     if key is not None or weights is None or weights.key != chosen.key:
         return None
+    if chosen.role == "ema":
+        pairs = nodes.mapping_pairs(checkpoint.root) or []
+        there = [(name, () if one is None else nodes.mapping_pairs(one)) for name, one in pairs if name in WEIGHT_KEYS]
+        bare = [name for name, below in there if below is not None and not below]
+        return f"there are none under {bare[0]!r}: those under {chosen.key!r} are averaged" if bare else None
+    for one in (one for one in checkpoint.state_dicts if one.role == "ema" and one.keys() >= chosen.keys()):
+        if more := [name for name, tensor in one.items() if name not in chosen and tensor.info.shape]:
+            fact = f"the averaged weights under {one.key!r} have {counted(len(more), 'tensor')}"
+            return f"{fact} that those under {chosen.key!r} lack: {some(more)}"
     beside = checkpoint.unexplained_beside(chosen)
     if not beside:
         return None

@@ -190,6 +190,8 @@ class _Inspected(Result):
         for one in head_sections(checkpoint, summarise(checkpoint), self.findings, self._digest, whole=is_whole):
             # Hints are of findings: other facts have texts of the file.
             yield from in_options([one]) if isinstance(one, Fact) and one.label in SEVERITIES else [one]
+        if self._digest is not None and any(options[name] for name in ("grep", "include", "exclude")):
+            yield Fact("", ["the digest is of all weights"])
         if self.note is not None:
             yield Fact("listed", [self.note])
         if self._tensors and not options["quiet"]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -18,7 +17,7 @@ from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_opt
 from ckptool.cli.outputs import Failed, Result, output_for
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
-from ckptool.cli.verbs import GIVEN, ORDER, flag, takes
+from ckptool.cli.verbs import ORDER, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -204,10 +203,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             result: Result
             if isinstance(outcome, CkptoolError):
                 if isinstance(outcome, OutputExists) and target is not None and not options["out_dir"]:
-                    outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results."
-                    outcome.command = join(
-                        ["ckptool", *click.get_current_context().meta.get(GIVEN, ()), "--out-dir", "migrated"]
-                    )
+                    outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results, `--out-dir`."
                 result = _NotMigrated(shown_path(source), outcome)
             else:
                 result = _Migrated(outcome, quiet=options["quiet"])

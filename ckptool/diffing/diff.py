@@ -16,7 +16,7 @@ from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import left_beside
-from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
+from ckptool.diffing.report import UNREAD, DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.sides import Aspect, Scope, Side, heads, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
 from ckptool.diffing.values import ValueComparer, ValueDiff
@@ -245,7 +245,7 @@ class _Differences:
 
     def _compare_values(self, name: str, a: TensorInfo, b: TensorInfo, comparer: ValueComparer) -> None:
         if a.storage is None or b.storage is None:
-            if not (a.parts or b.parts or a.location == b.location == "meta") and a.numel:
+            if not (a.parts or b.parts) and a.numel:
                 self.unknown.append(name)
             return
         try:
@@ -390,7 +390,7 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
     if a.has_models or b.has_models:
         yield "what models hold beside tensors, for wrappers were to be ignored"
     unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))
-    for what, names in (("of kinds that cannot be read", list(unreadable)), ("without bytes", found.unknown)):
+    for what, names in zip(UNREAD, (list(unreadable), found.unknown), strict=True):
         if names:
             yield f"{counted(len(names), 'tensor')} {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
 

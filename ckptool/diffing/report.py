@@ -43,6 +43,10 @@ class DiffedFile(NamedTuple):
     """Other keys under which the file has the same weights."""
 
 
+UNREAD: Final = ("of kinds that cannot be read", "without bytes")
+"""Why the values of tensors are not compared."""
+
+
 class DiffReport(NamedTuple):
     """Where two checkpoints differ. What was to be ignored, and what a format does not record, is not in it."""
 
@@ -106,7 +110,8 @@ class DiffReport(NamedTuple):
         if self.close:
             largest = max((found.max_abs or 0 for found in self.close), default=0)
             return f"the same within the tolerance: {what}; {len(self.close):,} differ, by at most {largest:.3g}"
-        return f"the same: {what}"
+        unread = [one for one in self.not_compared if any(f" {why}: " in one for why in UNREAD)]
+        return f"the same but for what was not compared, {'; '.join(unread)}: {what}" if unread else f"the same: {what}"
 
     @property
     def same(self) -> bool:

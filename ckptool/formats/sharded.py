@@ -167,6 +167,7 @@ def _parse(index: SourceInFolder, limits: Limits) -> _Index:
         raise MalformedFile("weight_map is no mapping of tensors to files", kind="malformed-index")
     if len(shard_of) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(shard_of), actual=limits.tensors)
+    shard_of = {tensor: name.removeprefix("./") for tensor, name in shard_of.items()}
     names = dict.fromkeys(shard_of.values())
     refuse_many(len(names), limits)
     refuse_long("the name of a shard", *names)

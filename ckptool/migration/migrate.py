@@ -22,7 +22,6 @@ from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.kept_calls import kept_calls
-from ckptool.migration.output import mode_there, real_path
 from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import mode_of, open_sink
 from ckptool.migration.plan import make_plan
@@ -179,12 +178,14 @@ def migrate_by(
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             if not is_far(plan.target):
-                mode_there(real_path(plan.target), plan.target)  # raises where nothing could be written
+                with open_sink(plan.target, is_folder=plan.file.is_folder, force=force, progress=None, mode=0o600):
+                    pass  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
                 from ckptool.torch_ops.models import refuse_unlike
 
                 refuse_unlike(str(asked.model), asked.model_arguments, plan.weights.tensors)
-            return planned
+            unread = "values are looked at only when it is written: what the new type cannot hold is refused then"
+            return planned._replace(notes=(*planned.notes, unread)) if planned.casts and not asked.saturate else planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         on_written, mode = _cancellable(progress, limits.cancellation), mode_of(checkpoint.source)

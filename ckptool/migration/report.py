@@ -423,7 +423,7 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
 def _result(report: MigrationReport) -> str:
     if not report.written:
         same = report.how == "in place" and not (report.retagged or report.renamed or report.dropped)
-        return "not written: the file has all that was asked for" if same else "not written: a dry run"
+        return "not written: nothing that was asked for changes the file" if same else "not written: a dry run"
     done = "written"
     if report.how != "copy":
         shared = "edited in place" if report.how == "in place" else "a clone that shares its tensors with the source"

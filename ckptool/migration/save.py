@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -23,10 +23,12 @@ from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
 from ckptool.checkpoints.entries import mapping_like
 from ckptool.checkpoints.modules import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.quantized import keep
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.side_by_side import TreeBuilder
+from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
@@ -108,6 +110,8 @@ def save(
     asked = changes_of(None, options)
     if like is None and (asked.key is not None or asked.weights != "auto"):
         raise ValueError("key and weights say which weights of like are meant, and there is no like")
+    if like is None and (missing != "refuse" or allow_new):
+        raise ValueError("missing and allow_new are about names of like, and there is no like")
     notes: dict[str, None] = {}
     target = os.fspath(path)
     if like is None:
@@ -258,6 +262,8 @@ class _Comparison:
         self._refuse(lacking, new)
         drops = self._taken.missing == "drop"
         found = _Edits({}, {}, frozenset(names[name] for name in lacking if drops))
+        if found.gone and not self._taken.changes.break_quantized:
+            self._refuse_without_scales(found.gone)
         tied: dict[object, list[str]] = {}
         for name, old in ((name, old) for name, old in names.items() if name in state):
             tensor = own.tensors.get(old)
@@ -275,6 +281,15 @@ class _Comparison:
             else:
                 found.tensors[old] = info
         return found
+
+    def _refuse_without_scales(self, gone: Collection[str]) -> None:
+        """Raise MigrationRefused where what goes scales what stays."""
+        head = self._chosen.head
+        before = {name: tensor.info.dtype.name for name, tensor in self._checkpoint.tensors.items()}
+        lost = {head + name for name in gone}
+        quantised = quantization_among(self._checkpoint, before.keys() - lost)
+        if quantised and (wrong := quantised.damage({n: before[n] for n in before if n not in lost}, is_cast=False)):
+            raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(self._checkpoint.part_of))
 
     def _names(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the names in the file by those that the state has for them, and the same for names that are new."""

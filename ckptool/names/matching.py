@@ -364,7 +364,7 @@ def as_options(changes: Renames) -> str:
     """Return what to write on the command line of ``ckptool migrate``, for a POSIX shell."""
     from shlex import join  # few files need advice
 
-    return join(word for change in changes for word in change.arguments)
+    return join(word for change in changes for word in change.arguments) or "no change"
 
 
 def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:

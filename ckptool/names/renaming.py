@@ -133,6 +133,9 @@ def substitute(pattern: str, replacement: str) -> Substitution:
     Raises:
         MigrationRefused: The pattern or the replacement is not valid.
     """
+    if not pattern:
+        hint = "To put something before each name, write `rename='^=REPL'`."
+        raise MigrationRefused("an empty pattern is everywhere in a name", kind="bad-pattern", hint=hint)
     try:
         compiled = re.compile(pattern)
         compiled.sub(replacement, "")

@@ -111,7 +111,7 @@ def kinds_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Te
     real = {name: pair for name, pair in pairs.items() if not pair[1].is_meta}
     reasons = ((name, why_unlike(one.info, place)) for name, (one, place) in real.items())
     found = [f"tensor {name!r} {reason}" for name, reason in reasons if reason]
-    return found + [fact] if (fact := codes_for_floats(pairs.values())) else found
+    return [*found, fact] if (fact := codes_for_floats(pairs.values())) else found
 
 
 def why_unlike(info: TensorInfo, tensor: torch.Tensor) -> str | None:

@@ -231,6 +231,7 @@ def _values(dtype: str) -> NDArray[Any]:
     elif dtype in BY_NAME and BY_NAME[dtype].numpy:
         code = BY_NAME[dtype].numpy
         found = np.arange(1 << 8 * int(code[1]), dtype=f"u{code[1]}").view(code)
+        found = np.minimum(found, 1) if dtype == "bool" else found  # torch takes any byte but 0 for True
     elif dtype == FLOAT4:
         found = [*_OF_FLOAT4, *(-value for value in _OF_FLOAT4)] * 16
     else:

@@ -172,3 +172,9 @@ def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:
     assert "no such file" in result.stdout
     torch.save({"w": torch.ones(3)}, tmp_path / "whole.pth")
     assert invoke(["stat", str(tmp_path / "whole.pth")]).exit_code == 0
+
+
+def test_every_byte_of_a_bool_but_0_is_1_as_in_torch(tmp_path: Path) -> None:
+    torch.save({"b": torch.tensor([2, 1, 0, 255], dtype=torch.uint8).view(torch.bool)}, tmp_path / "b.pth")
+    (row,) = json.loads(invoke(["stat", str(tmp_path / "b.pth"), "--json"]).output)["rows"]
+    assert [row["values"][name] for name in ("mean", "max", "zeros")] == [0.75, 1.0, 1]

@@ -206,8 +206,9 @@ def test_two_sources_are_told_how_both_are_written() -> None:
     result = run(STATE_DICT, LEGACY_MODEL, "--to", "cpu")
 
     assert result.exit_code == 2
-    (command,) = re.findall("Run: ckptool migrate (.*)", result.stderr)
-    assert run(*command.split()).exit_code == 0
+    assert "If both are sources, name a folder for the results, `--out-dir`." in result.stderr
+    assert "Run:" not in result.stderr  # which of both is meant, nobody knows
+    assert run(STATE_DICT, LEGACY_MODEL, "--to", "cpu", "--out-dir", "migrated").exit_code == 0
     assert sorted(one.name for one in Path("migrated").iterdir()) == sorted([STATE_DICT, LEGACY_MODEL])
 
 
@@ -329,3 +330,23 @@ def test_neither_a_dash_nor_an_arrow_becomes_a_name() -> None:
     assert (done.exit_code, "one '='" in done.stderr, Path("x.pth").exists()) == (2, True, False)
     with pytest.raises(ckptool.MigrationRefused, match="one '='"):
         ckptool.migrate(STATE_DICT, "x.pth", rename="module=>net")
+
+
+@pytest.mark.parametrize("form", ["state_dict", "dcp"])
+def test_a_dry_run_fails_where_the_run_does(form: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.pth", tmp_path / "there"
+    torch.save({"w": torch.ones(2)}, source)
+    target.mkdir() if form == "dcp" else target.write_bytes(b"")
+    (target / "x").write_bytes(b"") if form == "dcp" else None
+    command = ["migrate", str(source), str(target), "--form", form, "--dtype", "float16"]
+    assert [invoke([*command, *more]).exit_code for more in ([], ["--dry-run"])] == [2, 2]
+    before = sorted(tmp_path.iterdir())
+    result = invoke([*command[:2], str(tmp_path / "new"), *command[3:], "--dry-run"])
+    assert (result.exit_code, sorted(tmp_path.iterdir())) == (0, before)
+    assert "values are looked at only when it is written" in result.output
+
+
+def test_an_empty_pattern_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
+    result = invoke(["migrate", str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--rename", "=x"])
+    assert (result.exit_code, "an empty pattern" in result.output) == (2, True)

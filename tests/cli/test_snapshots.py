@@ -49,7 +49,7 @@ CASES: dict[str, tuple[int, list[str]]] = {
     "migrate-dry-run": (0, ["migrate", GPU, "--to", "cpu", "--strip-module", "--dry-run"]),
     "migrate-safetensors": (0, ["migrate", GPU, "out.safetensors", "--strip-module"]),
     "migrate-cast": (0, ["migrate", WEIGHTS, "--dtype", "float16", "--keep-dtype", "bias"]),
-    "migrate-cast-dry-run": (0, ["migrate", WEIGHTS, "--dtype", "float16", "--dry-run"]),
+    "migrate-cast-dry-run": (0, ["migrate", WEIGHTS, "dry.pth", "--dtype", "float16", "--dry-run"]),
     "migrate-model": (0, ["migrate", MODEL, "--to", "cpu"]),
 }
 

@@ -436,3 +436,10 @@ def test_a_stream_is_compared_as_a_file_is() -> None:
     infos = [ckptool.open_checkpoint(stream).tensors["x"].info for _ in range(2)]
 
     assert ValueComparer(1).difference("x", infos[0], infos[1]) is None
+
+
+def test_tensors_without_values_are_not_called_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.save({"w": torch.ones(2, device="meta"), "v": torch.ones(2)}, tmp_path / name)
+    report = ckptool.diff(tmp_path / "a", tmp_path / "b")
+    assert report.verdict == "the same but for what was not compared, 1 tensor without bytes: w: 2 tensors"

@@ -947,3 +947,20 @@ def test_shards_of_an_index_beside_a_whole_file_are_no_leftovers(tmp_path: Path)
     (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK162"]
     assert "model-00009-of-00009.safetensors" in found.message
     assert "model-00001-of-00003.safetensors" not in found.message
+
+
+def test_a_folder_of_states_of_training_is_not_said_to_hold_weights(tmp_path: Path) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    torch.save({"last_epoch": 1}, tmp_path / "scheduler.pt")
+    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK167"]
+    assert "which alone holds tensors of 2" in found.message
+
+
+def test_an_index_may_name_shards_with_a_dot_in_front(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "./model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert list(ckptool.load(tmp_path)) == ["a"]

@@ -92,3 +92,32 @@ def test_what_is_known_to_be_no_weights_raises_no_alarm(
     assert len(ckptool.load(path)) == 4
     assert not caplog.records
     assert not [one for one in ckptool.check(path).findings if one.code == "CK302"]
+
+
+@pytest.mark.parametrize(
+    ("model", "fact"),
+    [
+        ({}, "there are none under 'model': those under 'ema' are averaged"),
+        (None, "there are none under 'model': those under 'ema' are averaged"),
+        ({"w": torch.ones(3)}, "the averaged weights under 'ema' have 2 tensors that those under 'model' lack: b, c"),
+    ],
+)
+def test_a_choice_that_averaged_weights_make_odd_is_said(
+    model: Any, fact: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    averaged = {name: torch.ones(3) for name in "wbc"}
+    torch.save({"model": model, "ema": averaged}, tmp_path / "a.pth")
+    ckptool.load(tmp_path / "a.pth")
+    assert fact in caplog.text
+    assert fact in ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="state_dict").notes
+    caplog.clear()
+    torch.save({"model": averaged, "ema": averaged | {"decay": torch.tensor(0.9)}}, tmp_path / "a.pth")
+    ckptool.load(tmp_path / "a.pth")
+    assert "averaged" not in caplog.text
+
+
+@pytest.mark.parametrize("load", [ckptool.load, lambda path, **more: ckptool.load_into(nn.Linear(1, 1), path, **more)])
+def test_an_empty_glob_is_refused(load: Any, tmp_path: Path) -> None:
+    torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="include='' is empty"):
+        load(tmp_path / "a.pth", include="")

@@ -262,7 +262,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
     assert path.read_bytes() == before
     assert (planned.written, planned.retagged) == (False, {"cpu": 8})
-    assert str(migrate(path, in_place=True, to="cpu")).count("the file has all that was asked for") == 1
+    assert str(migrate(path, in_place=True, to="cpu")).count("nothing that was asked for changes the file") == 1
     assert path.read_bytes() == before
 
 

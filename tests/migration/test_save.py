@@ -337,3 +337,18 @@ def test_which_weights_are_meant_can_be_said(tmp_path: Path) -> None:
 
     found = torch_load(tmp_path / "out.pth")
     assert (found["model"]["w"].tolist(), found["ema"]["w"].tolist()) == ([1, 1], [3, 3])
+
+
+def test_dropping_what_scales_a_quantised_weight_is_refused_as_by_migrate(tmp_path: Path) -> None:
+    weight = {"w.weight": torch.ones(2, 2, dtype=torch.int8)}
+    ckptool.save(weight | {"w.scale": torch.ones(2)}, tmp_path / "a.pth")
+    with pytest.raises(ckptool.MigrationRefused, match=r"w\.weight without w\.scale") as caught:
+        ckptool.save(weight, tmp_path / "b.pth", like=tmp_path / "a.pth", missing="drop")
+    assert caught.value.kind == "breaks-quantized"
+    ckptool.save(weight, tmp_path / "b.pth", like=tmp_path / "a.pth", missing="drop", break_quantized=True)
+
+
+@pytest.mark.parametrize("options", [{"missing": "keep"}, {"missing": "drop"}, {"allow_new": True}], ids=str)
+def test_what_is_about_an_original_needs_one(options: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no like"):
+        ckptool.save({"w": torch.ones(2)}, tmp_path / "a.pth", **options)

@@ -78,7 +78,8 @@ def read(
         parsed = parsed._replace(part_of=part)
         count = len(by_name) + sum(error.kind != LINK for error in failures.values())
         if count > 1:
-            what = f"{name!r} was opened, which alone holds weights of {count:,} that may be checkpoints here"
+            held = "weights" if with_weights(by_name) else "tensors" if holding else "anything"
+            what = f"{name!r} was opened, which alone holds {held} of {count:,} that may be checkpoints here"
             parsed = parsed._replace(remarks=(*parsed.remarks, Remark("CK167", what)))
         return (
             source,

@@ -158,7 +158,7 @@ class LiveModel(Closing):
         check_arguments(LiveModel.__init__, locals())
         if fallback is not None and source is None:
             raise ValueError("fallback is for a source that cannot be loaded: name one")
-        if any(module.training for module in model.modules()):
+        if any(getattr(module, "training", False) for module in model.modules()):
             logger.warning("%s is in training mode, with dropout and the like: call eval() first", type(model).__name__)
         import_readers()
         self._serving = Serving(model, None)
