@@ -144,7 +144,7 @@ class _Lookup:
             return
         parts = self.take([one for one in self.rest if self.there.get(self.found.get(one, "")) in quantized.types])
         if parts:
-            hint = "A loader has to know this: convert the weights that they were made of, or dequantise them."
+            hint = "Take a loader that knows this, or let migrate make plain weights of them (`dequantize=True`)."
             fact = f"{_are(parts)} of its quantised weights: {quantized.short}"
             yield Cause(fact, hint, run(self.checkpoint, "inspect").command)
 
