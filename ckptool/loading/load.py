@@ -291,7 +291,7 @@ def chosen_weights(
         logger.warning("%s: %s", checkpoint.path, show(beside))
     if halves := halves_alone(state_dict):
         logger.warning("%s: %s", checkpoint.path, show(halves.fact))
-    for what in (remark.what for remark in checkpoint.remarks if remark.code in ("CK123", "CK127")):
+    for what in (remark.what for remark in checkpoint.remarks if remark.code in ("CK123", "CK127", "CK145")):
         logger.warning("%s: %s", checkpoint.path, show(what))
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:

@@ -635,14 +635,16 @@ def test_a_slice_may_be_edited_in_its_place(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_the_first_slice_alone_may_be_all_and_another_is_not(tmp_path: Path) -> None:
+def test_the_first_slice_alone_may_be_all_and_another_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "7B/consolidated.00.pth", full())
     write(tmp_path / "13B/consolidated.01.pth", slice_of(1))
 
     for place in ("7B", "7B/consolidated.00.pth"):
         assert said(tmp_path / place)["CK145"] == "info"
         assert run("check", tmp_path / place).exit_code == 0
+        caplog.clear()
         assert ckptool.load(tmp_path / place).keys() == full().keys()
+        assert "nothing says how many there were" in caplog.text
     write(tmp_path / "zero/mp_rank_00_model_states.pt", {"module": full()})
     assert "CK145" not in said(tmp_path / "zero/mp_rank_00_model_states.pt")
     for place in ("13B", "13B/consolidated.01.pth"):
