@@ -19,7 +19,7 @@ BLOCK_NUMEL: Final = 1 << 14
 each other in a loop: where other processes are at work, that takes many times the processor time."""
 
 
-_LOOKED_AT: Final = 1 << 20
+_LOOKED_AT: Final = 1 << 18
 """Elements of which copies are made at a time."""
 _INTEGERS: Final = frozenset(one.name for one in DTYPES if one.name.startswith(("int", "uint", "bool")))
 
