@@ -27,10 +27,12 @@ _ALLOWED = times(36, 64)
 @contextmanager
 def few_descriptors(allowed: int = _ALLOWED) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = max(
-        0, max(int(path.name) for path in Path("/proc/self/fd").iterdir()) - 12
-    )  # of what ran before in this process
-    resource.setrlimit(resource.RLIMIT_NOFILE, (others + allowed, before[1]))
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}  # also by what ran before in this process
+    limit, left = 0, allowed - 12
+    while left:
+        left -= limit not in used
+        limit += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:
