@@ -246,7 +246,10 @@ def test_an_array_without_its_bytes_makes_nothing_unreadable(size: Any) -> None:
     array = build.call(build.named("numpy.core.multiarray", "_reconstruct"), build.named("numpy", "ndarray"), (0,), "b")
     whole = array + build.ops((1, (2,), dtype, False, build.raw(bytes(8)))) + b"b"
     cut = array + build.ops((1, (size,), dtype, False, build.raw(bytes(8)))) + b"b"
+    turned = build.call(
+        build.named("numpy.core.numeric", "_frombuffer"), build.raw(bytes(24)), dtype, (2, 3), "K", (0, size)
+    )
 
-    with ckptool.open_checkpoint(build.pickled({"w": whole, "cut": cut})) as checkpoint:
+    with ckptool.open_checkpoint(build.pickled({"w": whole, "cut": cut, "turned": turned})) as checkpoint:
         assert list(checkpoint.tensors) == ["w"]
-        assert [path for path, _ in checkpoint.extras] == ["cut"]
+        assert [path for path, _ in checkpoint.extras] == ["cut", "turned"]

@@ -140,3 +140,17 @@ def test_a_folder_names_up_to_four_of_its_files(tmp_path: Path) -> None:
         shown = ", ".join(f"{number}.pt" for number in range(1, min(count, 4) + 1))
         more = f" and {count - 4} more" if count > 4 else ""
         assert caught.value.hint == f"Name a file in it: {shown}{more}"
+
+
+def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "denied")
+
+    (tmp_path / "x").touch()
+    monkeypatch.setattr(os, "open", refuse)
+    for path, kind in ((tmp_path, "directory"), (tmp_path / "x", "permission")):
+        with pytest.raises(FileUnavailable) as caught:
+            FileSource(str(path))
+        assert caught.value.kind == kind

@@ -860,6 +860,7 @@ SERIES: dict[str, list[tuple[str, Tensors]]] = {
     "steps of fine-tuning": [(f"step_{n}.pt", trained(n, "layers.0.norm.weight", "emb.weight")) for n in (0, 1)],
     "ranks of adapters": [(f"lora_rank_{n}.safetensors", lora(n)) for n in (1, 2)],
     "copies": [(f"rank{n}.safetensors", full()) for n in (0, 1)],
+    "copies of processes": [(f"rank{n}.pth", full()) for n in (0, 1)],
     "seeds of shards": [(f"shard{n}_model.pth", language_model(n)) for n in (0, 1)],
     "nets of shards": [(f"shard{n}_model.pth", chain(n, 12, 8, 8, 4)) for n in (0, 1)],
     "steps of seven digits": [(f"checkpoint-{n}000000.pt", trained(n)) for n in (1, 2)],

@@ -16,7 +16,7 @@ from ckptool import Global
 from ckptool.pickles.nodes import Call, Dict, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
-from tests.scale import examples
+from tests.scale import examples, in_turn
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -152,6 +152,22 @@ def test_references_that_run_in_circles_still_do(protocol: int, kinds: list[str]
     spine = entangle([makers[kind]() for kind in kinds], links)
 
     assert_same(read(pickle.dumps(spine, protocol)), spine)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "count"), in_turn(PROTOCOLS, [0, 1, 2, 3, 4, 255, 256, 257, 999, 1000, 1001, 2001])
+)
+def test_containers_of_every_length_are_read(protocol: int, count: int) -> None:
+    items = [f"item {number}" for number in range(count)]
+    for value in (
+        items,
+        tuple(items),
+        dict.fromkeys(items, 1),
+        set(items),
+        frozenset(items),
+        [[item] for item in items],
+    ):
+        assert_same(read(pickle.dumps(value, protocol)), value)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.lists(st.integers(-(1 << 70), 1 << 70) | texts, max_size=5), max_size=5))

@@ -224,3 +224,12 @@ def test_a_piece_that_repeats_few_bytes_is_refused() -> None:
     source = PiecesSource(info.shape, info.dtype, [Piece((0, 0), info.shape, "file", lambda: info)], name="w")
     with pytest.raises(LimitExceeded, match="repeats 4 bytes"):
         source.read(0, 10)
+
+
+@pytest.mark.parametrize("change", [{"shape": (3, 2)}, {"dtype": BY_NAME["int32"]}, {"layout": "sparse_coo"}])
+def test_pieces_that_contradict_what_was_said_are_refused(change: dict[str, object]) -> None:
+    storage = StorageRef("0", "cpu", 24, BytesSource(bytes(24)), 0)
+    info = TensorInfo(BY_NAME["float32"], (2, 3), (3, 1), 0, storage, "cpu")._replace(**change)  # type: ignore[arg-type]
+    source = PiecesSource((2, 3), BY_NAME["float32"], [Piece((0, 0), (2, 3), "file", lambda: info)], name="w")
+    with pytest.raises(MalformedFile, match="the piece of 'w'"):
+        source.read(0, 24)

@@ -302,7 +302,15 @@ def test_a_tensor_on_a_manifold_is_a_plain_one_of_its_class() -> None:
 
 
 def test_a_call_that_makes_none_is_no_tensor() -> None:
-    with open_checkpoint(torch_zip({"x": call(MANIFOLD, *ON_IT)})) as checkpoint:
-        assert not checkpoint.tensors
+    for none in (call(MANIFOLD, *ON_IT), call(named("torch", "tensor"), 1 << 63)):
+        with open_checkpoint(torch_zip({"x": none})) as checkpoint:
+            assert not checkpoint.tensors
     with pytest.raises(MalformedFile, match="without a storage"):
         only(call(MANIFOLD, {}, *ON_IT))
+
+
+def test_a_tensor_in_the_state_that_it_shares_is_a_part_of_the_others_alone() -> None:
+    first = with_state(b"}q\5") + b"q\6" + b"0h\5" + ops("me") + b"h\6s" + b"0"
+    tree = first + b"](h\6" + with_state(b"h\5") + b"e"
+
+    assert parts(tree) == {"0": [], "1": ["me"]}
