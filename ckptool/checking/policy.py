@@ -140,7 +140,7 @@ def _judged(
     def why(code: str, path: str | None = None) -> str | None:
         if code in known:
             return "in the baseline"
-        place = _plain(path or report.path)
+        place = _plain(path or report.path) if policy.ignore else ""
         return next((rule.reason for rule in policy.ignore if rule.takes(code, place)), allowed.get(code))
 
     let: list[tuple[Finding, str]] = []
@@ -219,8 +219,11 @@ def _plain(path: str) -> str:
     """Return a path from the folder that we are in; the full one of what lies elsewhere."""
     if "://" in path:
         return path
-    inside = os.path.relpath(path)
-    return (os.path.abspath(path) if inside.startswith(os.pardir) else inside).replace(os.sep, "/")
+    try:
+        inside = os.path.relpath(path)
+        return (os.path.abspath(path) if inside.startswith(os.pardir) else inside).replace(os.sep, "/")
+    except (ValueError, OSError):  # no path, one of another drive, or the folder is gone
+        return path
 
 
 def _is_other(report: CheckReport, origin: str) -> bool:

@@ -238,6 +238,12 @@ def test_paths_of_a_policy_begin_where_one_is(folder: Path, monkeypatch: pytest.
         run("check", path, "--policy", rules, code=0)
 
 
+def test_what_is_no_path_is_an_error_like_others(tmp_path: Path) -> None:
+    for path in ("", "\0", tmp_path / "none.pth"):
+        for options in ([], ["--ignore", "CK206"], ["--fail-on", "code"]):
+            assert "Error: " in run("check", path, *options, code=2).stderr
+
+
 def test_a_python_without_toml_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tomllib", "tomli"):
         monkeypatch.setitem(sys.modules, name, None)
