@@ -565,9 +565,10 @@ def test_what_a_training_was_at_is_not_less_for_a_cancellation(tmp_path: Path) -
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pth")
+    with ckptool.open_checkpoint(tmp_path / "a.pth") as checkpoint:
+        known = training_states(checkpoint)
     cancellation = Cancellation()
     with ckptool.open_checkpoint(tmp_path / "a.pth", limits=Limits(cancellation=cancellation)) as checkpoint:
-        known = training_states(checkpoint)
         cancellation.cancel()
         with pytest.raises(Cancelled):
             training_states(checkpoint)

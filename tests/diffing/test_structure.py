@@ -591,4 +591,4 @@ def test_long_values_are_compared_with_looks_at_the_cancellation(make: Any) -> N
     assert list(tree_changes([("x", one, other)], lambda *_: None, cancellation)) == []
     times = [*cancellation.times, thread_time()]
     longest = max(late - early for early, late in pairwise(times))
-    assert longest < 0.2 * (times[-1] - times[0])
+    assert longest < 0.4 * (times[-1] - times[0])
