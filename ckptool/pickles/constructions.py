@@ -317,10 +317,14 @@ _QUANTISED: Final = _each("torch", "qint8 qint32 quint8 quint4x2 quint2x4")
 VALUES: Final = frozenset(
     _each("builtins", "Ellipsis NotImplemented int float str bool list dict tuple bytes")
     + _each("numpy", "ndarray bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64")
-    + _each("numpy", "complex64 complex128 str_ bytes_ bool")
+    + _each(
+        "numpy", "complex64 complex128 str_ bytes_ bool generic number integer signedinteger unsignedinteger inexact"
+    )
+    + _each("numpy", "floating complexfloating flexible character longdouble clongdouble datetime64 timedelta64")
     + _each("torch", "Tensor _tensor.Tensor nn.parameter.Parameter nn.parameter.Buffer")
     + _each("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc jagged _mkldnn")
     + _each("torch", "contiguous_format preserve_format channels_last channels_last_3d")
+    + _each("torch._utils.torch", "contiguous_format preserve_format channels_last channels_last_3d")
     + _each("torch", "per_tensor_affine per_channel_affine per_channel_affine_float_qparams")
     + _each("torch", "per_tensor_symmetric per_channel_symmetric")
 )

@@ -81,8 +81,14 @@ class Values:
             self.quantised.add(id(node))
 
     def is_one_storage(self, pid: tuple[Inert, ...], cls: str) -> bool:
-        """Say whether all ids of its key so far are of one type and size: torch takes those of the first for all."""
-        _, _, key, _, numel, *view = pid
+        """
+        Say whether all ids of its key so far are of one type and size: torch takes those of the first for all.
+
+        One for a device without memory is the only one: torch would read its record again for each.
+        """
+        _, _, key, location, numel, *view = pid
+        if location == "meta" and numel and key in self._stored:
+            return False
         held: tuple[Inert, ...] = (numel and _element(cls), numel)
         is_one = self._stored.setdefault(key, held) == held
         for name, *part in filter(None, view):
@@ -239,8 +245,17 @@ def _attributes(node: Inert, values: Values) -> bool:
     if type(node) is not Dict:
         return node is None
     return values.takes(16 * len(node.pairs)) and all(
-        _is_name(key) and type(value) in (bool, int, float, str, type(None)) for key, value in node.pairs
+        _is_name(key) and (_is_simple(value) or (_is_row(value, values) and all(map(_is_simple, value))))
+        for key, value in node.pairs
     )
+
+
+def _is_simple(value: Inert) -> bool:
+    return type(value) in (bool, int, float, str, type(None))
+
+
+def _is_row(value: Inert, values: Values) -> bool:
+    return type(value) in (list, tuple) and values.takes(8 * len(value))
 
 
 def _is_name(key: Inert) -> bool:
@@ -336,7 +351,7 @@ def _properties(node: Inert, values: Values) -> bool:
 # Numpy's types of elements
 
 
-_CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][1-9][0-9]{0,5})"
+_CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[mM]8|[SU]0|[SUV][1-9][0-9]{0,5})"
 _INHERITED: Final = 0x1B
 _OF_FIELDS: Final = 0x10
 _ALIGNED: Final = 0x80
@@ -349,15 +364,16 @@ def element_size(node: Inert, values: Values) -> int | None:
     return _size_of_code(node.args[0])
 
 
-def _size_of_code(code: str) -> int:
+def _size_of_code(code: str) -> int | None:
     found = re.fullmatch(_CODE, code, re.ASCII)
     if found is None:
-        return 0
+        return None
     return int(found[1][1:]) * (4 if found[1][0] == "U" else 1)
 
 
 def _code(node: Inert, _: Values) -> bool:
-    return type(node) is str and 0 < (_size_of_code(node) if len(node) < 10 else 0) <= LARGEST_ELEMENT
+    size = _size_of_code(node) if type(node) is str and len(node) < 10 else None
+    return size is not None and size <= LARGEST_ELEMENT
 
 
 def _flags_of(node: Inert) -> int:
@@ -366,7 +382,8 @@ def _flags_of(node: Inert) -> int:
 
 def is_state_of_dtype(call: Call, values: Values) -> bool:
     """Say whether the state of a dtype is the one that its code has, with fields that lie in it."""
-    state, code = call.state, call.args[0]
+    code = call.args[0]
+    state = _without_unit(call.state, code, values)
     if type(state) is not tuple or len(state) != 8 or state[0] != 3 or state[1] not in ("<", ">", "|", "="):
         return False
     _, _, subarray, names, fields, size, alignment, flags = state
@@ -396,12 +413,32 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         if type(field) is not tuple or len(field) != 2 or type(field[1]) is not int or field[1] < 0:
             return False
         nbytes = element_size(field[0], values)
-        if nbytes is None or field[1] + nbytes > size:
+        if not nbytes or field[1] + nbytes > size:
             return False
         if type(field[0].state) is tuple and field[0].state[3] is not None and not values.takes_nested():
             return False  # numpy takes from the stack for fields of fields
         inherited |= _flags_of(field[0]) & _INHERITED
     return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
+
+
+def _without_unit(state: Inert, code: str, values: Values) -> Inert:
+    """Return the state of a type of times as others have theirs, without the unit at its end; others as they are."""
+    if code.lstrip("<>=|")[0] not in "mM":
+        return state
+    is_time = type(state) is tuple and len(state) == 9 and state[0] == 4 and _is_unit(state[8], values)
+    return (3, *state[1:8]) if is_time and type(state[0]) is int else None
+
+
+def _is_unit(node: Inert, values: Values) -> bool:
+    """What a time of numpy counts, and nothing beside it: so many of a unit."""
+    if type(node) is not tuple or len(node) != 2 or node[0] is not None or type(node[1]) is not tuple:
+        return False
+    unit, *counts = node[1]
+    is_known = _bytes(unit, values) and content(unit) in _UNITS
+    return is_known and [type(one) for one in counts] == [int] * 3 and 0 < counts[0] < 1 << 31 and counts[1:] == [1, 1]
+
+
+_UNITS: Final = tuple(word.encode() for word in words("Y M W D h m s ms us ns ps fs as generic"))
 
 
 def _array_state(node: Inert, values: Values) -> bool:
@@ -414,7 +451,7 @@ def _array_state(node: Inert, values: Values) -> bool:
 def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
     """Say whether bytes are those of an array of this shape and type, no more and no less."""
     nbytes = element_size(dtype, values)
-    if nbytes is None or type(shape) is not tuple or len(shape) > _MAX_RANK:
+    if not nbytes or type(shape) is not tuple or len(shape) > _MAX_RANK:
         return False
     if not all(type(one) is int and 0 <= one < 1 << 62 for one in shape):
         return False
@@ -530,8 +567,6 @@ def storage_size(pid: Inert, classes: Collection[int]) -> int | None:
     if word != "storage" or id(cls) not in classes or type(location) is not str or type(key) not in (str, int):
         return None
     if type(numel) is not int or not 0 <= numel < 1 << 62:
-        return None
-    if location == "meta" and numel:  # torch would read its record again at each use
         return None
     if len(pid) == 6 and pid[5] is not None:
         view = pid[5] if type(pid[5]) is tuple else ()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ckptool import check
 from ckptool.fleet import row
@@ -200,7 +201,7 @@ NO_DATA = {
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(dtype="QInt32Storage", rest=(None,)) + b"0" + storage(rest=(None,)), [("0", 4, floats())])),
     ),
-    "a storage without bytes that is read at each use": storage("1", 1, location="meta") + b"0N",
+    "a storage without bytes that is read at each use": (storage("1", 1, location="meta") + b"0") * 2 + b"N",
     "indexes of one hash": indexes_of_one_hash(2000),
     "tensors from what is there already": b"](" + REBUILD + b"q\0" + ops(VIEW) + b"q\1" + b"h\0h\1R" * 5000 + b"e",
     "sizes from what is there already": b"](" + named("torch", "Size") + b"q\0" + ops(((1,) * 64,)) + b"q\1"
@@ -259,6 +260,29 @@ def test_what_these_are_made_of_is_data() -> None:
         assert check(pickled({"x": one})).grade == "data", one
     for one in (SCALES, quantised(SCALES, 0)):
         assert check(torch_zip({"x": one}, {"0": floats(), "1": bytes(4)})).grade == "data"
+
+
+def test_what_numpy_and_torch_write_for_these_is_data() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.tags, parameter.shape_of_old = ["a", 1], (2, None)
+    times = np.array(["2026-01-01", "NaT"], "M8[25s]")
+    for value in (times, times[0], times - times, np.timedelta64(1), np.str_(""), np.bytes_(b""), [np.floating]):
+        for protocol in (2, 4, 5):
+            data = pickle.dumps(value, protocol)
+            assert check(data).grade == "data", (value, protocol)
+    assert check(pickle.dumps(torch.channels_last, 4)).grade == "data"
+    assert check(pickle.dumps(parameter, 4)).grade == "data"
+
+
+def test_numbers_that_lie_about_a_time_are_not_data() -> None:
+    honest = dtype("M8", 4, "<", None, None, None, -1, -1, 0, (None, (raw(b"ns"), 1, 1, 1)))
+    assert check(pickled({"x": array((1,), honest, bytes(8))})).grade == "data"
+    for unit in ((None, (raw(b"xs"), 1, 1, 1)), (None, (raw(b"ns"), 0, 1, 1)), (None, (raw(b"ns"), 1, 2, 1)), ({}, ())):
+        kind = dtype("M8", 4, "<", None, None, None, -1, -1, 0, unit)
+        assert check(pickled({"x": array((1,), kind, bytes(8))})).grade == "code"
+    assert check(pickled({"x": array((1,), dtype("M8"), bytes(8))})).grade == "code"
+    nothing = dtype("U0", 3, "<", None, None, None, 0, 4, 8)
+    assert check(pickled({"x": array((1 << 61,), nothing, b"")})).grade == "code"
 
 
 @pytest.mark.parametrize("module", ["fractions.py", "numbers.py", "torch/__init__.py"])
