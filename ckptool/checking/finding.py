@@ -169,7 +169,7 @@ CODES: Final = {
         "The files of the optimizer, with the float32 weights, are not there: those that are listed are rounded.",
     ),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
-    "CK161": Code("info", "A folder holds the same names and shapes once more, or others where they should be."),
+    "CK161": Code(None, "A folder holds the same names and shapes once more, or others where they should be."),
     "CK162": Code("warning", "A folder holds shards that its index does not name."),
     "CK163": Code("warning", "A folder holds downloads that were not finished."),
     "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),

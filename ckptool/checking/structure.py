@@ -21,7 +21,6 @@ from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import counted, some
-from ckptool.names.matching import is_benign
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
@@ -170,7 +169,8 @@ def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
             with open_checkpoint(one.path) as other:
                 more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
         except Failure as error:
-            yield note("CK161", f"{one.name} cannot be compared with what was opened: {error.message}")
+            fact = f"{one.name} cannot be compared with what was opened: {error.message}"
+            yield note("CK161", fact, severity="info")
             continue
         if not (more or less):
             same.append(f"{one.name} ({one.about})")
@@ -181,11 +181,14 @@ def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
         hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
         yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
     if same:
-        yield note("CK161", f"the same names and shapes are there once more, and were not opened: {some(same)}")
+        fact = f"the same names and shapes are there once more, and were not opened: {some(same)}"
+        yield note("CK161", fact, severity="info")
 
 
 def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
     """Return the names of weights that another checkpoint has neither with this shape, nor by a name tied to it."""
+    from ckptool.names.matching import is_benign  # few folders hold weights twice
+
     weights, others = (one.weights if one.weights is not None else one.tensors for one in (checkpoint, other))
     there = {(name, one.info.shape) for name, one in others.items()}
     held = {identity(one.info) for name, one in weights.items() if (name, one.info.shape) in there}

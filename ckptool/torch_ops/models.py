@@ -107,8 +107,10 @@ def _refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappi
 
 def kinds_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
     """Return why a model does not take what a file has for its tensors, by the same names, though their shapes fit."""
+    import torch
+
     pairs = {name: (tensors[name], place) for name, place in places.items() if name in tensors}
-    real = {name: pair for name, pair in pairs.items() if not pair[1].is_meta}
+    real = {name: pair for name, pair in pairs.items() if not (torch.nn.parameter.is_lazy(pair[1]) or pair[1].is_meta)}
     reasons = ((name, why_unlike(one.info, place)) for name, (one, place) in real.items())
     found = [f"tensor {name!r} {reason}" for name, reason in reasons if reason]
     return [*found, fact] if (fact := codes_for_floats(pairs.values())) else found
