@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ckptool.loading.memory.assembly import Cost as Cost
     from ckptool.loading.report import LoadReport as LoadReport
     from ckptool.loading.serving.live_model import LiveModel as LiveModel, Reload as Reload, Serving as Serving
+    from ckptool.merging.merge import merge as merge
     from ckptool.migration.changes import Changes as Changes
     from ckptool.migration.migrate import migrate as migrate
     from ckptool.migration.output.editing import recover as recover
@@ -75,6 +76,7 @@ _MODULES = {
     "ckptool.loading.memory.assembly": ("Cost",),
     "ckptool.loading.report": ("LoadReport",),
     "ckptool.loading.serving.live_model": ("LiveModel", "Reload", "Serving"),
+    "ckptool.merging.merge": ("merge",),
     "ckptool.migration.changes": ("Changes",),
     "ckptool.migration.migrate": ("migrate",),
     "ckptool.migration.report": ("MigrationReport",),

@@ -204,9 +204,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             if isinstance(outcome, CkptoolError):
                 if isinstance(outcome, OutputExists) and target is not None and not options["out_dir"]:
                     outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results, `--out-dir`."
-                result = _NotMigrated(shown_path(source), outcome)
+                result = NotMigrated(shown_path(source), outcome)
             else:
-                result = _Migrated(outcome, quiet=options["quiet"])
+                result = Migrated(outcome, quiet=options["quiet"])
             code = max(code, result.exit_code)
             output.add(result)
     output.end()
@@ -418,7 +418,7 @@ def _outcome(source: str, target: str | None, arguments: dict[str, Any], writers
         return error
 
 
-class _Migrated(Result):
+class Migrated(Result):
     """What was written, or would be."""
 
     def __init__(self, report: MigrationReport, *, quiet: bool) -> None:
@@ -442,7 +442,7 @@ class _Migrated(Result):
         return self._report.as_dict()
 
 
-class _NotMigrated(Failed):
+class NotMigrated(Failed):
     """A source of which nothing was written. Refused is what would lose something."""
 
     def __init__(self, source: str, error: CkptoolError) -> None:

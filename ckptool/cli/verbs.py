@@ -31,6 +31,7 @@ SECTIONS: Final = {
     "Look into thousands": {"scan": "Print a line of JSON for every checkpoint in folders and below."},
     "Write one": {
         "migrate": "Write a checkpoint for another device, in another form or with other names.",
+        "merge": "Put LoRA adapters into a checkpoint, or write the mean of several.",
         "recover": "Undo a 'migrate --in-place' that was cut off.",
     },
     "More": {
@@ -58,6 +59,7 @@ WORDS: Final = {
     "page": "report",
     "html": "report",
     "convert": "migrate",
+    "average": "merge",
 }
 """Other words for verbs. None of them is in the help: one name for one thing."""
 GUESSED: Final = {
@@ -127,6 +129,11 @@ EXAMPLES: Final = {
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
         "ckptool migrate big.pth --to cpu --in-place  the file itself, without a copy",
+    ),
+    "merge": (
+        "ckptool merge model.safetensors --lora style.safetensors -o merged.safetensors",
+        "ckptool merge model.safetensors --lora style.safetensors=0.7 --lora lines.safetensors -o merged.safetensors",
+        "ckptool merge --average epoch1.pth epoch2.pth epoch3.pth -o mean.pth",
     ),
     "recover": ("ckptool recover model.pth                    undo an edit that was cut off",),
     "completion": (

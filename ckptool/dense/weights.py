@@ -18,9 +18,8 @@ from ckptool.dense.kinds import HALF, Dense, dense_of
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
-from ckptool.tensors.made import MadeSource
+from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import StorageRef, row_major
 
 _OF_ACTIVATIONS: Final = re.compile(
     r"(^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?\Z"
@@ -28,22 +27,15 @@ _OF_ACTIVATIONS: Final = re.compile(
 """Ends of names of what scales activations and caches: a dense model has none of it."""
 
 
-class DenseSource(MadeSource):
+class DenseSource(MadeWeight):
     """The bytes of a dense weight, computed while they are read from the first to the last."""
 
     def __init__(self, name: str, dense: Dense, scheme: str, dtype: str, *, saturate: bool) -> None:
-        super().__init__(name, prod(dense.shape) * dtypes.BY_NAME[dtype].itemsize)
+        nbytes, said = prod(dense.shape) * dtypes.BY_NAME[dtype].itemsize, f"{scheme} before, dense now, in {dtype}"
+        super().__init__(name, nbytes, said, list(dense.parts.values()))
         self._dense = dense
-        self.scheme = scheme
-        """How it was quantised."""
-        self.dtype = dtype
-        """torch's name of its type, without ``torch.``."""
+        self._dtype = dtype
         self._saturate = saturate
-
-    @property
-    def parts(self) -> list[LazyTensor]:
-        """What it is made of."""
-        return list(self._dense.parts.values())
 
     def made(self) -> Iterator[bytes]:
         from ckptool.torch_ops.dequantize import HOW, packed  # no other migration needs torch
@@ -51,7 +43,7 @@ class DenseSource(MadeSource):
         dense = self._dense
         parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
         values = HOW[dense.how](parts, dense.facts)
-        return packed(values, self.dtype, self._name, saturate=self._saturate)
+        return packed(values, self._dtype, self._name, saturate=self._saturate)
 
 
 def make_dense(
@@ -92,8 +84,10 @@ def make_dense(
                 f"{path!r} is called {name!r} now: what it is cannot be known", kind="not-dense", hint=hint
             )
         name = name[: len(name) - len(dense.end)] + dense.new_end
-        source = DenseSource(name, dense, weight.scheme, dtype or dense.dtype, saturate=saturate)
-        made[path] = name, _lazy(name, checkpoint.tensors[path], dense.shape, source)
+        own = dtype or dense.dtype
+        source = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
+        info = source.tensor(checkpoint.tensors[path].info, dtypes.BY_NAME[own], dense.shape)
+        made[path] = name, LazyTensor(name, info)
         sources.append(source)
     tensors: dict[str, LazyTensor] = {}
     old_names = dict(weights.old_names)
@@ -109,11 +103,3 @@ def make_dense(
         old_names[dense_name] = old_names.pop(name)
     left = tuple(old for name, old in weights.old_names.items() if head + old in gone)
     return weights._replace(tensors=tensors, old_names=old_names, dropped=(*weights.dropped, *left)), sources
-
-
-def _lazy(name: str, tensor: LazyTensor, shape: tuple[int, ...], source: DenseSource) -> LazyTensor:
-    info = tensor.info
-    location = info.storage.location if info.storage is not None else info.location
-    storage, dtype = StorageRef(name, location, source.nbytes, source, 0), dtypes.BY_NAME[source.dtype]
-    made = info._replace(dtype=dtype, shape=shape, stride=row_major(shape), storage_offset=0, storage=storage)
-    return LazyTensor(name, made._replace(conj=False, neg=False, parts=()))

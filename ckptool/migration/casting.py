@@ -20,7 +20,7 @@ from ckptool.tensors.dtypes import DType
 from ckptool.tensors.made import MadeSource
 from ckptool.tensors.payloads import Payload, StoragePayload
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import TensorInfo
 
 TARGETS = ("float16", "bfloat16", "float32", "float64")
 _FLOATING = (*TARGETS, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -122,8 +122,8 @@ class Casting:
         """Complex and sparse tensors, with their types: no cast is about them."""
         self.kept_with: dict[str, str] = {}
         """Names that keep their type for what they are tied to, which is to keep it."""
-        self._made: dict[_Memory, TensorInfo] = {}
-        self._read: dict[_Memory, LazyTensor] = {}
+        self._made: dict[Memory, TensorInfo] = {}
+        self._read: dict[Memory, LazyTensor] = {}
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
@@ -138,11 +138,11 @@ class Casting:
 
         Tied names stay tied: one that keeps its type keeps it for all.
         """
-        chosen: dict[_Memory, tuple[str, LazyTensor]] = {}
-        places: list[tuple[_Memory, str, str]] = []
+        chosen: dict[Memory, tuple[str, LazyTensor]] = {}
+        places: list[tuple[Memory, str, str]] = []
         for shown, name, path, tensor in named:
             self._names.append((name, path))
-            info, memory = tensor.info, _memory_of(tensor.info)
+            info, memory = tensor.info, memory_of(tensor.info)
             if memory is not None and self._takes(info):
                 chosen.setdefault(memory, (shown, tensor))
                 places.append((memory, name, path))
@@ -157,8 +157,8 @@ class Casting:
                 self._read[memory] = tensor
 
     def _matching(
-        self, pattern: re.Pattern[str], places: Sequence[tuple[_Memory, str, str]]
-    ) -> list[tuple[_Memory, str]]:
+        self, pattern: re.Pattern[str], places: Sequence[tuple[Memory, str, str]]
+    ) -> list[tuple[Memory, str]]:
         """Return the tensors that keep their types, with their names: those that match, or else whose full paths do."""
         own = [(memory, name) for memory, name, _ in places if self._trials.on(name, pattern.search)]
         is_open = (not own or pattern.pattern.startswith("^")) and any(name != path for _, name, path in places)
@@ -179,7 +179,7 @@ class Casting:
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""
-        memory = _memory_of(info)
+        memory = memory_of(info)
         made = None if memory is None or memory not in self._made else self._made[memory]
         if made is None:
             return info
@@ -238,24 +238,13 @@ class Casting:
     def _cast(self, name: str, tensor: LazyTensor) -> TensorInfo:
         source = CastSource(tensor, self._target, saturate=self._saturate)
         self._sources.append((name, tensor.info.dtype.name, source))
-        info = tensor.info
-        location = info.storage.location if info.storage is not None else info.location
-        storage = StorageRef(name, location, source.nbytes, source, 0)
-        return info._replace(
-            dtype=self._target,
-            stride=row_major(info.shape),
-            storage_offset=0,
-            storage=storage,
-            conj=False,
-            neg=False,
-            parts=(),
-        )
+        return source.tensor(tensor.info, self._target)
 
 
-_Memory = tuple[object, ...]
+Memory = tuple[object, ...]
 
 
-def _memory_of(info: TensorInfo) -> _Memory | None:
+def memory_of(info: TensorInfo) -> Memory | None:
     """Return a key that is equal for two names of one tensor, with or without elements; None if it has no memory."""
     storage = info.storage
     if storage is None:

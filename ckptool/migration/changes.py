@@ -196,9 +196,9 @@ class ChangeOptions(TypedDict, total=False):
     model_arguments: Mapping[str, object]
 
 
-def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
+def changes_of(given: Changes | None, options: Mapping[str, Any], verb: str = "migrate") -> Changes:
     """
-    Return the changes that were passed whole or as keywords.
+    Return the changes that were passed to a ``verb`` whole or as keywords.
 
     Raises:
         ValueError: Both were given, or there is no such form or choice of weights.
@@ -208,7 +208,7 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
         raise ValueError(f"changes were given, and as keywords {', '.join(options)}: pass one or the other")
     unknown = [name for name in options if name not in Changes._fields]
     if unknown:
-        raise TypeError(f"migrate() got an unexpected keyword argument {unknown[0]!r}")
+        raise TypeError(f"{verb}() got an unexpected keyword argument {unknown[0]!r}")
     changes = Changes(**options) if given is None else given
     check_arguments(Changes, changes._asdict())
     if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():

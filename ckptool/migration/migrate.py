@@ -24,7 +24,7 @@ from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import mode_of, open_sink
-from ckptool.migration.plan import make_plan
+from ckptool.migration.plan import Merge, make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
@@ -151,11 +151,13 @@ def migrate_by(
     read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
     opened: Callable[[], Checkpoint] | None = None,
+    merge: Merge | None = None,
 ) -> MigrationReport:
     """
     Do what ``migrate`` does, with the same guarantees and byte for byte the same result, for a folder whose files
     ``writers`` has written: a function that has each of a list of jobs done, by other processes or on other machines.
-    ``opened`` gives the source, where its tensors are not all in the files of ``src``.
+    ``opened`` gives the source, where its tensors are not all in the files of ``src``;
+    ``merge`` puts weights of other files into its own.
 
     Raises:
         SourceChanged: Not all of them found the same source.
@@ -165,7 +167,7 @@ def migrate_by(
     with opened() if opened else open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
-            plan = make_plan(checkpoint, dst, asked)
+            plan = make_plan(checkpoint, dst, asked, merge=merge)
             selection.refuse_nothing(checkpoint, plan, asked)
         held = (tensor.info for tensor in checkpoint.tensors.values())
         refuse_repeated(plan.file.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)

@@ -7,9 +7,9 @@ A plan reads no tensors. What would lose or confuse something is refused here, b
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
@@ -25,15 +25,22 @@ from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
+from ckptool.tensors.made import MadeWeight
 
 if TYPE_CHECKING:
-    from ckptool.dense.weights import DenseSource
     from ckptool.migration.casting import Casting
 
 
-def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None) -> Plan:
+Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
+"""What puts weights of other files into those of a checkpoint, and says which are computed."""
+
+
+def make_plan(
+    checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None, merge: Merge | None = None
+) -> Plan:
     """
-    Return the plan of a migration. What is ``kept`` of the source's layout is so where everything is taken.
+    Return the plan of a migration. What is ``kept`` of the source's layout is so where everything is taken. Weights of
+    other files are put into the weights by ``merge``.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
@@ -42,7 +49,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
     refuse_archive(checkpoint)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    form = form_of(dst, checkpoint, changes)
+    form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
     if changes.makes_folder:
@@ -54,7 +61,9 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
-    is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes)
+    is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
+    if form == "model" and changes.model is None and merge is not None:
+        _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
         names = _read_of_all(checkpoint, names)
@@ -68,7 +77,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         else:
             file = torch_plan.plan_everything(checkpoint, edited, casting, root, layout.pickled_nbytes)
         return Plan(form, target, file, changes.to, names, casting=casting, keeps_layout=kept is not None)
-    weights, names, dense = _prepared(checkpoint, form, changes, names, casting)
+    weights, names, made = _prepared(checkpoint, form, changes, names, casting, merge)
     if form == "model":
         changes = changes._replace(to="cpu")  # it is built there
     if form == "safetensors":
@@ -85,13 +94,18 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept
         file = dcp_plan.plan_weights(checkpoint, weights, changes)
     else:
         file = torch_plan.plan_weights(checkpoint, weights, changes, root)
-    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None, dense=dense)
+    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None, made=made)
 
 
 def _prepared(
-    checkpoint: Checkpoint, form: TargetForm, changes: Changes, names: NameChanges, casting: Casting | None
-) -> tuple[Weights, NameChanges, Sequence[DenseSource]]:
-    """Return the weights that were asked for as they are to be written, how names change, and what is made dense."""
+    checkpoint: Checkpoint,
+    form: TargetForm,
+    changes: Changes,
+    names: NameChanges,
+    casting: Casting | None,
+    merge: Merge | None,
+) -> tuple[Weights, NameChanges, Sequence[MadeWeight]]:
+    """Return the weights that were asked for as they are to be written, how names change, and what is computed."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -105,18 +119,22 @@ def _prepared(
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     refuse_broken(weights.tensors.values())
-    dense: Sequence[DenseSource] = ()
+    made: list[MadeWeight] = []
     if changes.dequantize:
         from ckptool.dense.weights import make_dense  # most plans make nothing dense
 
         weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
+        made += dense
+    if merge is not None:
+        weights, merged = merge(checkpoint, weights)
+        made += merged
     if casting is not None:
         weights = casting.apply(weights)
     if form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return weights, names, dense
+    return weights, names, made
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
@@ -154,9 +172,9 @@ def _picks(changes: Changes) -> bool:
     return changes.key is not None or changes.weights != "auto" or changes.dequantize
 
 
-def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
+def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:
     """Return the form to write: the one that was asked for, as far as the source can take it."""
-    picks = _picks(changes)
+    picks = _picks(changes) or merges
     sharded = changes.max_shard_size is not None
     form = changes.form or _default_form(
         dst, checkpoint, sharded=sharded, builds=changes.model is not None, picks=picks

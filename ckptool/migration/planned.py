@@ -16,12 +16,12 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
 from ckptool.migration.changes import DeviceTags, TargetForm
+from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
-    from ckptool.dense.weights import DenseSource
     from ckptool.migration.casting import Casting
     from ckptool.sources.files import FileSource
     from ckptool.sources.journal import Run
@@ -112,8 +112,8 @@ class Plan(NamedTuple):
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
-    dense: Sequence[DenseSource] = ()
-    """What was quantised and becomes dense."""
+    made: Sequence[MadeWeight] = ()
+    """The weights that are computed of others."""
     keeps_layout: bool = False
     """Whether the source's own layout is kept: an edit of it, or of a clone."""
 

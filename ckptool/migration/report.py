@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
@@ -237,9 +238,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from _of_averages(checkpoint, plan.weights.state_dict)
     yield from selection.notes(checkpoint, plan, changes)
     yield from _unlike_asked(checkpoint, plan, changes)
-    for scheme, dtype in dict.fromkeys((one.scheme, one.dtype) for one in plan.dense):
-        count = sum((scheme, dtype) == (one.scheme, one.dtype) for one in plan.dense)
-        yield f"{counted(count, 'weight')} that {'was' if count == 1 else 'were'} {scheme}: dense now, in {dtype}"
+    for said, many in Counter(one.said for one in plan.made).items():
+        yield f"{counted(many, 'weight')}: {said}"
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
 

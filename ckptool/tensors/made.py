@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ckptool.errors import OutputFailed
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
 class MadeSource:
@@ -51,3 +54,21 @@ class MadeSource:
 
     def close(self) -> None:
         """Nothing of its own to release."""
+
+    def tensor(self, like: TensorInfo, dtype: DType, shape: tuple[int, ...] | None = None) -> TensorInfo:
+        """Return what has these bytes: in all else, and in its shape unless one is given, a tensor ``like`` this."""
+        location = like.storage.location if like.storage is not None else like.location
+        storage, size = StorageRef(self._name, location, self.nbytes, self, 0), like.shape if shape is None else shape
+        made = like._replace(dtype=dtype, shape=size, stride=row_major(size), storage_offset=0, storage=storage)
+        return made._replace(conj=False, neg=False, parts=())
+
+
+class MadeWeight(MadeSource):
+    """The bytes of a weight that is computed of others."""
+
+    def __init__(self, name: str, nbytes: int, said: str, parts: Sequence[LazyTensor]) -> None:
+        super().__init__(name, nbytes)
+        self.said = said
+        """What it is made of, for people; the same for many."""
+        self.parts = parts
+        """What it is made of, beside the tensor that had its name."""

@@ -1,0 +1,221 @@
+"""
+What an adapter of low rank (LoRA) holds, by the names that libraries give its tensors, and how strong it is.
+
+- peft: https://github.com/huggingface/peft; src/peft/utils/save_and_load.py, tuners/lora/model.py
+- kohya: https://github.com/kohya-ss/sd-scripts; networks/lora.py
+- diffusers: https://github.com/huggingface/diffusers; src/diffusers/loaders/lora_conversion_utils.py
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import choose
+from ckptool.errors import Failure, MigrationRefused
+from ckptool.formats.filenames import ADAPTER
+from ckptool.formats.json_beside import object_beside
+from ckptool.formats.strict_json import parse_object
+from ckptool.messages import quoted, some
+from ckptool.migration.casting import TARGETS
+from ckptool.sources.naming import is_far
+from ckptool.tensors.reading import LazyTensor
+
+_END: Final = re.compile(
+    r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?!(?:weight|bias)\Z)(?P<name>[^.]+))?(?:\.weight)?"
+    r"|(?P<own>[._])lora(?:_linear_layer)?[._](?P<other>down|up)(?:\.weight)?"
+    r"|\.(?P<alpha>alpha))\Z"
+)
+"""How names end, behind that of the module that is changed."""
+_SIDES: Final = {"A": "down", "B": "up", "embedding_A": "down", "embedding_B": "up", "magnitude_vector": "magnitude"}
+_OTHER_KINDS: Final = {
+    "lokr": "LoKr", "hada": "LoHa", "ia3": "IA3", "boft": "BOFT", "oft": "OFT", "vera": "VeRA", "randlora": "RandLoRA",
+    "lora_mid": "LoCon with a core", "dora_scale": "DoRA of kohya", "diff_b": "whole differences",
+    "diff": "whole differences", "prompt_embeddings": "prompts",
+}  # fmt: skip
+"""What the tensors of other kinds of adapters have in their names."""
+_MARK: Final = re.compile(rf"(?:^|[._])({'|'.join(_OTHER_KINDS)})(?=[._]|\Z)")
+_UNUSUAL: Final = (
+    *("lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "use_qalora"),
+    *("alora_invocation_tokens", "arrow_config", "use_bdlora", "monteclora_config", "velora_config"),
+)
+"""Settings that make of LoRA something else."""
+_CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""Ways to begin that take something from the weights of the model: they are others then."""
+_BY_ITS_LIBRARY: Final = "Merge it with the library that made it."
+_NUMBERS: Final = (*TARGETS, "int32", "int64")
+_METADATA: Final = "lora_adapter_metadata"
+_SAVED: Final = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
+_PLAIN: Final = re.compile(r"[\w.]{1,200}")
+HEADS: Final = (
+    *("base_model.model.", "unet.", "transformer.", "diffusion_model.", "text_encoder.", "text_encoder_2."),
+    *("text_encoder_3.", "lora_unet_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_te_", "lora_transformer_"),
+)
+"""What libraries write before the names of a model, to say which of several it is."""
+
+
+class Pair(NamedTuple):
+    """Two matrices, or kernels, whose product is added to one weight."""
+
+    down: LazyTensor
+    up: LazyTensor
+    magnitude: LazyTensor | None
+    is_embedding: bool
+    scale: float
+    """What the product is multiplied by."""
+
+
+class Adapter(NamedTuple):
+    """One adapter, with what it adds and what it replaces."""
+
+    path: str
+    pairs: Mapping[str, Pair]
+    """By the names of modules, as the adapter has them."""
+    saved: Mapping[str, LazyTensor]
+    """What takes the place of a tensor of the model, by its name."""
+    turns: bool
+    """Whether weights are [inputs, outputs] (``fan_in_fan_out``)."""
+    has_no_alpha: bool
+    checkpoint: Checkpoint
+
+
+def read_adapter(checkpoint: Checkpoint) -> Adapter:
+    """
+    Return what an adapter holds.
+
+    Raises:
+        MigrationRefused: It is of another kind, or a part of a pair is missing.
+        WeightsNotFound: There are no tensors.
+    """
+    tensors = choose(checkpoint, None, "auto")
+    settings = _settings(checkpoint)
+    found: dict[str, dict[str, LazyTensor]] = {}
+    saved: dict[str, LazyTensor] = {}
+    embeddings: set[str] = set()
+    own_names: set[str] = set()
+    for name, tensor in tensors.items():
+        end = _END.search(name)
+        if end is None:
+            _refuse_kind(checkpoint, name)
+            saved[_SAVED.sub("", name)] = tensor
+            continue
+        module = name[: end.start()]
+        if end["own"] == "_":  # diffusers: the processor of an attention has the pairs of its layers
+            module = module.replace(".processor.", ".") + (".0" if module.endswith("to_out") else "")
+        side = "alpha" if end["alpha"] else end["other"] or _SIDES[end["peft"]]
+        if end["peft"] and end["peft"].startswith("embedding"):
+            embeddings.add(module)
+        if end["name"]:
+            own_names.add(end["name"])
+        if side in found.setdefault(module, {}):
+            raise refused(checkpoint, f"{module!r} has two matrices {side!r}, of {some(sorted(own_names))}")
+        found[module][side] = tensor
+    pairs: dict[str, Pair] = {}
+    has_no_alpha = False
+    for module, sides in found.items():
+        if not {"down", "up"} <= sides.keys():
+            lacking = "up" if "down" in sides else "down"
+            raise refused(checkpoint, f"{module!r} has no matrix {lacking!r} (lora_{'B' if lacking == 'up' else 'A'})")
+        scale = _scale(checkpoint, module, sides, settings)
+        has_no_alpha = has_no_alpha or scale is None
+        is_embedding, magnitude = module in embeddings, sides.get("magnitude")
+        pairs[module] = Pair(sides["down"], sides["up"], magnitude, is_embedding, 1.0 if scale is None else scale)
+    if not pairs and not saved:
+        raise refused(checkpoint, "it holds no pair of LoRA")
+    return Adapter(checkpoint.path, pairs, saved, bool(settings.get("fan_in_fan_out")), has_no_alpha, checkpoint)
+
+
+def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> MigrationRefused:
+    """Return the error for an adapter that cannot be merged."""
+    return MigrationRefused(f"it cannot be merged: {fact}", kind="not-merged", path=checkpoint.path, hint=hint)
+
+
+def _settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return what is said of an adapter beside it, or by diffusers in its header."""
+    settings: dict[str, Any] = dict(object_beside(checkpoint.path, checkpoint.source, ADAPTER))
+    path = checkpoint.path
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    if not settings and not is_far(path) and os.path.exists(os.path.join(folder, ADAPTER)):
+        raise refused(checkpoint, f"{ADAPTER!r} beside it cannot be read, and says how strong it is")
+    if not settings and (text := checkpoint.metadata.get(_METADATA)):
+        try:
+            settings = dict(parse_object(text.encode(), _METADATA, "json"))
+        except Failure as error:
+            raise refused(checkpoint, error.message) from error
+    parts: list[Mapping[str, Any]] = [settings]
+    for head in HEADS:
+        own = {key[len(head) :]: value for key, value in settings.items() if key.startswith(head)}
+        parts += [own] if own else []
+    for one in parts:
+        kind, begins = one.get("peft_type", "LORA"), str(one.get("init_lora_weights", ""))
+        if kind != "LORA":
+            raise refused(
+                checkpoint, f"it is {quoted(str(kind))[:60]}, not LoRA", "Merge it with the library that made it."
+            )
+        if unusual := [key for key in _UNUSUAL if one.get(key)]:
+            raise refused(checkpoint, f"its settings have {some(unusual)}", _BY_ITS_LIBRARY)
+        if begins.lower().startswith(_CHANGES_BASE):
+            hint = "Have peft save it as plain LoRA: save_pretrained(…, path_initial_model_for_weight_conversion=…)."
+            raise refused(checkpoint, f"it began as {begins[:20]!r}, which changes the weights of the model", hint)
+    return settings
+
+
+def _refuse_kind(checkpoint: Checkpoint, name: str) -> None:
+    if mark := _MARK.search(name):
+        raise refused(checkpoint, f"it is {_OTHER_KINDS[mark[1]]}, not LoRA: it holds {name!r}", _BY_ITS_LIBRARY)
+    if ".lora_" in name:
+        raise refused(checkpoint, f"it holds {name!r}, which is no part of a plain pair", _BY_ITS_LIBRARY)
+
+
+def _scale(
+    checkpoint: Checkpoint, module: str, sides: Mapping[str, LazyTensor], settings: Mapping[str, Any]
+) -> float | None:
+    """Return by what the product of a pair is multiplied; None if nothing says it."""
+    rank = sides["down"].shape[0] if sides["down"].shape else 0
+    if not rank:
+        raise refused(checkpoint, f"{module!r} has rank 0")
+    if "alpha" in sides:
+        return _number(checkpoint, sides["alpha"]) / rank
+    head = next((one for one in HEADS if module.startswith(one)), "")
+    plain = module[len(head) :]
+    own = {key[len(head) :]: value for key, value in settings.items() if head and key.startswith(head)} or settings
+    said, alpha = (
+        _said(checkpoint, own, plain, *one) for one in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern"))
+    )
+    if said is not None and said != rank:
+        raise refused(checkpoint, f"{module!r} has rank {rank}, and its settings say {said:g}")
+    if own.get("use_dora") and "magnitude" not in sides:
+        raise refused(checkpoint, f"{module!r} has no magnitude, and its settings say DoRA")
+    if alpha is None:
+        return None
+    return alpha / (math.sqrt(rank) if own.get("use_rslora") else rank)
+
+
+def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key: str, patterns: str) -> float | None:
+    """Return a number that settings say of a module: that of the first pattern that its name ends with, or of all."""
+    value = settings.get(key)
+    listed = settings.get(patterns)
+    for pattern, number in listed.items() if isinstance(listed, Mapping) else ():
+        plain = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        if not _PLAIN.fullmatch(plain):
+            raise refused(checkpoint, f"{patterns!r} in its settings has a pattern: {quoted(pattern)[:80]}")
+        if module == plain or (not pattern.startswith("^") and module.endswith(f".{plain}")):
+            value = number
+            break
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise refused(checkpoint, f"{key!r} in its settings is {quoted(str(value))[:40]}")
+    return value
+
+
+def _number(checkpoint: Checkpoint, tensor: LazyTensor) -> float:
+    """Return the only element of a small tensor."""
+    value = float(tensor.torch()) if tensor.numel == 1 and tensor.dtype in _NUMBERS else math.nan
+    if not math.isfinite(value):
+        raise refused(checkpoint, f"{tensor.name!r} is no number")
+    return value

@@ -1,0 +1,109 @@
+"""The mean of several checkpoints of one model, computed while it is read, a few megabytes of each at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
+from ckptool.errors import MigrationRefused
+from ckptool.formats.json_beside import quantization_of
+from ckptool.messages import some
+from ckptool.migration.casting import TARGETS, memory_of
+from ckptool.migration.changes import Changes
+from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.reading import LazyTensor
+
+_PIECE_NUMEL: Final = 1 << 20
+_COUNTS: Final = "num_batches_tracked"
+"""How many batches a BatchNorm has seen: no part of what it computes, and another in each checkpoint of a run."""
+
+
+class _Average(MadeWeight):
+    """The bytes of a mean, in the type of the first."""
+
+    def __init__(self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str) -> None:
+        super().__init__(name, tensors[0].nbytes, said, tensors[1:])
+        self._tensors = tensors
+        self._shares = shares
+
+    def made(self) -> Iterator[bytes]:
+        from ckptool.torch_ops import merging
+
+        types = [one.dtype for one in self._tensors]
+        for pieces in _side_by_side(self._tensors):
+            yield merging.average(pieces, types, self._shares)
+
+
+class AverageMerge:
+    """Makes means of weights and those of other checkpoints, each with its share."""
+
+    def __init__(self, others: Sequence[Checkpoint], shares: Sequence[float], changes: Changes) -> None:
+        self._others = others
+        self._shares = [one / sum(shares) for one in shares]
+        self._changes = changes
+        self.notes: list[str] = []
+
+    def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
+        """
+        Return the means, and what is computed.
+
+        Raises:
+            MigrationRefused: Names, shapes, or values that are no floats differ, or something is quantised.
+        """
+        every = [{old: weights.tensors[name] for name, old in weights.old_names.items() if name in weights.tensors}]
+        for other in (first, *self._others):
+            quantised = quantization_of(other)
+            if quantised is not None and quantised.bound:
+                raise _refused(other, "it is quantised", "Make it plain first: `ckptool.migrate(…, dequantize=True)`.")
+        for other in self._others:
+            chosen = choose(other, self._changes.key, self._changes.weights)
+            tensors = prepare(other, chosen, NameChanges()).tensors
+            lacking = [name for name in every[0] if name not in tensors]
+            more = [name for name in tensors if name not in every[0] and name not in weights.dropped]
+            if lacking or more:
+                facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
+                raise _refused(other, f"{', and '.join(facts)}, unlike {first.path!r}")
+            every.append(tensors)
+        paths = [one.path for one in (first, *self._others)]
+        said = " + ".join(f"{share:.4g} of {path!r}" for share, path in zip(self._shares, paths, strict=True))
+        made: dict[object, MadeWeight] = {}
+        changed = dict(weights.tensors)
+        for new, old in weights.old_names.items():
+            if new not in weights.tensors:
+                continue
+            same = [one[old] for one in every]
+            self._refuse_unlike(old, same)
+            if same[0].dtype in TARGETS:
+                memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
+                source = made.setdefault(memories, _Average(new, same, self._shares, said))
+                changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
+        if any(old.endswith(_COUNTS) for old in every[0]):
+            self.notes.append(f"{_COUNTS!r} is that of {first.path!r}")
+        return weights._replace(tensors=changed), list(made.values())
+
+    def _refuse_unlike(self, name: str, same: Sequence[LazyTensor]) -> None:
+        """Refuse tensors that cannot be averaged: of other shapes, or not of floats, and not equal."""
+        first = same[0]
+        for other, one in zip(self._others, same[1:], strict=True):
+            if one.shape != first.shape:
+                raise _refused(other, f"{name!r} is {list(one.shape)}, and {list(first.shape)} in the first")
+            if any(tensor.info.layout != "strided" or tensor.info.storage is None for tensor in (first, one)):
+                raise _refused(other, f"{name!r} is not of plain values")
+            if first.dtype in TARGETS and one.dtype in TARGETS:
+                continue
+            is_equal = first.dtype == one.dtype and all(a == b for a, b in _side_by_side([first, one]))
+            if not is_equal and not name.endswith(_COUNTS):
+                fact = f"{name!r} is {one.dtype}, of which no mean is made, and not equal to that in the first"
+                raise _refused(other, fact, "Leave it out with `exclude=`.")
+
+
+def _side_by_side(tensors: Sequence[LazyTensor]) -> Iterator[tuple[bytes, ...]]:
+    """Yield the same elements of tensors of one shape, a few megabytes at a time."""
+    yield from zip_longest(*(one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in tensors), fillvalue=b"")
+
+
+def _refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> MigrationRefused:
+    return MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=checkpoint.path, hint=hint)

@@ -1,0 +1,203 @@
+"""
+Adapters of low rank → the weights that they change, computed while they are read.
+
+Names and shapes are compared before anything is written. Every pair of an adapter is used, or the merge is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused
+from ckptool.merging.adapters import HEADS, Adapter, Pair, refused
+from ckptool.messages import counted, some
+from ckptool.migration.casting import TARGETS, memory_of
+from ckptool.names.missing import by_likeness
+from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.reading import LazyTensor
+
+_WEIGHT: Final = ".weight"
+_OF_KOHYA: Final = "lora_"
+_OF_PEFT: Final = "base_model.model."
+
+
+class Strong(NamedTuple):
+    """An adapter, and what all that it adds is multiplied by."""
+
+    adapter: Adapter
+    weight: float
+
+
+class _Change(NamedTuple):
+    """What one adapter does to one weight: it adds a product, or has a tensor in its place."""
+
+    adapter: Adapter
+    pair: Pair | None
+    parts: Sequence[LazyTensor]
+    scale: float = 1.0
+    is_turned: bool = False
+
+    @property
+    def said(self) -> str:
+        if self.pair is None:
+            return f"that of {self.adapter.path!r} in its place"
+        kind = "DoRA" if self.is_alone else "LoRA"
+        return f"{kind} of {self.adapter.path!r} added, of rank {self.parts[0].shape[0]}, times {self.scale:g}"
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other change of the same weight goes with it."""
+        return self.pair is None or self.pair.magnitude is not None
+
+
+class _Merged(MadeWeight):
+    """The bytes of a weight with what adapters add to it; or those that one has in its place, in its type."""
+
+    def __init__(self, name: str, base: LazyTensor, changes: Sequence[_Change]) -> None:
+        parts = [part for one in changes for part in one.parts]
+        super().__init__(name, base.nbytes, "; ".join(one.said for one in changes), parts)
+        self._base = base
+        self._changes = changes
+
+    def made(self) -> Iterator[bytes]:
+        from ckptool.torch_ops import merging
+
+        weight = merging.own(self._base)
+        before = merging.finite_count(weight)
+        for one in self._changes:
+            parts = [merging.own(part) for part in one.parts]
+            if one.pair is None:
+                weight = parts[0].to(weight.dtype)
+            else:
+                is_embedding = one.pair.is_embedding
+                weight = merging.add_low_rank(
+                    weight, *parts, scale=one.scale, is_turned=one.is_turned, is_embedding=is_embedding
+                )
+            one.adapter.checkpoint.check_unchanged()
+        if lost := before - merging.finite_count(weight):
+            hint = "The adapter has such values, or is too strong for this type: cast the base to float32 first."
+            fact = f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and was finite"
+            raise MigrationRefused(fact, kind="not-merged", hint=hint)
+        return merging.bytes_of(weight)
+
+
+class LoraMerge:
+    """Puts adapters into weights, one after the other."""
+
+    def __init__(self, adapters: Sequence[Strong], *, allow_unmatched: bool) -> None:
+        self._adapters = adapters
+        self._allow_unmatched = allow_unmatched
+        self.notes: list[str] = []
+
+    def __call__(self, _: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
+        """
+        Return the weights with what adapters change, and what is computed. Names that are tied stay tied.
+
+        Raises:
+            MigrationRefused: A part of an adapter fits no weight, or several.
+        """
+        names = {name: name for name in weights.tensors}
+        names |= {old: name for name, old in weights.old_names.items() if name in weights.tensors}
+        changes: dict[object, list[_Change]] = {}
+        for adapter, weight in self._adapters:
+            fits = self._fits(adapter, names)
+            for name, many in Counter(fits.values()).items():
+                if many > 1:
+                    raise refused(adapter.checkpoint, f"{many} of its parts are of {name!r}")
+            for key, name in fits.items():
+                change = _change(adapter, key, weight, name, weights.tensors[name])
+                together = changes.setdefault(memory_of(weights.tensors[name].info), [])
+                together.append(change)
+                if len(together) > 1 and any(one.is_alone for one in together):
+                    raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
+            if adapter.has_no_alpha:
+                self.notes.append(f"nothing says the alpha of {adapter.path!r}: it is taken to be the rank")
+        made: dict[object, _Merged] = {}
+        tensors = dict(weights.tensors)
+        for name, tensor in weights.tensors.items():
+            memory = memory_of(tensor.info)
+            if memory is None or memory not in changes:
+                continue
+            if memory in made:
+                self.notes.append(f"{name!r} is tied to what is merged, and changes with it")
+            else:
+                made[memory] = _Merged(name, tensor, changes[memory])
+            tensors[name] = LazyTensor(name, made[memory].tensor(tensor.info, tensor.info.dtype))
+        return weights._replace(tensors=tensors), list(made.values())
+
+    def _fits(self, adapter: Adapter, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the tensor of the base that each pair, and each tensor, of an adapter is for."""
+        groups: dict[str, list[str]] = {}
+        for key in (*adapter.pairs, *adapter.saved):
+            groups.setdefault(next((one for one in HEADS if key.startswith(one)), ""), []).append(key)
+        modules = {name.removesuffix(_WEIGHT): new for name, new in names.items() if name.endswith(_WEIGHT)}
+        found: dict[str, str] = {}
+        for head, keys in groups.items():
+            found |= _placed(adapter, head, keys, modules, names)
+        left = [key for keys in groups.values() for key in keys if key not in found]
+        if left and not (self._allow_unmatched and found):
+            fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
+            plain = left[0].removeprefix(next((one for one in HEADS if left[0].startswith(one)), ""))
+            hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
+            raise refused(adapter.checkpoint, fact, f"{hint} To merge what fits: `allow_unmatched=True`.")
+        if left:
+            self.notes.append(f"{len(left):,} parts of {adapter.path!r} fit no weight, and are left out: {some(left)}")
+        return found
+
+
+def _placed(
+    adapter: Adapter, head: str, keys: Sequence[str], modules: Mapping[str, str], names: Mapping[str, str]
+) -> dict[str, str]:
+    """
+    Return the tensors of the base that parts of an adapter are for, whose names all begin with ``head``.
+
+    The base may have more in front of each name, if it is the same for all; some may be missing if there is nothing.
+    """
+    is_flat = head.startswith(_OF_KOHYA)
+    if is_flat:  # dots are underscores there: a name that two modules would have is that of none
+        many = Counter(module.replace(".", "_") for module in modules)
+        flat = ((module.replace(".", "_"), name) for module, name in modules.items())
+        modules = {module: name for module, name in flat if many[module] == 1}
+    best: dict[str, str] = {}
+    for start in (head,) if is_flat or head == _OF_PEFT else ("", head):
+        own = {key: (key[len(start) :], modules if key in adapter.pairs else names) for key in keys}
+        first, there = own[keys[0]]
+        end = f"{'_' if is_flat else '.'}{first}"
+        before = ["", *dict.fromkeys(one[: -len(first)] for one in there if one.endswith(end) and first not in there)]
+        places = [{key: home[at + one] for key, (one, home) in own.items() if at + one in home} for at in before]
+        whole = {tuple(place.values()): place for place in places if len(place) == len(keys)}
+        if len(whole) > 1:
+            raise refused(adapter.checkpoint, f"{keys[0]!r} may be {some([one[0] for one in whole])}")
+        if whole:
+            return next(iter(whole.values()))
+        best = max(best, places[0], key=len)
+    return best
+
+
+def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTensor) -> _Change:
+    """Return what a part of an adapter does to a weight of the base; refuse what does not fit it."""
+    shape = base.shape
+    if base.info.storage is None or base.info.layout != "strided" or base.dtype not in TARGETS:
+        fact = f"{name!r} in the base is {base.info.layout} {base.dtype}, which nothing can be added to"
+        raise refused(adapter.checkpoint, fact, "Quantised weights become plain with `dequantize=True`.")
+    if key in adapter.saved:
+        if adapter.saved[key].shape != shape:
+            fact = f"{key!r} is {list(adapter.saved[key].shape)}, and {name!r} in the base {list(shape)}"
+            raise refused(adapter.checkpoint, fact)
+        return _Change(adapter, None, [adapter.saved[key]])
+    pair = adapter.pairs[key]
+    down, up, magnitude = pair.down.shape, pair.up.shape, pair.magnitude
+    is_product = len(down) > 1 and len(up) > 1 and up[1] == down[0] and not any(size != 1 for size in up[2:])
+    full, is_kernel = (*up[:1], *down[1:]), any(size > 1 for size in down[2:])
+    is_plain = full == shape if is_kernel else full[:2] == shape[:2] and not any(size != 1 for size in shape[2:])
+    is_turned = not is_kernel and full[1::-1] == shape and (adapter.turns or pair.is_embedding)
+    has_rows = magnitude is None or (not pair.is_embedding and len(shape) == 2 and magnitude.numel == up[0])
+    if not is_product or not (is_turned or (is_plain and not pair.is_embedding)) or not has_rows:
+        beside = "" if magnitude is None else f", and a magnitude of {list(magnitude.shape)}"
+        fact = f"{key!r} has {list(down)} and {list(up)}{beside}, and {name!r} in the base is {list(shape)}"
+        raise refused(adapter.checkpoint, fact)
+    return _Change(adapter, pair, [pair.down, pair.up, *filter(None, [magnitude])], pair.scale * weight, is_turned)

@@ -1,0 +1,137 @@
+"""
+Merge: a migration of one checkpoint with weights of others in it.
+
+All that holds of ``migrate`` holds here: forms, types, verification, bounded memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeAlias
+
+from ckptool.arguments import check_arguments
+from ckptool.errors import about
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.merging.adapters import read_adapter
+from ckptool.merging.averages import AverageMerge
+from ckptool.merging.lora import LoraMerge, Strong
+from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.migrate import OnWritten, migrate_by
+from ckptool.migration.report import MigrationReport
+from ckptool.torch_ops.needed import check_installed
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+def merge(
+    base: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    changes: Changes | None = None,
+    *,
+    lora: str | os.PathLike[str] | Sequence[Path] | Mapping[Path, float] | None = None,
+    scale: float = 1.0,
+    average: str | os.PathLike[str] | Sequence[Path] | None = None,
+    shares: Sequence[float] | None = None,
+    force: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **options: Unpack[ChangeOptions],
+) -> MigrationReport:
+    """
+    Write a checkpoint with LoRA adapters in its weights, or its mean with others. Nothing in the files runs.
+
+    ``lora`` is an adapter, several, or several with what each is multiplied by, too: ``{"style.safetensors": 0.7}``;
+    ``scale`` multiplies all. Each weight is what peft's ``merge_and_unload`` makes of it on a CPU, in its own type.
+    ``average`` are the checkpoints whose mean with ``base`` is written, in the types of ``base``; ``shares``, one for
+    ``base`` and one for each, are divided by their sum. Sums are made in float64.
+
+    All else is that of ``migrate``: what is to be different is said by ``Changes`` or its fields, ``dst`` is never half
+    written, and appears after it was read back. It needs torch. One weight of an adapter is in memory at a time, with
+    what is added to it; of averages, some megabytes of each file.
+
+    Raises:
+        MigrationRefused: A part of an adapter fits no weight, by name or shape; an adapter is of another kind; names,
+            shapes or integers of what is to be averaged differ; or what ``migrate`` refuses.
+        CkptoolError: What ``migrate`` raises.
+        ValueError: Neither ``lora`` nor ``average`` is given, or both; or shares or scales that are no shares.
+    """
+    check_arguments(merge, locals())
+    asked = changes_of(changes, options, "merge")
+    if (lora is None) == (average is None):
+        raise ValueError("give lora, or average: one of them")
+    check_installed()
+    with ExitStack() as opened:
+        merging: LoraMerge | AverageMerge
+        if lora is not None:
+            merging = _lora_merge(opened, _with_weights(lora, scale), asked, limits)
+        else:
+            if scale != 1.0:
+                raise ValueError("scale is for lora: averages have shares")
+            others = _paths(average or ())
+            merging = AverageMerge(
+                [opened.enter_context(open_checkpoint(one, limits=limits)) for one in others],
+                _checked(shares, len(others) + 1),
+                asked,
+            )
+        report = migrate_by(
+            None,
+            os.fspath(base),
+            os.fspath(dst),
+            asked,
+            force=force,
+            verify=verify,
+            dry_run=dry_run,
+            progress=progress,
+            read_back=read_back,
+            limits=limits,
+            merge=merging,
+        )
+    return report._replace(notes=(*report.notes, *merging.notes))
+
+
+def _lora_merge(opened: ExitStack, weights: Mapping[str, float], asked: Changes, limits: Limits) -> LoraMerge:
+    strong: list[Strong] = []
+    for path, weight in weights.items():
+        if not math.isfinite(weight):
+            raise ValueError(f"{path!r} cannot be multiplied by {weight}")
+        checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
+        with about(checkpoint.path):
+            strong.append(Strong(read_adapter(checkpoint), weight))
+    return LoraMerge(strong, allow_unmatched=asked.allow_unmatched)
+
+
+def _paths(given: Path | Sequence[Path]) -> list[str]:
+    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
+    if not paths:
+        raise ValueError("no path is given to merge with")
+    return [os.fspath(one) for one in paths]
+
+
+def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: float) -> dict[str, float]:
+    """Return what each adapter is multiplied by."""
+    weights = given if isinstance(given, Mapping) else {}
+    paths = _paths(given if isinstance(given, str | os.PathLike) else list(given))
+    if len(set(paths)) < len(paths):
+        raise ValueError("one adapter is given twice")
+    return {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
+
+
+def _checked(shares: Sequence[float] | None, count: int) -> Sequence[float]:
+    if shares is None:
+        return [1.0] * count
+    if len(shares) != count or not all(math.isfinite(one) and one > 0 for one in shares):
+        raise ValueError(f"shares are {count} positive numbers, not {list(shares)}")
+    return shares

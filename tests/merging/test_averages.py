@@ -1,0 +1,96 @@
+"""The mean of checkpoints of one model: in float64, rounded once; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckptool
+from ckptool import MigrationRefused
+from tests.program import invoke
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+
+def weights(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    torch.manual_seed(seed)
+    fixed = {
+        "steps": torch.tensor([3, 4]),
+        "mask": torch.tensor([True, False]),
+        "bn.num_batches_tracked": torch.tensor(seed),
+    }
+    return {"a.weight": torch.randn(7, 5).to(dtype), "b": torch.randn(2000, 700).to(dtype), **fixed}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shares", [None, (1, 2, 1)])
+def test_a_mean_is_rounded_once(dtype: torch.dtype, shares: tuple[int, ...] | None, tmp_path: Path) -> None:
+    every = [weights(seed, dtype if seed < 2 else torch.float32) for seed in range(3)]
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for path, tensors in zip(paths, every, strict=True):
+        save_file(tensors, path)
+    torch.save(every[1], tmp_path / "1.pth")
+    paths[1] = tmp_path / "1.pth"
+
+    report = ckptool.merge(paths[0], tmp_path / "mean.safetensors", average=paths[1:], shares=shares)
+    found, parts = load_file(report.target), [share / sum(shares or (1, 1, 1)) for share in shares or (1, 1, 1)]
+    for name, tensor in found.items():
+        want = every[0][name]
+        if want.dtype.is_floating_point:
+            want = sum(
+                (one[name].double() * part for one, part in zip(every, parts, strict=True)), torch.tensor(0.0).double()
+            ).to(dtype)
+        assert torch.equal(tensor, want), name
+    assert found.keys() == every[0].keys()
+    assert "'bn.num_batches_tracked'" not in str(report)
+    assert "'num_batches_tracked' is that of" in str(report)
+
+
+def test_equal_weights_have_themselves_as_mean_and_stay_tied(tmp_path: Path) -> None:
+    tensor = torch.randn(5, 5)
+    torch.save({"a": tensor, "b": tensor, "c": tensor.T}, tmp_path / "a.pth")
+    report = ckptool.merge(tmp_path / "a.pth", tmp_path / "m.pth", average=[tmp_path / "a.pth", tmp_path / "a.pth"])
+    found = torch.load(report.target)
+    assert all(torch.equal(found[name], tensor) for name in "ab")
+    assert torch.equal(found["c"], tensor.T)
+    assert found["a"].data_ptr() == found["b"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": torch.ones(1)}, "it has extra"),
+        ({"a.weight": None}, "does not have a.weight"),
+        ({"a.weight": torch.ones(5, 7)}, r"'a.weight' is \[5, 7\], and \[7, 5\] in the first"),
+        ({"steps": torch.tensor([3, 5])}, "'steps' is int64"),
+        ({"mask": torch.tensor([1, 0])}, "'mask' is int64"),
+        ({"a.weight": torch.ones(7, 5).int()}, "'a.weight' is int32"),
+    ],
+)
+def test_what_is_unlike_the_first_is_refused_by_name(
+    change: dict[str, torch.Tensor | None], words: str, tmp_path: Path
+) -> None:
+    other = {name: tensor for name, tensor in (weights(0) | change).items() if tensor is not None}
+    save_file(weights(0), tmp_path / "a.safetensors")
+    save_file(other, tmp_path / "b.safetensors")
+    with pytest.raises(MigrationRefused, match=words):
+        ckptool.merge(tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    for number in range(3):
+        torch.save({"state_dict": {"w": torch.full((3,), float(number))}, "epoch": number}, tmp_path / f"{number}.pth")
+    paths, target = [tmp_path / f"{number}.pth" for number in range(3)], tmp_path / "m.pth"
+
+    done = invoke(["merge", "--average", *paths, "--shares", "1,2,1", "-o", target, "--dtype", "bf16"])
+    assert done.exit_code == 0, done.output
+    assert torch.load(target)["w"].tolist() == [1.0] * 3
+    assert torch.load(target)["w"].dtype == torch.bfloat16
+    wrong = ["1,2", "1,2,-1", "1,nan,1", "a"]
+    assert {invoke(["merge", "--average", *paths, "--shares", one, "-o", target]).exit_code for one in wrong} == {2}
+    assert invoke(["merge", "--average", paths[0], "-o", target]).exit_code == 2
