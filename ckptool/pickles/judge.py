@@ -85,12 +85,8 @@ class Judge:
         self._head = b""
         """How a stream of a storage begins that was looked at."""
 
-    def verdicts(self, pickle: Pickle, *, is_inner: bool = False) -> Iterator[tuple[int, Verdict]]:
-        """
-        Yield what each name and call comes to beyond making data, with the offset of its opcode.
-
-        ``is_inner`` says that it is a stream inside another, in which no further ones are data.
-        """
+    def verdicts(self, pickle: Pickle) -> Iterator[tuple[int, Verdict]]:
+        """Yield what each name and call comes to beyond making data, with the offset of its opcode."""
         names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
         for one in pickle.globals:
             yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
@@ -118,7 +114,7 @@ class Judge:
                 named = nodes.global_of(node)
                 name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
                 yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
-        yield from self._calls(pickle, values, is_inner=is_inner)
+        yield from self._calls(pickle, values)
         for odd in pickle.oddities:
             yield odd.offset, _of_oddity(odd)
         if not all(is_key(key, values) for key in pickle.odd_keys):
@@ -136,7 +132,7 @@ class Judge:
         elif not is_listed(name):
             yield _of_name(named)
 
-    def _calls(self, pickle: Pickle, values: Values, *, is_inner: bool) -> Iterator[tuple[int, Verdict]]:
+    def _calls(self, pickle: Pickle, values: Values) -> Iterator[tuple[int, Verdict]]:
         """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
         made = values.made
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
@@ -166,8 +162,7 @@ class Judge:
             if row is not None:
                 values.at = offset
                 if takes(row, call, values):
-                    is_stored = row is _LOADS and not is_inner
-                    stored = self.storage_of(BytesSource(content(call.args[0]) or b"")) if is_stored else None
+                    stored = self.storage_of(BytesSource(content(call.args[0]) or b"")) if row is _LOADS else None
                     if row is not _LOADS or stored is not None:
                         made[id(call)] = row.makes
                         nbytes += nbytes_made(row, call)
@@ -213,7 +208,7 @@ class Judge:
             else:
                 stored = read_pickle(source, at)
                 listed = read_pickle(source, stored.end)
-                if type(stored.root) is not PersistentId or any(map(self._makes_more, (stored, listed))):
+                if stored.persistent_ids != [stored.root] or any(map(self._makes_more, (stored, listed))):
                     return None
                 _, cls, key, _, numel, *view = stored.root.pid
                 name, keys, end = name_at(cls.module, cls.name, stored.protocol), listed.root, listed.end
@@ -235,7 +230,7 @@ class Judge:
         return at
 
     def _makes_more(self, pickle: Pickle) -> bool:
-        return next(self.verdicts(pickle, is_inner=True), None) is not None
+        return bool(pickle.calls) or next(self.verdicts(pickle), None) is not None
 
 
 class _Judged(Protocol):

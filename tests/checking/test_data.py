@@ -201,6 +201,10 @@ NO_DATA = {
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(dtype="QInt32Storage", rest=(None,)) + b"0" + storage(rest=(None,)), [("0", 4, floats())])),
     ),
+    "a stream of a storage that calls something": call(
+        named("torch.storage", "_load_from_bytes"),
+        raw(legacy(call(named("collections", "OrderedDict")) + b"0" + storage(rest=(None,)), [("0", 4, floats())])),
+    ),
     "a storage without bytes that is read at each use": (storage("1", 1, location="meta") + b"0") * 2 + b"N",
     "indexes of one hash": indexes_of_one_hash(2000),
     "tensors from what is there already": b"](" + REBUILD + b"q\0" + ops(VIEW) + b"q\1" + b"h\0h\1R" * 5000 + b"e",
