@@ -100,12 +100,13 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
     is_plain = isinstance(groups, list) and isinstance(state["state"], dict)
     if not is_plain or not all(_is_group(group) for group in groups):
         raise KeyMismatch("the optimizer state in the file is not one that torch writes", kind="which-optimizer")
-    sizes, wanted = [len(group["params"]) for group in groups], [len(group["params"]) for group in mine]
-    if sorted(sizes) != sorted(wanted):
-        raise _other_groups(sizes, wanted)
     groups = state["param_groups"] = _by_name(model, mine, groups)
-    if (sizes := [len(group["params"]) for group in groups]) != wanted:
-        raise _other_groups(sizes, wanted)
+    sizes, wanted = [len(group["params"]) for group in groups], [len(group["params"]) for group in mine]
+    if sizes != wanted:
+        raise KeyMismatch(
+            f"the optimizer has groups of {wanted} parameters, the file's of {sizes}",
+            hint="Build the optimizer over the same parameters as in training.",
+        )
     smaller = []
     for saved, group in zip(groups, mine, strict=True):
         lost, strange = group.keys() - saved.keys() - _DEFAULTED, saved.keys() - group.keys()
@@ -116,7 +117,8 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
                 kind="which-optimizer",
                 hint=f"Build the optimizer of the training, or load without optimizer={type(optimizer).__name__}.",
             )
-        entries = {number: entry for number in saved["params"] if (entry := state["state"].get(number))}
+        held = ((number, state["state"].get(number)) for number in saved["params"])
+        entries = {number: entry for number, entry in held if isinstance(entry, dict) and entry}
         _refuse_lacking(optimizer, saved, entries)
         for number, parameter in zip(saved["params"], group["params"], strict=True):
             if parameter.is_meta:
@@ -125,8 +127,7 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
                     kind="meta-optimizer",
                     hint="Load the weights first, build the optimizer, then load its state.",
                 )
-            entry = entries.get(number, {})
-            for name, value in entry.items() if isinstance(entry, dict) else ():
+            for name, value in entries.get(number, {}).items():
                 if not isinstance(value, torch.Tensor):
                     continue
                 what = f"{name} of parameter {number}"
@@ -139,13 +140,6 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
         raise UnsupportedFeature(fact, kind="underflow", hint="Build the model in the type that the state has.")
 
 
-def _other_groups(sizes: list[int], wanted: list[int]) -> KeyMismatch:
-    return KeyMismatch(
-        f"the optimizer has groups of {wanted} parameters, the file's of {sizes}",
-        hint="Build the optimizer over the same parameters as in training.",
-    )
-
-
 def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     Return the groups of a file that names its parameters as the optimizer has them; others, as torch, by position.
@@ -155,7 +149,10 @@ def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[di
     """
     is_named = all(isinstance(one, str) for group in groups for one in group["params"])
     listed: list[Any] = [group["params"] if is_named else group.get("param_names") for group in groups]
-    if not all(isinstance(one, list) and len(one) == len(by["params"]) for one, by in zip(listed, groups, strict=True)):
+    counts = [len(group["params"]) for group in groups]
+    if [len(names) if isinstance(names, list) else None for names in listed] != counts:
+        return groups
+    if not all(isinstance(name, str) for names in listed for name in names):
         return groups
     numbers = {
         name: number
@@ -194,17 +191,20 @@ def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[di
     raise error
 
 
-def _refuse_lacking(optimizer: torch.optim.Optimizer, group: dict[str, Any], entries: dict[Any, Any]) -> None:
+def _refuse_lacking(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], entries: dict[Any, dict[Any, Any]]
+) -> None:
     """Raise KeyMismatch where the state of a parameter lacks what the optimizer, or others of its group, need."""
     kind = type(optimizer)
     needed = set(_NEEDED.get(kind.__name__, ()) if kind.__module__.startswith("torch.optim.") else ())
     needed |= {"max_exp_avg_sq"} if needed and group.get("amsgrad") else set()
     needed |= {"momentum_buffer"} if needed and group.get("momentum") else set()
     needed |= {"grad_avg"} if needed and group.get("centered") else set()
-    kept = [set(entry) for entry in entries.values() if isinstance(entry, dict)]
-    most = max(kept, key=len, default=set())  # of what is factored or quantised, others keep other entries
+    most: set[Any] = max(
+        map(set, entries.values()), key=len, default=set()
+    )  # of what is factored or quantised, others keep other entries
     for number, entry in entries.items():
-        have = set(entry) if isinstance(entry, dict) else most | needed
+        have = set(entry)
         lost = (needed - have) | ((most - have) & {"step", *_ELEMENTWISE} if have < most else set())
         if lost:
             raise KeyMismatch(

@@ -183,9 +183,10 @@ def migrate_by(
                 with open_sink(plan.target, is_folder=plan.file.is_folder, force=force, progress=None, mode=0o600):
                     pass  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
-                from ckptool.torch_ops.models import refuse_unlike
+                from ckptool.torch_ops.models import model_tensors, refuse_mismatch
 
-                refuse_unlike(str(asked.model), asked.model_arguments, plan.weights.tensors)
+                places = model_tensors(str(asked.model), asked.model_arguments)
+                refuse_mismatch(str(asked.model), plan.weights.tensors, places)
             unread = "values are looked at only when it is written: what the new type cannot hold is refused then"
             return planned._replace(notes=(*planned.notes, unread)) if planned.casts and not asked.saturate else planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())

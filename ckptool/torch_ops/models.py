@@ -55,7 +55,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             tensor.read()  # raises: on the meta device there are no values
     state = {name: tensor.torch() for name, tensor in tensors.items()}
     with _built(spec, arguments) as model:
-        _refuse_mismatch(spec, tensors, _tensors(model))
+        refuse_mismatch(spec, tensors, _tensors(model))
         for name, place in model.state_dict(keep_vars=True).items():
             if name not in state or torch.nn.parameter.is_lazy(place) or place.dtype == state[name].dtype:
                 continue
@@ -81,7 +81,8 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             raise OutputFailed(f"torch cannot save the model: {reason}", kind="output-failed") from error
 
 
-def _refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> None:
+def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> None:
+    """Raise MigrationRefused unless a model takes tensors: names and shapes are its own, and no value would be lost."""
     expected = shapes_of(places)
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
@@ -167,17 +168,6 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
             what = f"{spec!r} makes a {type(model).__name__} and no torch.nn.Module"
             raise MigrationRefused(what, kind="model-not-built", hint=_HINT)
         yield model
-
-
-def refuse_unlike(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor]) -> None:
-    """
-    Build the model that the *user* names, and compare its names, shapes and types with those of the tensors.
-
-    Raises:
-        MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
-        MissingPackage: torch is not installed.
-    """
-    _refuse_mismatch(spec, tensors, model_tensors(spec, arguments))
 
 
 def model_tensors(spec: str, arguments: Mapping[str, object]) -> dict[str, torch.Tensor]:
