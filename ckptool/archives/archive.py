@@ -1,6 +1,7 @@
 """Members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, Failure, LimitExceeded
@@ -16,6 +17,7 @@ Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 NUMPY: Final = b"\x93NUMPY"
 """How a file of numpy begins."""
 _CHUNK = 1 << 20
+_HEAD_NBYTES = 1 << 12
 _KEPT_NBYTES = 1 << 18
 """Of small members, once they are inflated: the source code of a program is looked at more than once."""
 _LONGEST_KEPT = 1 << 14
@@ -81,7 +83,7 @@ class Archive(Mapping[str, Record]):
         if record.compression == "stored":
             return self.source.read(record.offset, min(nbytes, record.nbytes))
         found = b""
-        for chunk in _inflated(self.source, record, self.limits):  # some packed bytes may be none
+        for chunk in _unpacked(self.source, record, self.limits, _HEAD_NBYTES):  # some packed bytes may be none
             found += chunk
             if len(found) >= nbytes:
                 break
@@ -115,7 +117,9 @@ class Archive(Mapping[str, Record]):
     def may_hold_objects(self, name: str) -> bool:
         """Say whether a member is a file of numpy, which may be of objects: ``numpy.load`` opens any zip."""
         record = self.records[name]
-        return record.is_array or (record.compression != "stored" and self.head(name, len(NUMPY)) == NUMPY)
+        with suppress(DamagedFile):  # which no reader opens
+            return record.is_array or (record.compression != "stored" and self.head(name, len(NUMPY)) == NUMPY)
+        return False
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Say which members will be read next: of a file far away, they are asked for at once."""
@@ -232,11 +236,16 @@ def inflated_crc32(source: Source, record: Record, limits: Limits) -> int:
 
 def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]:
     """Yield the content of a compressed member in bounded pieces, none of them beyond the size that it claims."""
-    import zlib
-
     allowed = limits.inflated(source.nbytes)
     if record.nbytes > allowed:
         raise too_large(record.name, record.nbytes, allowed)
+    yield from _unpacked(source, record, limits, _CHUNK)
+
+
+def _unpacked(source: Source, record: Record, limits: Limits, step: int) -> Iterator[bytes]:
+    """Yield the same in pieces of up to ``step`` bytes, whatever it grows to."""
+    import zlib
+
     unpacker = zlib.decompressobj(-15)
     done = position = 0
     pending = b""
@@ -245,9 +254,9 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
             if limits.cancellation is not None:  # a little input may be much output
                 limits.cancellation.check()
             if not pending and position < record.stored_nbytes:
-                pending = source.read(record.offset + position, min(_CHUNK, record.stored_nbytes - position))
+                pending = source.read(record.offset + position, min(step, record.stored_nbytes - position))
                 position += len(pending)
-            chunk = unpacker.decompress(pending, min(_CHUNK, record.nbytes + 1 - done))
+            chunk = unpacker.decompress(pending, min(step, record.nbytes + 1 - done))
             exhausted = not chunk and position == record.stored_nbytes and not unpacker.unconsumed_tail
             pending = unpacker.unconsumed_tail
             done += len(chunk)
