@@ -25,7 +25,8 @@ def picture() -> str:
     """Return the picture. The commands run in the current folder."""
     lines: list[str] = []
     for command in COMMANDS:
-        screen = on_terminal(command.split()[1:], COLUMNS)
+        quiet = "import ckptool.cli.text as text; text._SECONDS_UNTIL_SHOWN = 1e9"  # no progress, however slow it is
+        screen = on_terminal(command.split()[1:], COLUMNS, before=quiet)
         lines += ["", f"$ \x1b[1m{command}\x1b[0m", *screen.styled]
     lines = lines[1:]
     width, height = round(COLUMNS * _CELL) + 2 * _EDGE, len(lines) * _LINE + 2 * _EDGE
