@@ -56,6 +56,8 @@ def migration(
         if refused:
             given["drop_unsupported"] = True
             why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
+    if given.get("form") == "state_dict" and "to" not in given and _is_elsewhere(checkpoint):
+        given["to"] = "cpu"  # else plain torch.load() opens it where that device is, and nowhere else
     words = [word for change in renames for word in change.arguments]
     return run(checkpoint, "migrate", *words, why=why, **given)
 
@@ -87,6 +89,12 @@ def instead(checkpoint: Checkpoint) -> Advice:
 def literal(name: str) -> str:
     """Return the glob that only this name matches."""
     return "".join(f"[{char}]" if char in "*?[" or (not at and char == ".") else char for at, char in enumerate(name))
+
+
+def _is_elsewhere(checkpoint: Checkpoint) -> bool:
+    """Say whether weights were saved on a device that other machines may not have."""
+    weights = checkpoint.weights if checkpoint.weights is not None else checkpoint.tensors
+    return any(one.info.storage is not None and one.info.location not in ("cpu", "meta") for one in weights.values())
 
 
 def _and(why: str | None, more: str) -> str:

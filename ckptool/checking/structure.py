@@ -292,8 +292,9 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
         all_names = f"every name of the weights{f' but {some(beside)}' if beside else ''}"
         fact = f"{all_names} begins with {''.join(wrapped)!r}, which {', then '.join(adders)} added"
         why = "A model without that wrapper expects the names without it."
-        # Where everything is taken, averaged weights stay beside those that are not.
-        form = "state_dict" if is_averaged_pair(checkpoint.weights or ()) else ""
+        # Where everything is taken, weights stay under their key, and averaged ones beside those that are not.
+        is_inside = checkpoint.weights is not None and checkpoint.weights.key
+        form = "state_dict" if is_inside or is_averaged_pair(checkpoint.weights or ()) else ""
         look = migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain)
         yield note("CK301", fact, *look)
 
