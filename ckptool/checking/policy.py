@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from ckptool.checking import safety
 from ckptool.checking.check import CheckReport, question_of
 from ckptool.checking.finding import CODES, Finding, Severity
-from ckptool.errors import Failure, MalformedFile, MissingPackage, NotACheckpoint, UnknownFormat
+from ckptool.errors import Failure, MalformedFile, MissingPackage, NotACheckpoint, UnknownFormat, about
 from ckptool.formats.runnable.acts import Act, reached
 from ckptool.formats.runnable.pickle_search import MOST_LISTED
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -341,8 +341,9 @@ def refuse_unknown_word(word: str, known: Sequence[str], path: str | None = None
 
 
 def _content(path: str) -> bytes:
-    source, _ = open_source(path)
-    with closing(source):
+    with about(path):
+        source, _ = open_source(path)
+    with about(path), closing(source):
         return source.read(0, source.nbytes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -55,6 +55,13 @@ def gate_options(default: str) -> Callable[[F], F]:
     )
 
 
+_NEEDED: Final = {
+    "values": ("CK110", "CK111", "CK112", "CK113", "CK119"),
+    "deep": ("CK104", "CK105"),
+}
+"""Codes that are found only with an option."""
+
+
 def policy_of(options: Mapping[str, Any]) -> Policy | None:
     """Return what the options say; None if they say nothing."""
     if not any(options[name] for name in ("fail_on", "policy", "allow", "ignore", "baseline")):
@@ -66,8 +73,12 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
     except MalformedFile as error:
         raise click.BadParameter(f"{error.message}. {error.hint}") from error
     found = read_policy(options["policy"]) if options["policy"] else Policy()
+    for option, codes in _NEEDED.items():
+        unseen = [code for code in options["fail_on"] or found.fail_on or () if code in codes]
+        if unseen and not (options.get(option) or (option == "deep" and options.get("values"))):
+            raise click.UsageError(f"{unseen[0]} is found only with --{option}: add it, or leave out the code.")
     for rule in found.ended:
-        say(f"Note: the policy ignores no more {show(rule)}", err=True)
+        say(f"Note: the policy no longer ignores {show(rule)}", err=True)
     return found._replace(
         fail_on=options["fail_on"] or found.fail_on or DEFAULT,
         is_gate=bool(options["fail_on"] or options["policy"]),

@@ -290,6 +290,10 @@ class Verbs(Command, click.Group):
 
         from ckptool.messages import show
 
+        if ctx.invoked_subcommand == "inspect" and option == "--key":
+            raise click.UsageError(
+                "No such option '--key': --all shows everything, and --include some names.", error.ctx
+            )
         words = list(ctx.meta[GIVEN])
         verb = next((word for word in words if word in (*VERBS, *WORDS) and not _is_path(word)), None)
         if verb is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
 from tests.program import invoke
@@ -119,3 +120,18 @@ def test_what_was_not_looked_at_may_be_of_any_grade(tmp_path: Path) -> None:
     report = json.loads(invoke(["check", str(path), "--json"]).stdout)
     assert report["grade"] == "code"
     assert report["unseen"] == ["a/x: packed with Zstandard or LZ4"]
+
+
+@pytest.mark.parametrize(("code", "option"), [("CK110", "--values"), ("CK105", "--deep")])
+def test_a_code_that_is_not_looked_for_is_no_gate(code: str, option: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([torch.nan])}, tmp_path / "x.pth")
+    done = invoke(["check", "--fail-on", code, tmp_path / "x.pth"])
+
+    assert done.exit_code == 2
+    assert f"found only with {option}" in done.output
+    assert invoke(["check", "--fail-on", code, option, tmp_path / "x.pth"]).exit_code == (code == "CK110")
+
+
+def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for option in ("--policy", "--baseline"):
+        assert "gone.x: no such file" in invoke(["check", option, tmp_path / "gone.x", tmp_path]).output
