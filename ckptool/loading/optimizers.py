@@ -37,6 +37,8 @@ _NEEDED: Final = {
     "Rprop": ("step", "prev", "step_size"),
 }
 """What torch's own optimizers read of each parameter that has a state."""
+_BY_SETTING: Final = {"amsgrad": "max_exp_avg_sq", "momentum": "momentum_buffer", "centered": "grad_avg"}
+"""What they read besides where a group has a setting."""
 
 
 class OptimizerState(NamedTuple):
@@ -197,12 +199,9 @@ def _refuse_lacking(
     """Raise KeyMismatch where the state of a parameter lacks what the optimizer, or others of its group, need."""
     kind = type(optimizer)
     needed = set(_NEEDED.get(kind.__name__, ()) if kind.__module__.startswith("torch.optim.") else ())
-    needed |= {"max_exp_avg_sq"} if needed and group.get("amsgrad") else set()
-    needed |= {"momentum_buffer"} if needed and group.get("momentum") else set()
-    needed |= {"grad_avg"} if needed and group.get("centered") else set()
-    most: set[Any] = max(
-        map(set, entries.values()), key=len, default=set()
-    )  # of what is factored or quantised, others keep other entries
+    needed |= {entry for setting, entry in _BY_SETTING.items() if needed and group.get(setting)}
+    # Of what is factored or quantised, others keep other entries.
+    most: set[Any] = max(map(set, entries.values()), key=len, default=set())
     for number, entry in entries.items():
         have = set(entry)
         lost = (needed - have) | ((most - have) & {"step", *_ELEMENTWISE} if have < most else set())
