@@ -26,7 +26,7 @@ from ckptool.sources.naming import is_far
 from ckptool.tensors.reading import LazyTensor
 
 _END: Final = re.compile(
-    r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?!(?:weight|bias)\Z)(?P<name>[^.]+))?(?:\.weight)?"
+    r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?!(?:weight|bias)\Z)[^.]+)?(?:\.weight)?"
     r"|(?P<own>[._])lora(?:_linear_layer)?[._](?P<other>down|up)(?:\.weight)?"
     r"|\.(?P<alpha>alpha))\Z"
 )
@@ -47,12 +47,12 @@ _UNUSUAL: Final = (
 _CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
 """Ways to begin that take something from the weights of the model: they are others then."""
 _BY_ITS_LIBRARY: Final = "Merge it with the library that made it."
-_NUMBERS: Final = (*TARGETS, "int32", "int64")
 _METADATA: Final = "lora_adapter_metadata"
 _SAVED: Final = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
 _PLAIN: Final = re.compile(r"[\w.]{1,200}")
+OF_PEFT: Final = "base_model.model."
 HEADS: Final = (
-    *("base_model.model.", "unet.", "transformer.", "diffusion_model.", "text_encoder.", "text_encoder_2."),
+    *(OF_PEFT, "unet.", "transformer.", "diffusion_model.", "text_encoder.", "text_encoder_2."),
     *("text_encoder_3.", "lora_unet_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_te_", "lora_transformer_"),
 )
 """What libraries write before the names of a model, to say which of several it is."""
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
 class Adapter(NamedTuple):
     """One adapter, with what it adds and what it replaces."""
 
-    path: str
+    checkpoint: Checkpoint
     pairs: Mapping[str, Pair]
     """By the names of modules, as the adapter has them."""
     saved: Mapping[str, LazyTensor]
@@ -80,7 +80,6 @@ class Adapter(NamedTuple):
     turns: bool
     """Whether weights are [inputs, outputs] (``fan_in_fan_out``)."""
     has_no_alpha: bool
-    checkpoint: Checkpoint
 
 
 def read_adapter(checkpoint: Checkpoint) -> Adapter:
@@ -96,7 +95,6 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
     found: dict[str, dict[str, LazyTensor]] = {}
     saved: dict[str, LazyTensor] = {}
     embeddings: set[str] = set()
-    own_names: set[str] = set()
     for name, tensor in tensors.items():
         end = _END.search(name)
         if end is None:
@@ -109,10 +107,8 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
         side = "alpha" if end["alpha"] else end["other"] or _SIDES[end["peft"]]
         if end["peft"] and end["peft"].startswith("embedding"):
             embeddings.add(module)
-        if end["name"]:
-            own_names.add(end["name"])
         if side in found.setdefault(module, {}):
-            raise refused(checkpoint, f"{module!r} has two matrices {side!r}, of {some(sorted(own_names))}")
+            raise refused(checkpoint, f"{module!r} has two matrices {side!r}: take one adapter of them")
         found[module][side] = tensor
     pairs: dict[str, Pair] = {}
     has_no_alpha = False
@@ -120,13 +116,17 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
         if not {"down", "up"} <= sides.keys():
             lacking = "up" if "down" in sides else "down"
             raise refused(checkpoint, f"{module!r} has no matrix {lacking!r} (lora_{'B' if lacking == 'up' else 'A'})")
+        for side, one in sides.items():
+            is_float = one.dtype in TARGETS or (side == "alpha" and one.dtype == "int64")
+            if one.info.storage is None or not is_float:
+                raise refused(checkpoint, f"{one.name!r} is {one.dtype} on {one.info.location}, no plain floats")
         scale = _scale(checkpoint, module, sides, settings)
         has_no_alpha = has_no_alpha or scale is None
         is_embedding, magnitude = module in embeddings, sides.get("magnitude")
         pairs[module] = Pair(sides["down"], sides["up"], magnitude, is_embedding, 1.0 if scale is None else scale)
-    if not pairs and not saved:
+    if not pairs:
         raise refused(checkpoint, "it holds no pair of LoRA")
-    return Adapter(checkpoint.path, pairs, saved, bool(settings.get("fan_in_fan_out")), has_no_alpha, checkpoint)
+    return Adapter(checkpoint, pairs, saved, bool(settings[""].get("fan_in_fan_out")), has_no_alpha)
 
 
 def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> MigrationRefused:
@@ -134,8 +134,8 @@ def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> Migra
     return MigrationRefused(f"it cannot be merged: {fact}", kind="not-merged", path=checkpoint.path, hint=hint)
 
 
-def _settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return what is said of an adapter beside it, or by diffusers in its header."""
+def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:
+    """Return what is said of an adapter beside it, or by diffusers in its header, for each part of ``HEADS``."""
     settings: dict[str, Any] = dict(object_beside(checkpoint.path, checkpoint.source, ADAPTER))
     path = checkpoint.path
     folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -146,33 +146,32 @@ def _settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
             settings = dict(parse_object(text.encode(), _METADATA, "json"))
         except Failure as error:
             raise refused(checkpoint, error.message) from error
-    parts: list[Mapping[str, Any]] = [settings]
+    parts = {"": settings}
     for head in HEADS:
-        own = {key[len(head) :]: value for key, value in settings.items() if key.startswith(head)}
-        parts += [own] if own else []
-    for one in parts:
+        if own := {key[len(head) :]: value for key, value in settings.items() if key.startswith(head)}:
+            parts[head] = own
+    for one in parts.values():
         kind, begins = one.get("peft_type", "LORA"), str(one.get("init_lora_weights", ""))
         if kind != "LORA":
-            raise refused(
-                checkpoint, f"it is {quoted(str(kind))[:60]}, not LoRA", "Merge it with the library that made it."
-            )
+            raise refused(checkpoint, f"it is {quoted(str(kind))[:60]}, not LoRA", _BY_ITS_LIBRARY)
         if unusual := [key for key in _UNUSUAL if one.get(key)]:
             raise refused(checkpoint, f"its settings have {some(unusual)}", _BY_ITS_LIBRARY)
         if begins.lower().startswith(_CHANGES_BASE):
             hint = "Have peft save it as plain LoRA: save_pretrained(…, path_initial_model_for_weight_conversion=…)."
             raise refused(checkpoint, f"it began as {begins[:20]!r}, which changes the weights of the model", hint)
-    return settings
+    return parts
 
 
 def _refuse_kind(checkpoint: Checkpoint, name: str) -> None:
+    """Refuse a tensor that is no part of a pair, unless peft has it in place of the model's."""
     if mark := _MARK.search(name):
         raise refused(checkpoint, f"it is {_OTHER_KINDS[mark[1]]}, not LoRA: it holds {name!r}", _BY_ITS_LIBRARY)
-    if ".lora_" in name:
+    if ".lora_" in name or not name.startswith(OF_PEFT):
         raise refused(checkpoint, f"it holds {name!r}, which is no part of a plain pair", _BY_ITS_LIBRARY)
 
 
 def _scale(
-    checkpoint: Checkpoint, module: str, sides: Mapping[str, LazyTensor], settings: Mapping[str, Any]
+    checkpoint: Checkpoint, module: str, sides: Mapping[str, LazyTensor], settings: Mapping[str, Mapping[str, Any]]
 ) -> float | None:
     """Return by what the product of a pair is multiplied; None if nothing says it."""
     rank = sides["down"].shape[0] if sides["down"].shape else 0
@@ -181,11 +180,9 @@ def _scale(
     if "alpha" in sides:
         return _number(checkpoint, sides["alpha"]) / rank
     head = next((one for one in HEADS if module.startswith(one)), "")
-    plain = module[len(head) :]
-    own = {key[len(head) :]: value for key, value in settings.items() if head and key.startswith(head)} or settings
-    said, alpha = (
-        _said(checkpoint, own, plain, *one) for one in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern"))
-    )
+    plain, own = module[len(head) :], settings.get(head, settings[""])
+    said = _said(checkpoint, own, plain, "r", "rank_pattern")
+    alpha = _said(checkpoint, own, plain, "lora_alpha", "alpha_pattern")
     if said is not None and said != rank:
         raise refused(checkpoint, f"{module!r} has rank {rank}, and its settings say {said:g}")
     if own.get("use_dora") and "magnitude" not in sides:
@@ -215,7 +212,7 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
 
 def _number(checkpoint: Checkpoint, tensor: LazyTensor) -> float:
     """Return the only element of a small tensor."""
-    value = float(tensor.torch()) if tensor.numel == 1 and tensor.dtype in _NUMBERS else math.nan
+    value = float(tensor.torch()) if tensor.numel == 1 else math.nan
     if not math.isfinite(value):
         raise refused(checkpoint, f"{tensor.name!r} is no number")
     return value

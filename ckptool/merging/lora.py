@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
-from ckptool.merging.adapters import HEADS, Adapter, Pair, refused
+from ckptool.merging.adapters import HEADS, OF_PEFT, Adapter, Pair, refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.names.missing import by_likeness
@@ -22,14 +22,6 @@ from ckptool.tensors.reading import LazyTensor
 
 _WEIGHT: Final = ".weight"
 _OF_KOHYA: Final = "lora_"
-_OF_PEFT: Final = "base_model.model."
-
-
-class Strong(NamedTuple):
-    """An adapter, and what all that it adds is multiplied by."""
-
-    adapter: Adapter
-    weight: float
 
 
 class _Change(NamedTuple):
@@ -44,9 +36,11 @@ class _Change(NamedTuple):
     @property
     def said(self) -> str:
         if self.pair is None:
-            return f"that of {self.adapter.path!r} in its place"
+            return f"that of {self.adapter.checkpoint.path!r} in its place"
         kind = "DoRA" if self.is_alone else "LoRA"
-        return f"{kind} of {self.adapter.path!r} added, of rank {self.parts[0].shape[0]}, times {self.scale:g}"
+        return (
+            f"{kind} of {self.adapter.checkpoint.path!r} added, of rank {self.parts[0].shape[0]}, times {self.scale:g}"
+        )
 
     @property
     def is_alone(self) -> bool:
@@ -67,7 +61,6 @@ class _Merged(MadeWeight):
         from ckptool.torch_ops import merging
 
         weight = merging.own(self._base)
-        before = merging.finite_count(weight)
         for one in self._changes:
             parts = [merging.own(part) for part in one.parts]
             if one.pair is None:
@@ -78,17 +71,19 @@ class _Merged(MadeWeight):
                     weight, *parts, scale=one.scale, is_turned=one.is_turned, is_embedding=is_embedding
                 )
             one.adapter.checkpoint.check_unchanged()
-        if lost := before - merging.finite_count(weight):
-            hint = "The adapter has such values, or is too strong for this type: cast the base to float32 first."
-            fact = f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and was finite"
-            raise MigrationRefused(fact, kind="not-merged", hint=hint)
+        if not merging.is_finite(weight):
+            lost = merging.finite_count(merging.own(self._base)) - merging.finite_count(weight)
+            if lost > 0:
+                fact = f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and was finite"
+                hint = "The adapter has such values, or is too strong for this type: cast the base to float32 first."
+                raise MigrationRefused(fact, kind="not-merged", hint=hint)
         return merging.bytes_of(weight)
 
 
 class LoraMerge:
-    """Puts adapters into weights, one after the other."""
+    """Puts adapters into weights, one after the other, each multiplied by its number."""
 
-    def __init__(self, adapters: Sequence[Strong], *, allow_unmatched: bool) -> None:
+    def __init__(self, adapters: Sequence[tuple[Adapter, float]], *, allow_unmatched: bool) -> None:
         self._adapters = adapters
         self._allow_unmatched = allow_unmatched
         self.notes: list[str] = []
@@ -115,7 +110,7 @@ class LoraMerge:
                 if len(together) > 1 and any(one.is_alone for one in together):
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
             if adapter.has_no_alpha:
-                self.notes.append(f"nothing says the alpha of {adapter.path!r}: it is taken to be the rank")
+                self.notes.append(f"nothing says the alpha of {adapter.checkpoint.path!r}: it is taken to be the rank")
         made: dict[object, _Merged] = {}
         tensors = dict(weights.tensors)
         for name, tensor in weights.tensors.items():
@@ -145,7 +140,9 @@ class LoraMerge:
             hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
             raise refused(adapter.checkpoint, fact, f"{hint} To merge what fits: `allow_unmatched=True`.")
         if left:
-            self.notes.append(f"{len(left):,} parts of {adapter.path!r} fit no weight, and are left out: {some(left)}")
+            self.notes.append(
+                f"{len(left):,} parts of {adapter.checkpoint.path!r} fit no weight, and are left out: {some(left)}"
+            )
         return found
 
 
@@ -163,7 +160,7 @@ def _placed(
         flat = ((module.replace(".", "_"), name) for module, name in modules.items())
         modules = {module: name for module, name in flat if many[module] == 1}
     best: dict[str, str] = {}
-    for start in (head,) if is_flat or head == _OF_PEFT else ("", head):
+    for start in (head,) if is_flat or head == OF_PEFT else ("", head):
         own = {key: (key[len(start) :], modules if key in adapter.pairs else names) for key in keys}
         first, there = own[keys[0]]
         end = f"{'_' if is_flat else '.'}{first}"
@@ -182,7 +179,7 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
     """Return what a part of an adapter does to a weight of the base; refuse what does not fit it."""
     shape = base.shape
     if base.info.storage is None or base.info.layout != "strided" or base.dtype not in TARGETS:
-        fact = f"{name!r} in the base is {base.info.layout} {base.dtype}, which nothing can be added to"
+        fact = f"{name!r} in the base is {base.info.layout} {base.dtype} on {base.info.location}, no plain floats"
         raise refused(adapter.checkpoint, fact, "Quantised weights become plain with `dequantize=True`.")
     if key in adapter.saved:
         if adapter.saved[key].shape != shape:

@@ -17,9 +17,9 @@ from ckptool.arguments import check_arguments
 from ckptool.errors import about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.merging.adapters import read_adapter
+from ckptool.merging.adapters import Adapter, read_adapter
 from ckptool.merging.averages import AverageMerge
-from ckptool.merging.lora import LoraMerge, Strong
+from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import OnWritten, migrate_by
 from ckptool.migration.report import MigrationReport
@@ -76,7 +76,8 @@ def merge(
     with ExitStack() as opened:
         merging: LoraMerge | AverageMerge
         if lora is not None:
-            merging = _lora_merge(opened, _with_weights(lora, scale), asked, limits)
+            found = [(_opened(opened, path, limits), weight) for path, weight in _with_weights(lora, scale).items()]
+            merging = LoraMerge(found, allow_unmatched=asked.allow_unmatched)
         else:
             if scale != 1.0:
                 raise ValueError("scale is for lora: averages have shares")
@@ -102,15 +103,10 @@ def merge(
     return report._replace(notes=(*report.notes, *merging.notes))
 
 
-def _lora_merge(opened: ExitStack, weights: Mapping[str, float], asked: Changes, limits: Limits) -> LoraMerge:
-    strong: list[Strong] = []
-    for path, weight in weights.items():
-        if not math.isfinite(weight):
-            raise ValueError(f"{path!r} cannot be multiplied by {weight}")
-        checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
-        with about(checkpoint.path):
-            strong.append(Strong(read_adapter(checkpoint), weight))
-    return LoraMerge(strong, allow_unmatched=asked.allow_unmatched)
+def _opened(opened: ExitStack, path: str, limits: Limits) -> Adapter:
+    checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
+    with about(checkpoint.path):
+        return read_adapter(checkpoint)
 
 
 def _paths(given: Path | Sequence[Path]) -> list[str]:
@@ -126,7 +122,10 @@ def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: fl
     paths = _paths(given if isinstance(given, str | os.PathLike) else list(given))
     if len(set(paths)) < len(paths):
         raise ValueError("one adapter is given twice")
-    return {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
+    found = {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"adapters are multiplied by finite numbers, not {list(found.values())}")
+    return found
 
 
 def _checked(shares: Sequence[float] | None, count: int) -> Sequence[float]:

@@ -41,6 +41,8 @@ class MadeSource:
         data = b"".join(found) if len(found) > 1 else found[0]
         self._ahead = data[nbytes:]
         self._position += nbytes
+        if self._position >= self.nbytes:
+            self._pieces = iter(())  # what they were made of takes memory
         return data[:nbytes]
 
     @property

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,8 @@ def add_low_rank(
         added = convolve(down.transpose(0, 1), up).transpose(0, 1) * scale
     else:
         product = up.flatten(1) @ down.flatten(1)
-        added = ((product.T if is_turned else product) * scale).reshape(weight.shape)
+        product *= scale
+        added = (product.T if is_turned else product).reshape(weight.shape)
     if magnitude is None:
         weight += added.to(weight.dtype) if is_embedding else added
         return weight
@@ -60,14 +62,22 @@ def own(tensor: LazyTensor) -> torch.Tensor:
     return tensor.torch().detach().contiguous()
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Say whether no element is infinite or NaN."""
+    import torch
+
+    ends = (torch.stack(torch.aminmax(piece)) for piece in _pieces(tensor, BLOCK_NUMEL))  # NaN is both
+    return all(bool(one.isfinite().all()) for one in ends)
+
+
 def finite_count(tensor: torch.Tensor) -> int:
     """Return how many elements are finite."""
-    return sum(int(piece.isfinite().sum()) for piece in _pieces(tensor))
+    return int(tensor.isfinite().sum())
 
 
 def bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
     """Yield the elements in row-major order, in pieces."""
-    for piece in _pieces(tensor.contiguous()):
+    for piece in _pieces(tensor.contiguous(), _PIECE_NUMEL):
         yield string_at(piece.data_ptr(), piece.nbytes)
 
 
@@ -76,16 +86,18 @@ def average(pieces: Sequence[bytes], types: Sequence[str], shares: Sequence[floa
     needed()
     import torch
 
-    tensors = [
-        torch.frombuffer(bytearray(one), dtype=getattr(torch, dtype)) for one, dtype in zip(pieces, types, strict=True)
+    given = zip(pieces, types, strict=True)
+    blocks = [
+        _pieces(torch.frombuffer(bytearray(one), dtype=getattr(torch, dtype)), BLOCK_NUMEL) for one, dtype in given
     ]
-    total = torch.zeros(tensors[0].numel(), dtype=torch.float64)
-    for one, share in zip(tensors, shares, strict=True):
-        total += one.double() * share
-    result = total.to(tensors[0].dtype)
-    return string_at(result.data_ptr(), result.nbytes)
+    made: list[bytes] = []
+    for some in zip(*blocks, strict=True):
+        total = sum((one.double() * share for one, share in zip(some, shares, strict=True)), torch.tensor(0.0))
+        result = total.to(some[0].dtype)
+        made.append(string_at(result.data_ptr(), result.nbytes))
+    return b"".join(made)
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _pieces(tensor: torch.Tensor, numel: int) -> Iterator[torch.Tensor]:
     flat = tensor.reshape(-1)
-    yield from (flat[start : start + _PIECE_NUMEL] for start in range(0, flat.numel(), _PIECE_NUMEL))
+    yield from (flat[start : start + numel] for start in range(0, flat.numel(), numel))

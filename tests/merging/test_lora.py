@@ -209,6 +209,9 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
     "VeRA": ({"base_model.model.m.q.vera_lambda_b": torch.ones(12)}, None, "VeRA"),
     "biases": (pair() | {"base_model.model.m.q.lora_B.bias": torch.ones(12)}, None, "lora_B.bias"),
     "a saved module of another shape": ({**pair(), "base_model.model.m.q.bias": torch.ones(13)}, None, r"\[13\]"),
+    "floats of 8 bits": ({name: one.to(torch.float8_e5m2) for name, one in pair().items()}, None, "no plain floats"),
+    "a whole model": ({"m.q.weight": torch.ones(12, 10)}, None, "no part of a plain pair"),
+    "modules alone": ({"base_model.model.m.q.weight": torch.ones(12, 10)}, None, "no pair"),
     "infinite": ({name: one / 0 for name, one in pair().items()}, None, "infinite or NaN"),
 }  # fmt: skip
 
