@@ -53,7 +53,9 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
-    return path if path != checkpoint.path else f"{stem}.migrated{suffix}"
+    # A file of the name that the shards of an index have would be another model in their folder.
+    is_twin = checkpoint.shards and not done and _folder_of(checkpoint) is None
+    return f"{stem}.migrated{suffix}" if path == checkpoint.path or is_twin else path
 
 
 def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
