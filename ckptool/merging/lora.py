@@ -138,7 +138,8 @@ class LoraMerge:
             fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
             plain = left[0].removeprefix(next((one for one in HEADS if left[0].startswith(one)), ""))
             hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
-            raise refused(adapter.checkpoint, fact, f"{hint} To merge what fits: `allow_unmatched=True`.")
+            hint += " To merge what fits: `allow_unmatched=True`." if found else ""
+            raise refused(adapter.checkpoint, fact, hint)
         if left:
             self.notes.append(
                 f"{len(left):,} parts of {adapter.checkpoint.path!r} fit no weight, and are left out: {some(left)}"
@@ -165,13 +166,12 @@ def _placed(
         first, there = own[keys[0]]
         end = f"{'_' if is_flat else '.'}{first}"
         before = ["", *dict.fromkeys(one[: -len(first)] for one in there if one.endswith(end) and first not in there)]
-        places = [{key: home[at + one] for key, (one, home) in own.items() if at + one in home} for at in before]
-        whole = {tuple(place.values()): place for place in places if len(place) == len(keys)}
-        if len(whole) > 1:
-            raise refused(adapter.checkpoint, f"{keys[0]!r} may be {some([one[0] for one in whole])}")
+        whole = [at for at in before if all(at + one in home for one, home in own.values())]
+        if len(meant := dict.fromkeys(there[at + first] for at in whole)) > 1:
+            raise refused(adapter.checkpoint, f"{keys[0]!r} may be {some(list(meant))}")
         if whole:
-            return next(iter(whole.values()))
-        best = max(best, places[0], key=len)
+            return {key: home[whole[0] + one] for key, (one, home) in own.items()}
+        best = max(best, {key: home[one] for key, (one, home) in own.items() if one in home}, key=len)
     return best
 
 

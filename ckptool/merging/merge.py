@@ -76,6 +76,8 @@ def merge(
     with ExitStack() as opened:
         merging: LoraMerge | AverageMerge
         if lora is not None:
+            if shares is not None:
+                raise ValueError("shares are for average: adapters have their numbers")
             found = [(_opened(opened, path, limits), weight) for path, weight in _with_weights(lora, scale).items()]
             merging = LoraMerge(found, allow_unmatched=asked.allow_unmatched)
         else:

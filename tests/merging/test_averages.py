@@ -94,3 +94,5 @@ def test_the_command(tmp_path: Path) -> None:
     wrong = ["1,2", "1,2,-1", "1,nan,1", "a"]
     assert {invoke(["merge", "--average", *paths, "--shares", one, "-o", target]).exit_code for one in wrong} == {2}
     assert invoke(["merge", "--average", paths[0], "-o", target]).exit_code == 2
+    assert invoke(["merge", paths[0], "--lora", paths[1], "--shares", "1,1", "-o", target]).exit_code == 2
+    assert invoke(["merge", "--average", *paths, "--scale", "2", "-o", target]).exit_code == 2

@@ -152,6 +152,32 @@ def test_embeddings_magnitudes_patterns_and_saved_modules(tmp_path: Path) -> Non
     assert torch.equal(after["m.q.bias"], before["m.q.bias"])
 
 
+def test_an_adapter_of_several_parts_of_a_model(tmp_path: Path) -> None:
+    names = ["model.diffusion_model.attn.to_q", "model.diffusion_model.attn.to_out.0", "cond.text.q", "ema.attn.to_q"]
+    before = {f"{name}.weight": torch.randn(OUTPUTS, INPUTS) for name in names}
+    save_file(before, tmp_path / "base.safetensors")
+    keys, pairs = (
+        ("attn.processor.to_q_lora", "attn.processor.to_out_lora", "text.q.lora"),
+        [matrices("m.q") for _ in "123"],
+    )
+    tensors = Tensors()
+    for head, key, (down, up) in zip(("unet", "unet", "text_encoder"), keys, pairs, strict=True):
+        tensors |= {f"{head}.{key}.down.weight": down, f"{head}.{key}.up.weight": up}
+    said = {"unet.r": RANK, "unet.lora_alpha": 2, "text_encoder.lora_alpha": 3, "unet.alpha_pattern": {"to_q": 8}}
+    save_file(tensors, tmp_path / "lora.safetensors", {"lora_adapter_metadata": json.dumps(said)})
+
+    report = ckptool.merge(
+        tmp_path / "base.safetensors", tmp_path / "o.safetensors", lora=tmp_path / "lora.safetensors"
+    )
+    found = load_file(report.target)
+    for name, (down, up), scale in zip(names, pairs, (2, 0.5, 0.75), strict=False):
+        assert torch.equal(found[f"{name}.weight"], before[f"{name}.weight"] + up @ down * scale)
+    assert torch.equal(found["ema.attn.to_q.weight"], before["ema.attn.to_q.weight"])  # it has not all that unet has
+    alone = {name: one for name, one in tensors.items() if "to_q" in name}
+    with pytest.raises(MigrationRefused, match=r"may be ema\.attn\.to_q\.weight, model\.diffusion_model\."):
+        ckptool.merge(tmp_path / "base.safetensors", tmp_path / "x.pth", lora=adapter(tmp_path / "a", alone))
+
+
 def test_what_is_tied_stays_tied(tmp_path: Path) -> None:
     weight, (down, up) = torch.randn(OUTPUTS, INPUTS), matrices("m.q")
     torch.save({"m.q.weight": weight, "head.weight": weight}, tmp_path / "base.pth")
