@@ -14,6 +14,7 @@ from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError
+from ckptool.merging.merge import Path
 from ckptool.merging.merge import merge as merge_files
 from ckptool.migration.changes import Changes
 from ckptool.sources.naming import shown_path
@@ -46,6 +47,9 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("give --lora ADAPTER for what is put into BASE, or --average for the mean of all files")
     if options["average"] == (len(files) < 2):
         raise click.UsageError("--average takes two files or more; --lora one, and names each adapter")
+    strong: dict[Path, float] = dict(map(_strong, options["lora"]))
+    if len(strong) < len(options["lora"]):
+        raise click.UsageError("one adapter is given twice: add up its numbers")
     same = {name: options[name] for name in Changes._fields if name in options}
     output = output_for({**options, "as_lines": False}, files[:1], is_list=False, is_bare=options["quiet"])
     line = ProgressLine(1, shown=output.shows_progress)
@@ -55,7 +59,7 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
         report = merge_files(
             files[0],
             options["target"],
-            lora=dict(map(_strong, options["lora"])) or None,
+            lora=strong or None,
             scale=options["scale"],
             average=files[1:] or None,
             shares=_shares(options["shares"]),

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
+from ckptool.formats.json_beside import quantization_of
 from ckptool.merging.adapters import HEADS, OF_PEFT, Adapter, Pair, refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
@@ -22,6 +23,7 @@ from ckptool.tensors.reading import LazyTensor
 
 _WEIGHT: Final = ".weight"
 _OF_KOHYA: Final = "lora_"
+_PLAIN_FIRST: Final = "Quantised weights become plain with `dequantize=True`."
 
 
 class _Change(NamedTuple):
@@ -88,7 +90,7 @@ class LoraMerge:
         self._allow_unmatched = allow_unmatched
         self.notes: list[str] = []
 
-    def __call__(self, _: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
+    def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """
         Return the weights with what adapters change, and what is computed. Names that are tied stay tied.
 
@@ -99,7 +101,7 @@ class LoraMerge:
         names |= {old: name for name, old in weights.old_names.items() if name in weights.tensors}
         changes: dict[object, list[_Change]] = {}
         for adapter, weight in self._adapters:
-            fits = self._fits(adapter, names)
+            fits = self._fits(adapter, checkpoint, names)
             for name, many in Counter(fits.values()).items():
                 if many > 1:
                     raise refused(adapter.checkpoint, f"{many} of its parts are of {name!r}")
@@ -124,7 +126,7 @@ class LoraMerge:
             tensors[name] = LazyTensor(name, made[memory].tensor(tensor.info, tensor.info.dtype))
         return weights._replace(tensors=tensors), list(made.values())
 
-    def _fits(self, adapter: Adapter, names: Mapping[str, str]) -> dict[str, str]:
+    def _fits(self, adapter: Adapter, base: Checkpoint, names: Mapping[str, str]) -> dict[str, str]:
         """Return the tensor of the base that each pair, and each tensor, of an adapter is for."""
         groups: dict[str, list[str]] = {}
         for key in (*adapter.pairs, *adapter.saved):
@@ -139,6 +141,8 @@ class LoraMerge:
             plain = left[0].removeprefix(next((one for one in HEADS if left[0].startswith(one)), ""))
             hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
             hint += " To merge what fits: `allow_unmatched=True`." if found else ""
+            quantised = quantization_of(base)
+            hint += f" {_PLAIN_FIRST}" if quantised is not None and quantised.bound else ""
             raise refused(adapter.checkpoint, fact, hint)
         if left:
             self.notes.append(
@@ -180,7 +184,7 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
     shape = base.shape
     if base.info.storage is None or base.info.layout != "strided" or base.dtype not in TARGETS:
         fact = f"{name!r} in the base is {base.info.layout} {base.dtype} on {base.info.location}, no plain floats"
-        raise refused(adapter.checkpoint, fact, "Quantised weights become plain with `dequantize=True`.")
+        raise refused(adapter.checkpoint, fact, _PLAIN_FIRST)
     if key in adapter.saved:
         if adapter.saved[key].shape != shape:
             fact = f"{key!r} is {list(adapter.saved[key].shape)}, and {name!r} in the base {list(shape)}"

@@ -14,6 +14,7 @@ from torch import nn
 
 import ckptool
 from ckptool import MigrationRefused
+from tests.dense.test_dense import gptq, written
 from tests.program import invoke
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -206,6 +207,20 @@ def test_a_quantised_base_is_refused_unless_it_is_made_plain(tmp_path: Path) -> 
     assert torch.equal(load_file(done.target)["m.q.weight"], values.float() * scale + up @ down)
 
 
+def test_weights_whose_names_change_when_they_are_made_plain(tmp_path: Path) -> None:
+    tensors, dense, says = gptq(4, is_new=False)
+    path, down, up = written(tensors, says, tmp_path), torch.randn(2, dense.shape[1]), torch.randn(dense.shape[0], 2)
+    lora = adapter(tmp_path / "a", {"m.lora_A.weight": down, "m.lora_B.weight": up})
+
+    with pytest.raises(MigrationRefused) as caught:
+        ckptool.merge(path, tmp_path / "o.safetensors", lora=lora)
+    assert "dequantize" in str(caught.value.hint)
+    done = ckptool.merge(path, tmp_path / "o.safetensors", lora=lora, dequantize=True)
+    assert torch.equal(load_file(done.target)["m.weight"], (dense.float() + up @ down).to(dense.dtype))
+    with pytest.raises(MigrationRefused, match="it is quantised"):
+        ckptool.merge(path, tmp_path / "x.safetensors", average=path)
+
+
 def pair(module: str = "base_model.model.m.q", rank: int = RANK) -> Tensors:
     down, up = matrices("m.q", rank)
     return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
@@ -283,6 +298,7 @@ def test_the_command(tmp_path: Path) -> None:
     )
     for wrong in (
         ["-o", target],
+        ["--lora", one, "--lora", f"{one}=2", "-o", target, "--force"],
         ["--lora", one],
         ["--lora", one, "--average", "-o", target],
         [path, "--lora", one, "-o", target],
