@@ -169,7 +169,10 @@ def test_migrating_merges_the_shards(kind: str, target: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("kind", "name", "form"),
-    [("safetensors", "model.safetensors", "safetensors"), ("torch_zip", "pytorch_model.state_dict.bin", "state_dict")],
+    [
+        ("safetensors", "model.migrated.safetensors", "safetensors"),
+        ("torch_zip", "pytorch_model.state_dict.bin", "state_dict"),
+    ],
 )
 def test_form_same_writes_one_file_of_the_shards_format(kind: str, name: str, form: str, tmp_path: Path) -> None:
     index = write(tmp_path, kind).rename(tmp_path / f"{name.partition('.')[0]}.{name.rpartition('.')[2]}.index.json")
@@ -179,6 +182,8 @@ def test_form_same_writes_one_file_of_the_shards_format(kind: str, name: str, fo
     assert report.form == form
     assert Path(report.target) == tmp_path / name
     assert_same(ckptool.load(tmp_path / name), merged(tmp_path, kind))
+    if kind == "safetensors":
+        assert_same(ckptool.load(tmp_path), merged(tmp_path, kind))  # the folder is what it was
 
 
 def test_merging_takes_no_more_memory_than_pieces_do(tmp_path: Path) -> None:
