@@ -156,7 +156,8 @@ class Checkpoint(Parsed, Closing):
         """
         Return what the file holds under a key at its top, as ``keys`` lists them: a tensor as a ``LazyTensor``, weights
         as a ``StateDict``, and anything else as plain values of Python, with lazy tensors in them. Of a namespace,
-        these are its attributes. An object that only code could make stays a node, which names its class.
+        these are its attributes. An object that only code could make stays a node, which names its class. The full name
+        of a tensor, as ``tensors`` has it, gives that tensor.
 
         Raises:
             KeyError: There is none; it names the nearest.
@@ -164,6 +165,8 @@ class Checkpoint(Parsed, Closing):
         """
         top = self._top
         if key not in top:
+            if key in self.tensors:
+                return self.tensors[str(key)]
             from ckptool.names.missing import Missing
 
             raise KeyError(Missing(key, [one for one in top if isinstance(one, str)]) if isinstance(key, str) else key)
@@ -190,7 +193,7 @@ class Checkpoint(Parsed, Closing):
             return node
 
     def __contains__(self, key: object) -> bool:
-        return key in self._top
+        return key in self._top or key in self.tensors
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._top)

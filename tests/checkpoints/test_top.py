@@ -111,3 +111,12 @@ def test_what_is_nested_beyond_measure_is_an_error(tmp_path: Path) -> None:
         assert checkpoint["n"] == 1
         with pytest.raises(ckptool.LimitExceeded, match="nested"):
             checkpoint["deep"]
+
+
+def test_the_full_name_of_a_tensor_is_a_key_too(tmp_path: Path) -> None:
+    torch.save({"model": {"a.weight": torch.arange(4.0)}, "epoch": 3}, tmp_path / "x.pth")
+    with ckptool.open_checkpoint(tmp_path / "x.pth") as checkpoint:
+        (name,) = checkpoint.tensors
+        assert name in checkpoint
+        assert checkpoint[name] is checkpoint.tensors[name]
+        assert list(checkpoint) == ["model", "epoch"]
