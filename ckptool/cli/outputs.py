@@ -177,6 +177,7 @@ def say_each(
                 output.passed_over(target.shown)
             else:
                 codes.add(result.exit_code)
+                passed += options["recursive"] and result.is_other  # a folder in which nothing was looked at
         output.end()
     for text in left_out(unseen):
         say(text, err=True)

@@ -135,3 +135,15 @@ def test_a_code_that_is_not_looked_for_is_no_gate(code: str, option: str, tmp_pa
 def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     for option in ("--policy", "--baseline"):
         assert "gone.x: no such file" in invoke(["check", option, tmp_path / "gone.x", tmp_path]).output
+
+
+def test_a_folder_in_which_nothing_was_looked_at_does_not_pass(tmp_path: Path) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    (tmp_path / "model.pth").write_text(pointer)
+    gate = ["check", "--fail-on", "code"]
+
+    assert invoke([*gate, tmp_path / "model.pth"]).exit_code == 0  # a hook gives what was changed, whatever it is
+    done = invoke([*gate, "-r", tmp_path])
+    assert (done.exit_code, "no checkpoint among 1 file" in done.output) == (2, True)
+    torch.save({"w": torch.ones(1)}, tmp_path / "other.pth")
+    assert invoke([*gate, "-r", tmp_path]).exit_code == 0
