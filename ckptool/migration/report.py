@@ -20,7 +20,6 @@ from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, sh
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.config_files import left_behind
 from ckptool.migration.planned import OutFile, Plan, Planned
 from ckptool.names.wrappers import is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
@@ -228,6 +227,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from plan.file.notes
     if plan.form == "safetensors" and plan.file.is_folder and changes.config_from is None:
+        from ckptool.migration.config_files import left_behind  # most write one file
+
         yield from left_behind(checkpoint)
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)

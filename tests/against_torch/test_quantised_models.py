@@ -19,7 +19,7 @@ import torch.ao.quantization as ao
 from torch import nn
 
 import ckptool
-from ckptool.checkpoints import quantized_modules
+from ckptool.checkpoints import modules, quantized_modules
 from ckptool.errors import IncompleteWeights, UnsupportedFeature
 from ckptool.loading.extra_state import pack
 from tests.loading.loadable import QUICK
@@ -286,7 +286,7 @@ def test_every_class_of_torch_that_saves_in_code_is_known() -> None:
 
     assert len(names) > 30
     assert [name for name in names if not quantized_modules._fields(name)] == []
-    assert all(quantized_modules.is_quantized(name) for name in names)
+    assert all(modules._is_quantized(name) for name in names)
 
 
 def _modules_below(package: Any) -> list[str]:

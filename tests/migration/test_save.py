@@ -215,7 +215,9 @@ def test_nothing_of_an_original_changes_but_what_was_changed(
             differ = {one.name for kind in (report.values, report.shapes, report.dtypes) for one in kind}
             assert all(name.endswith(tuple(names)) for name in differ)
             rest = {kind: count for kind, count in report.counts.items() if count}
-            assert rest.keys() <= {"values", "shapes", "dtypes", "ties"}
+            # DistributedDataParallel has lists of the buffers, which keep their old values.
+            lists = {"names"} if "Distributed" in (weights.class_name or "") else set()
+            assert rest.keys() <= {"values", "shapes", "dtypes", "ties"} | lists
             assert bool(report.ties_a) <= any("were one tensor" in note for note in done.notes)
 
 
