@@ -13,17 +13,25 @@ Shapes and types are compared here, from the index alone. What does not fit is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.quantized_layouts import FP8, POWERS, Settings, Weight, scale_of
+from ckptool.checkpoints.quantized_layouts import FP8, INTEGERS, POWERS, Settings, Weight, scale_of
 from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.strict_json import parse_object
+from ckptool.messages import some
 from ckptool.tensors.reading import LazyTensor
 
 HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
+_MOST_DIMS: Final = 64
+_HARMLESS: Final = re.compile(
+    r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm"
+    r"|(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?)\Z|\.quant_state\."
+)
+"""Names of what belongs to a weight, and is read elsewhere or is about activations."""
 _OTHER_ENDS: Final = {
     "._data": ("._data", ""),
     "int8_weight": ("int8_weight", "weight"),
@@ -97,12 +105,34 @@ def dense_of(
             hint=f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.",
         )
     end, scale = named
-    return kind(Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual))
+    found = Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual)
+    dense = kind(found)
+    if bare := [part.name for part in dense.parts.values() if part.info.storage is None]:
+        raise found.refused(f"{bare[0]!r} has no values, as it is on the meta device")
+    return dense
+
+
+def refuse_unknown(weight: str, others: Sequence[str]) -> None:
+    """
+    Refuse what belongs to a weight and is not used for it, unless it is known to say nothing of its values.
+
+    Raises:
+        MigrationRefused: There is such: zeros, or a second scale, under a name that the layout does not have.
+    """
+    unknown = [one for one in others if not _HARMLESS.search(one)]
+    if unknown:
+        raise MigrationRefused(
+            f"{weight!r} cannot be made dense: what {some(unknown)} does to it is not known",
+            kind="not-dense",
+            hint="Leave it out with `exclude=`, or dequantise it with what quantised it.",
+        )
 
 
 def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block: object = None) -> dict[str, int]:
     """Return how many rows and columns share a scale; refuse shapes that say nothing, or contradict each other."""
     rows, columns = (*(1, 1), *shape)[-2:]
+    if len(shape) < 2 and prod(scale) != 1:
+        raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
     if prod(scale) == 1:
         every = max(prod(shape[:-1]), 1)
         return {"rows": every, "scale_rows": 1, "row_block": every, "column_block": columns}
@@ -144,7 +174,7 @@ def _plain(found: Found) -> Dense:
     if values.dtype not in (*FP8, "int8") and (values.dtype != "uint8" or zero is None or found.end != "weight"):
         raise found.refused(f"its values are {values.dtype}, perhaps several in one")
     if zero is not None:
-        if zero.shape != scale.shape:
+        if zero.shape != scale.shape or zero.dtype not in INTEGERS:
             raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
         parts["zero"] = zero
     end, new_end = _OTHER_ENDS.get(found.end, (found.end, found.end))
@@ -166,10 +196,12 @@ def _packed(found: Found) -> Dense:
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
     parts = {"values": values, "scale": scale}
     if (zero := found.beside("weight_zero_point")) is not None:
-        if zero.shape != (-(-rows * bits // 32), scale.shape[-1]):
+        if zero.shape != (-(-rows * bits // 32), scale.shape[-1]) or zero.dtype != "int32":
             raise found.refused(f"its zero points are of shape {list(zero.shape)}")
         parts["zero"] = zero
     if (order := found.beside("weight_g_idx")) is not None:
+        if order.shape != (columns,) or order.dtype not in INTEGERS:
+            raise found.refused(f"its order of columns is of shape {list(order.shape)} and type {order.dtype}")
         parts["groups"] = order
     return Dense(found.end, "weight", (rows, columns), found.type_of_scale, "packed_columns", parts, facts)
 
@@ -181,8 +213,8 @@ def _packed_floats(found: Found) -> Dense:
     parts = {"values": values, "scale": scale}
     if scale.dtype in FP8:  # NVFP4
         divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
-        if (divisor or factor) is None:
-            raise found.refused("it has no 'weight_global_scale'")
+        if (divisor is None) == (factor is None) or (divisor or factor or scale).numel != 1:
+            raise found.refused("it has no 'weight_global_scale', or more than one number for all of it")
         parts |= {"divisor": divisor} if divisor is not None else {}
         parts |= {"factor": factor} if factor is not None else {}
     elif scale.dtype not in POWERS:
@@ -217,6 +249,8 @@ def _four_bits(found: Found) -> Dense:
     shape, block, dtype = says.get("shape"), says.get("blocksize"), says.get("dtype")
     if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape) or not shape:
         raise found.refused("its 'quant_state' has no shape")
+    if len(shape) > _MOST_DIMS or prod(shape) > 2 * values.nbytes:
+        raise found.refused("the shape in its 'quant_state' does not fit its values")
     if type(block) is not int or block < 2 or block & (block - 1) or dtype not in (*HALF, "float32"):
         raise found.refused(f"its 'quant_state' says blocks of {block!r}, and the type {dtype!r}")
     count = prod(shape)
@@ -224,10 +258,14 @@ def _four_bits(found: Found) -> Dense:
         raise found.refused(f"{count:,} values of 4 bits do not fit {values.nbytes:,} bytes in blocks of {block}")
     parts = {"values": values, "scale": found.scale, "table": table}
     facts: dict[str, float] = {"count": count, "block": block}
-    if (inner := found.tensors.get(f"{name}.nested_absmax")) is not None:
+    inner = found.tensors.get(f"{name}.nested_absmax")
+    if found.scale.dtype != ("float32" if inner is None else "uint8"):
+        raise found.refused(f"its scales are of type {found.scale.dtype}")
+    if inner is not None:
         inner_table, size = found.tensors.get(f"{name}.nested_quant_map"), says.get("nested_blocksize")
         offset = says.get("nested_offset")
-        if inner_table is None or type(size) is not int or size < 1 or not isinstance(offset, float | int):
+        is_size = type(size) is int and 0 < size < 1 << 40
+        if inner_table is None or type(size) is not int or not is_size or not isinstance(offset, float | int):
             raise found.refused("its scales are quantised, and nothing says how")
         if inner.numel != -(-found.scale.numel // size) or inner_table.numel != 256:
             raise found.refused("what scales its scales does not fit them")
@@ -240,6 +278,9 @@ def _eight_bits(found: Found) -> Dense:
     values, scale = found.values, found.scale
     if len(values.shape) != 2 or scale.numel != values.shape[0]:
         raise found.refused(f"its shape is {list(values.shape)}, and that of its scale {list(scale.shape)}")
+    form = found.tensors.get(f"{found.weight.name}_format")
+    if form is not None and (form.nbytes > 8 or any(form.read())):
+        raise found.refused("its values are not in the order of rows ('weight_format')")
     return Dense(found.end, found.end, values.shape, found.usual, "eight_bits", {"values": values, "scale": scale}, {})
 
 
@@ -253,6 +294,10 @@ def _gptq(found: Found) -> Dense:
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
     if bits not in (2, 3, 4, 8) or not fits or (order is not None and order.numel != columns):
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
+    if order is not None and order.dtype not in INTEGERS:
+        raise found.refused(f"its order of columns is of type {order.dtype}")
+    if order is None and columns % groups:
+        raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
     layout = found.settings.says.get("checkpoint_format", "gptq") if found.settings is not None else "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise found.refused(f"its layout is {str(layout)[:40]!r}")

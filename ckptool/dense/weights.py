@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
-from ckptool.dense.kinds import HALF, Dense, dense_of
+from ckptool.dense.kinds import HALF, Dense, dense_of, refuse_unknown
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
@@ -46,6 +47,13 @@ class DenseSource(MadeWeight):
         return packed(values, self._dtype, self._name, saturate=self._saturate)
 
 
+def _is_of_activations(path: str, tensor: LazyTensor, around: Collection[str]) -> bool:
+    """Say whether a number scales activations or caches, in a module ``around`` quantised weights; or marks a file."""
+    is_marker = path.rpartition(".")[2] == "scaled_fp8" and tensor.dtype in FP8
+    is_scale = tensor.numel == 1 and _OF_ACTIVATIONS.search(path) is not None
+    return is_marker or (is_scale and path.rpartition(".")[0] in around)
+
+
 def make_dense(
     checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False
 ) -> tuple[Weights, list[DenseSource]]:
@@ -74,9 +82,12 @@ def make_dense(
     made: dict[str, tuple[str, LazyTensor]] = {}
     sources: list[DenseSource] = []
     gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
-    gone |= {path for path in new if _OF_ACTIVATIONS.search(path)}
-    for path, (weight, _) in chosen.items():
+    around = {path[:end] for path in chosen for end, char in enumerate(path) if char == "."}
+    gone |= {path for path in new if _is_of_activations(path, checkpoint.tensors[path], around)}
+    for path, (weight, others) in chosen.items():
         dense = dense_of(weight, checkpoint.tensors, found.settings, usual.most_common(1)[0][0])
+        used = {id(part) for part in dense.parts.values()}
+        refuse_unknown(path, [one for one in others if id(checkpoint.tensors.get(one)) not in used])
         name = new[path]
         if not name.endswith(dense.end):
             hint = "Make it dense first, and change names afterwards."
@@ -97,6 +108,8 @@ def make_dense(
             del old_names[name]
             continue
         dense_name, one = made.get(path, (name, tensor))
+        if path not in made and tensor.dtype in FP8:
+            raise MigrationRefused(f"{path!r} is of type {tensor.dtype}, and has no scale", kind="not-dense")
         if dense_name in tensors or (dense_name != name and dense_name in weights.old_names):
             raise MigrationRefused(f"two tensors would be called {dense_name!r}", kind="not-dense")
         tensors[dense_name] = one

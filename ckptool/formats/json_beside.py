@@ -82,7 +82,8 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
     from ckptool.formats.strict_json import parse_object
 
     try:
-        return parse_object(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
+        data = folder.content(name, _JSON_NBYTES)
+        return parse_object(data, name, "json", folder.cancellation, has_constants=True)
     except Failure:
         return {}
 
@@ -192,6 +193,7 @@ def _far_object(source: Source, name: str) -> Mapping[str, object]:
         beside = cast("SourceInFolder", source).open_sibling(name) if hasattr(source, "open_sibling") else None
         if beside is None or beside.nbytes > _JSON_NBYTES:
             return {}
-        return parse_object(beside.read(0, beside.nbytes), name, "json", source.cancellation)
+        data = beside.read(0, beside.nbytes)
+        return parse_object(data, name, "json", source.cancellation, has_constants=True)
     except Failure:
         return {}

@@ -11,7 +11,9 @@ from ckptool.errors import AmbiguousFile, MalformedFile
 _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 
 
-def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation | None = None) -> dict[str, object]:
+def parse_object(
+    data: bytes, what: str, kind: str, cancellation: Cancellation | None = None, *, has_constants: bool = False
+) -> dict[str, object]:
     """
     Return a JSON object, as ``parse`` does.
 
@@ -19,15 +21,18 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
         MalformedFile: It is not JSON, or not an object.
         AmbiguousFile: An object in it has a key twice.
     """
-    found = parse(data, what, kind, cancellation)
+    found = parse(data, what, kind, cancellation, has_constants=has_constants)
     if not isinstance(found, dict):
         raise MalformedFile(f"{what} is no JSON object", kind=f"malformed-{kind}")
     return found
 
 
-def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None = None) -> object:
+def parse(
+    data: bytes, what: str, kind: str, cancellation: Cancellation | None = None, *, has_constants: bool = False
+) -> object:
     """
-    Return a JSON value. ``what`` is its name in messages, ``kind`` ends the kinds of its errors.
+    Return a JSON value. ``what`` is its name in messages, ``kind`` ends the kinds of its errors. If it
+    ``has_constants``, it may have those that Python writes, and JSON does not know: ``NaN`` and ``Infinity``.
 
     Raises:
         MalformedFile: It is not JSON (``malformed-KIND``).
@@ -52,7 +57,7 @@ def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None =
             object_pairs_hook=unique,
             parse_int=parse_int,
             parse_float=_number,
-            parse_constant=_no_constant,
+            parse_constant=float if has_constants else _no_constant,
         )
         if b"\\" in data and (b"\\ud" in data or b"\\uD" in data):  # one byte is found ten times as fast as two
             json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError

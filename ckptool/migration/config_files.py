@@ -101,9 +101,19 @@ def _copied(place: str, name: str, nbytes: int) -> Content:
 def _edited(folder: FolderSource, changes: Changes) -> bytes | None:
     """Return the settings as they are of what is written; None where that changes nothing, or they are no JSON."""
     settings = dict(json_object(folder, _CONFIG))
+    if not settings and changes.dequantize:
+        fact = f"{_CONFIG!r} cannot be read, and may say that the weights are quantised"
+        raise MigrationRefused(fact, kind="no-settings", hint="Mend it, or leave out `config_from=`.")
     is_cast = changes.dtype is not None and _put(settings, str(changes.dtype))
-    gone = [settings.pop(key) for key in _QUANTISED if changes.dequantize and key in settings]
+    gone = changes.dequantize and _take_out(settings)
     return json.dumps(settings, indent=2, ensure_ascii=False).encode() if is_cast or gone else None
+
+
+def _take_out(settings: dict[str, Any]) -> bool:
+    """Take out what says how weights are quantised, of the parts of a model, too; say whether there was some."""
+    inner = [one for key, one in settings.items() if isinstance(one, dict) and key not in _QUANTISED]
+    gone = [settings.pop(key) for key in _QUANTISED if key in settings]
+    return any([bool(gone), *map(_take_out, inner)])
 
 
 def _put(settings: Any, dtype: str) -> bool:

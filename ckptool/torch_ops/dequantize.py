@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ctypes import string_at
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MalformedFile, MigrationRefused
 from ckptool.torch_ops.needed import needed
 from ckptool.torch_ops.values import BLOCK_NUMEL
 
@@ -27,7 +27,7 @@ Values: TypeAlias = "Iterator[torch.Tensor]"
 _Codes: TypeAlias = "Callable[[int, int], torch.Tensor]"
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of E2M1, by their bits."""
-_AWQ_ORDER: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3), 2: tuple(range(16))}
+_AWQ_ORDER: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 """Where in a word each of the columns is that it holds, by the bits of one."""
 _OF_127: Final = 7.874015718698502e-3
 """What bitsandbytes multiplies by in place of a division by 127."""
@@ -46,10 +46,10 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
     largest = torch.finfo(target).max
     for one in values:
         made = one.to(target)
-        if dtype == "float16" and bool((lost := made.isinf() & one.isfinite()).any()):
+        if bool(made.isinf().any()) and bool((lost := made.isinf() & one.isfinite()).any()):
             if not saturate:
                 fact = f"tensor {name!r} has values that are too large for {dtype}: at least {int(lost.sum()):,}"
-                hint = "Use bfloat16, or take the largest value with `saturate=True`."
+                hint = "Use a wider type, or take the largest value with `saturate=True`."
                 raise MigrationRefused(fact, kind="overflow", hint=hint)
             made = torch.where(lost, one.clamp(-largest, largest).to(target), made)
         made = made.contiguous()
@@ -70,7 +70,7 @@ def packed_columns(parts: Parts, facts: Facts) -> Values:
     half, zero = 1 << (bits - 1), None
     if "zero" in parts:  # packed along the rows
         zero = _unpacked(parts["zero"].T, bits, len(words)).T.float() - half
-    groups = parts.get("groups")
+    groups = _order(parts["groups"], parts["scale"].shape[-1]) if "groups" in parts else None
 
     def codes(start: int, end: int) -> torch.Tensor:
         found: torch.Tensor = _unpacked(words[start:end], bits, columns).float() - half
@@ -141,33 +141,40 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
     """Yield integers that are packed along the inputs; the matrix is turned round, and its zeros packed (GPTQ)."""
     import torch
 
-    bits, words = facts["bits"], parts["values"]
-    outputs, inputs = words.shape[1], facts["columns"]
-    scale = parts["scale"].float().T
-    zero = _unpacked(parts["zero"], bits, outputs).float().T + facts["zero_offset"]
-    groups = parts["groups"].long() if "groups" in parts else torch.arange(inputs) // facts["column_block"]
+    bits, words = facts["bits"], parts["values"].T.contiguous()
+    outputs, inputs = len(words), facts["columns"]
+    scale = parts["scale"].float().T.contiguous()
+    zero = (_unpacked(parts["zero"], bits, outputs).float() + facts["zero_offset"]).T.contiguous()
+    groups = _order(parts["groups"], scale.shape[-1]) if "groups" in parts else None
+    if groups is None:
+        groups = torch.arange(inputs) // facts["column_block"]
 
     def codes(start: int, end: int) -> torch.Tensor:
-        return _unpacked(words[:, start:end].T, bits, inputs).float()
+        return _unpacked(words[start:end], bits, inputs).float()
 
     return _scaled(codes, (outputs, inputs), scale, zero, facts, groups)
 
 
 def along_outputs(parts: Parts, facts: Facts) -> Values:
     """Yield integers that are packed along the outputs, in an order of their own, turned round (AWQ)."""
-    bits, words, zeros = facts["bits"], parts["values"], parts["zero"]
-    many = 32 // bits
+    import torch
+
+    bits, many = facts["bits"], 32 // facts["bits"]
+    shifts = torch.tensor(_AWQ_ORDER[bits], dtype=torch.int32)[:, None] * bits
+    words = parts["values"].T.contiguous()
 
     def unpacked(some: torch.Tensor) -> torch.Tensor:
-        ordered = _unpacked(some, bits, some.shape[1] * many).reshape(len(some), -1, many)[:, :, _AWQ_ORDER[bits]]
-        return ordered.reshape(len(some), -1).float().T
+        """Return the rows that are packed in rows of words."""
+        found: torch.Tensor = (some[:, None] >> shifts) & ((1 << bits) - 1)
+        return found.reshape(-1, some.shape[1]).float()
 
     def codes(start: int, end: int) -> torch.Tensor:
         first = start // many
-        return unpacked(words[:, first : -(-end // many)])[start - first * many : end - first * many]
+        return unpacked(words[first : -(-end // many)])[start - first * many : end - first * many]
 
-    shape = (words.shape[1] * many, words.shape[0])
-    return _scaled(codes, shape, parts["scale"].float().T, unpacked(zeros), facts)
+    shape = (len(words) * many, words.shape[1])
+    zero = unpacked(parts["zero"].T.contiguous())
+    return _scaled(codes, shape, parts["scale"].float().T.contiguous(), zero, facts, least=many)
 
 
 HOW: Final[Mapping[str, Callable[[Parts, Facts], Values]]] = {
@@ -183,6 +190,7 @@ def _scaled(
     zero: torch.Tensor | None,
     facts: Facts,
     groups: torch.Tensor | None = None,
+    least: int = 1,
 ) -> Values:
     """
     Yield codes, less their zeros, times their scales.
@@ -198,14 +206,14 @@ def _scaled(
     height, high, block = max(facts["rows"], 1), facts["scale_rows"], facts["row_block"]
 
     def spread(one: torch.Tensor) -> torch.Tensor:
+        if groups is not None and one.shape[-1] > 1:
+            return one[:, groups]
         if one.shape[-1] in (1, columns):
             return one
-        if groups is not None:
-            return one[:, groups]
         return one.repeat_interleave(facts["column_block"], -1)[:, :columns]
 
     row, scales, zeros = -1, scale, zero
-    for start, end in _steps(rows, columns, height, block):
+    for start, end in _steps(rows, columns, height, block, least):
         first = start // height * high + start % height // block
         if block == 1 or first != row:  # many rows have the scales of the rows before
             row, last = first, first + 1 if block > 1 else first + end - start
@@ -218,13 +226,13 @@ def _scaled(
         yield made
 
 
-def _steps(rows: int, columns: int, height: int = 1, block: int = 1) -> Iterator[tuple[int, int]]:
+def _steps(rows: int, columns: int, height: int = 1, block: int = 1, least: int = 1) -> Iterator[tuple[int, int]]:
     """
     Yield runs of rows, each with few enough elements for one thread of torch.
 
     None goes from one ``block`` of rows of a matrix of some ``height`` into the next, if these are more than one row.
     """
-    many, start = max(1, BLOCK_NUMEL // max(columns, 1)), 0
+    many, start = max(least, BLOCK_NUMEL // max(columns, 1) // least * least), 0
     while start < rows:
         at = start % height
         left = min(height, (at // block + 1) * block) - at if block > 1 else many
@@ -245,6 +253,22 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     lower = wide[:, first] >> shift
     upper = wide[:, (first + 1).clamp(max=words.shape[1] - 1)] << (32 - shift)
     return (lower | torch.where(shift + bits > 32, upper, 0)) & ((1 << bits) - 1)
+
+
+def _order(groups: torch.Tensor, count: int) -> torch.Tensor | None:
+    """
+    Return which group each column is in; None if nothing is said of any.
+
+    Raises:
+        MalformedFile: A column is in no group.
+    """
+    found = groups.long()
+    if bool((found == -1).all()):
+        return None
+    if found.numel() and not 0 <= int(found.min()) <= int(found.max()) < count:
+        fact = f"columns in groups {int(found.min())} to {int(found.max())}, of {count:,} groups"
+        raise MalformedFile(fact, kind="malformed-tensor")
+    return found
 
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckptool
-from ckptool import MigrationRefused
+from ckptool import CkptoolError, MigrationRefused
 from tests.program import invoke
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -281,3 +281,54 @@ def test_a_model_takes_it_in_its_own_type(tmp_path: Path) -> None:
         report = ckptool.load_into(model.to(dtype), path, dequantize=True)
         assert report.loaded == 2
         assert torch.equal(model["m"].weight, (tensors["m.weight"].float() * spread).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"m.zero_point": torch.ones(6, 1, dtype=torch.int8)}, "m.zero_point"),
+        ({"m.pre_quant_scale": torch.ones(8)}, "m.pre_quant_scale"),
+        ({"o.bias": torch.ones(8).to(torch.float8_e4m3fn)}, "o.bias"),
+    ],
+)
+def test_what_would_be_left_out_unused_is_refused(extra: Tensors, said: str, tmp_path: Path) -> None:
+    tensors = without(int8_rows(), "m.weight_zero_point")
+
+    with pytest.raises(MigrationRefused, match=said):
+        ckptool.load(written({**tensors, **extra}, {}, tmp_path), dequantize=True)
+
+
+@pytest.mark.parametrize("order", [torch.full((64,), -2), torch.full((64,), 9)])
+def test_columns_in_no_group_are_refused(order: torch.Tensor, tmp_path: Path) -> None:
+    path = written({**gptq(4, is_new=False)[0], "m.g_idx": order.to(torch.int32)}, {"bits": 4}, tmp_path)
+
+    with pytest.raises(CkptoolError, match="columns in groups"):
+        ckptool.load(path, dequantize=True)
+
+
+def test_weights_without_values_are_refused(tmp_path: Path) -> None:
+    state = {
+        "q.weight": torch.zeros(8, 8, device="meta", dtype=torch.float8_e4m3fn),
+        "q.weight_scale": torch.ones(8, 1),
+    }
+    torch.save(state, tmp_path / "x.pth")
+
+    with pytest.raises(CkptoolError, match="meta"):
+        ckptool.load(tmp_path / "x.pth", dequantize=True)
+
+
+def test_parameters_that_are_called_like_scales_stay(tmp_path: Path) -> None:
+    tensors, dense, says = fp8_tensor()
+    path = written({**tensors, "attn.q_scale": torch.ones(8, 1, 8)}, says, tmp_path)
+
+    found = ckptool.load(path, dequantize=True)
+    assert found.keys() == {"m.weight", "n.weight", "attn.q_scale"}
+    assert torch.equal(found["m.weight"], dense)
+
+
+def test_settings_with_what_is_no_number_are_read(tmp_path: Path) -> None:
+    tensors, dense, says = gptq(3, is_new=True)
+    path = written(tensors, says, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"limit": float("inf"), "quantization_config": says}))
+
+    assert torch.equal(ckptool.load(path, dequantize=True)["m.weight"], dense)
