@@ -272,6 +272,8 @@ def read_policy(path: str) -> Policy:
         table = tomllib.loads(str(_content(path), "utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _malformed(path, f"no TOML: {error}") from error
+    except RecursionError:
+        raise _malformed(path, "nested too deep") from None
     _refuse_unknown(path, table, _KEYS)
     fail_on = table.get("fail-on", list(DEFAULT))
     if not (isinstance(fail_on, list) and fail_on):
@@ -321,12 +323,18 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
 
     known: dict[str, frozenset[str]] = {}
     for line in _content(path).splitlines():
-        value: Any = parse(line, "the baseline", "baseline")
+        with about(path):
+            value: Any = parse(line, "the baseline", "baseline")
         for one in value if isinstance(value, list) else [value]:
             if not (isinstance(one, dict) and "sha256" in one and "findings" in one):
                 fact, hint = "no baseline: objects have no sha256", "docs/ci.md says how to write one."
                 raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
-            codes = {each["code"] if isinstance(each, dict) else each for each in one["findings"]}
+            findings = one["findings"] if isinstance(one["findings"], list) else [None]
+            found = [each.get("code") if isinstance(each, dict) else each for each in findings]
+            codes = {each for each in found if isinstance(each, str)}
+            if not all(isinstance(each, str) for each in found):
+                fact, hint = "no baseline: findings have no code", "docs/ci.md says how to write one."
+                raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
             codes |= {UNREADABLE} if one.get("error") else set()
             known[str(one["sha256"])] = known.get(str(one["sha256"]), frozenset()) | codes
     known.pop("None", None)  # folders have none

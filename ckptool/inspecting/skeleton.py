@@ -38,6 +38,17 @@ _FEW: Final = 2
 """Items of a list that are alike, and are written one by one."""
 _OF_MODULES: Final = re.compile(r"training|_(backend|version|parameters|\w*buffers\w*|modules|\w*_hooks?(_\w+)?)")
 """Attributes that torch gives every module."""
+_METHODS: Final = frozenset(
+    (
+        *("add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile", "cpu", "cuda"),
+        *("double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer", "get_extra_state"),
+        *("get_parameter", "get_submodule", "half", "ipu", "load_state_dict", "modules", "mtia", "named_buffers"),
+        *("named_children", "named_modules", "named_parameters", "parameters", "requires_grad_", "set_extra_state"),
+        *("set_submodule", "share_memory", "state_dict", "to", "to_empty", "train", "type", "xpu", "zero_grad"),
+        "T_destination",
+    )
+)
+"""Names that a module has for something else: torch takes no parameter or buffer of them."""
 _TAKEN: Final = frozenset(("OrderedDict", "dict", "float", "model", "nn", "range", "self", "setattr", "super", "torch"))
 """Names that the code uses itself."""
 _CLOSING: Final = {"(": ")", "[": "]"}
@@ -136,6 +147,8 @@ class _Writer:
         for name, one in self._tensors.items():
             if one.info.kind != "parameter" or not one.info.numel or not all(map(_is_usable, name.split("."))):
                 continue
+            if _is_torchs(name.rpartition(".")[2]) or any(map(_OF_MODULES.fullmatch, name.split("."))):
+                continue
             first = firsts.setdefault(identity(one.info), name)
             if first != name and _shape(one) is not None:
                 module, _, own = name.rpartition(".")
@@ -196,12 +209,15 @@ class _Writer:
                 continue
             known = plain(value)
             made = _tensor(self._tensors.get(f"{path}{name}"), "buffer") if known is ABSENT else _Value(literal(known))
-            is_code = made is not None and _is_identifier(name)
+            is_code = made is not None and _is_identifier(name) and not _is_torchs(name)
             yield (f"self.{name} = ", name, made) if is_code else (f"self.{name} = {describe(value)}", name, None)
         for how, pairs in (("parameter", body.parameters), ("buffer", body.buffers), ("module", children)):
             for name, value in pairs:
                 made = value if how == "module" or value is None else _tensor(self._tensors.get(f"{path}{name}"), how)
-                if not _is_usable(name) or name in seen or (value is not None and made is None):
+                is_torchs = isinstance(name, str) and (
+                    _OF_MODULES.fullmatch(name) or (how != "module" and _is_torchs(name))
+                )
+                if is_torchs or not _is_usable(name) or name in seen or (value is not None and made is None):
                     yield f"A {how} that is not written here: {describe(name)}", "", None
                     continue
                 seen.add(name)
@@ -255,7 +271,9 @@ def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Pa
     if [key for key, _ in items] == [str(number) for number in range(len(items))]:
         callee = {"Sequential": "nn.Sequential(", "ModuleList": "nn.ModuleList(["}.get(name)
     else:
-        are_keywords = all(_is_identifier(key) for key, _ in items)
+        are_keywords = all(
+            _is_identifier(key) and not _is_torchs(key) and not _OF_MODULES.fullmatch(key) for key, _ in items
+        )
         callees = {"Sequential": "nn.Sequential(OrderedDict(", "ModuleDict": "nn.ModuleDict(dict("}
         callee = callees.get(name) if are_keywords else None
     return None if callee is None else _Made(callee, items)
@@ -357,3 +375,7 @@ def _is_identifier(name: object) -> bool:
 def _is_usable(name: object) -> bool:
     """Say whether a module can have something under a name."""
     return isinstance(name, str) and 0 < len(name) <= _LONGEST and "." not in name and not name.startswith("__")
+
+
+def _is_torchs(name: str) -> bool:
+    return name in _METHODS or name.startswith("register_")

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -49,7 +50,9 @@ _CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
 _BY_ITS_LIBRARY: Final = "Merge it with the library that made it."
 _METADATA: Final = "lora_adapter_metadata"
 _SAVED: Final = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
-_PLAIN: Final = re.compile(r"[\w.]{1,200}")
+_PLAIN: Final = re.compile(r"\^?(?:[\w.]|\\\.){1,200}\$?")
+"""Patterns that peft takes, and that repeat nothing; a dot in them is any character, as there."""
+_MOST_PATTERNS: Final = 10_000
 OF_PEFT: Final = "base_model.model."
 HEADS: Final = (
     *(OF_PEFT, "unet.", "transformer.", "diffusion_model.", "text_encoder.", "text_encoder_2."),
@@ -99,7 +102,10 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
         end = _END.search(name)
         if end is None:
             _refuse_kind(checkpoint, name)
-            saved[_SAVED.sub("", name)] = tensor
+            plain = _SAVED.sub("", name)
+            if plain in saved:
+                raise refused(checkpoint, f"it holds {plain!r} twice, once as {name!r}")
+            saved[plain] = tensor
             continue
         module = name[: end.start()]
         if end["own"] == "_":  # diffusers: the processor of an attention has the pairs of its layers
@@ -118,7 +124,7 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
             raise refused(checkpoint, f"{module!r} has no matrix {lacking!r} (lora_{'B' if lacking == 'up' else 'A'})")
         for side, one in sides.items():
             is_float = one.dtype in TARGETS or (side == "alpha" and one.dtype == "int64")
-            if one.info.storage is None or not is_float:
+            if one.info.storage is None or one.info.layout != "strided" or not is_float:
                 raise refused(checkpoint, f"{one.name!r} is {one.dtype} on {one.info.location}, no plain floats")
         scale = _scale(checkpoint, module, sides, settings)
         has_no_alpha = has_no_alpha or scale is None
@@ -196,11 +202,12 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
     """Return a number that settings say of a module: that of the first pattern that its name ends with, or of all."""
     value = settings.get(key)
     listed = settings.get(patterns)
+    if isinstance(listed, Mapping) and len(listed) > _MOST_PATTERNS:
+        raise refused(checkpoint, f"{patterns!r} in its settings has more than {_MOST_PATTERNS:,} patterns")
     for pattern, number in listed.items() if isinstance(listed, Mapping) else ():
-        plain = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if not _PLAIN.fullmatch(plain):
+        if not _PLAIN.fullmatch(pattern):
             raise refused(checkpoint, f"{patterns!r} in its settings has a pattern: {quoted(pattern)[:80]}")
-        if module == plain or (not pattern.startswith("^") and module.endswith(f".{plain}")):
+        if _of_peft(pattern).match(module):
             value = number
             break
     if value is None:
@@ -208,6 +215,12 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise refused(checkpoint, f"{key!r} in its settings is {quoted(str(value))[:40]}")
     return value
+
+
+@lru_cache(_MOST_PATTERNS)
+def _of_peft(pattern: str) -> re.Pattern[str]:
+    """Return what peft looks for in the name of a module."""
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def _number(checkpoint: Checkpoint, tensor: LazyTensor) -> float:

@@ -10,7 +10,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
-from ckptool.messages import some
+from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
 from ckptool.tensors.made import MadeWeight
@@ -28,13 +28,28 @@ class _Average(MadeWeight):
         super().__init__(name, tensors[0].nbytes, said, tensors[1:])
         self._tensors = tensors
         self._shares = shares
+        self.named = name
+        self.odd = 0
+        """How many values were NaN or infinite in the first when it was made last, and are in the mean."""
 
     def made(self) -> Iterator[bytes]:
-        from ckptool.torch_ops import merging
+        from ckptool.torch_ops import merging, values
 
         types = [one.dtype for one in self._tensors]
+        self.odd = 0
         for pieces in _side_by_side(self._tensors):
-            yield merging.average(pieces, types, self._shares)
+            mean = merging.average(pieces, types, self._shares)
+            facts = values.survey([mean], types[0])
+            if odd := facts.nan + facts.infinite:
+                before = values.survey([pieces[0]], types[0])
+                if lost := odd - before.nan - before.infinite:
+                    fact = (
+                        f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and finite in the first"
+                    )
+                    hint = f"Another file has such values, or others than {types[0]} holds."
+                    raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", hint=hint)
+                self.odd += odd
+            yield mean
 
 
 class AverageMerge:
@@ -44,7 +59,16 @@ class AverageMerge:
         self._others = others
         self._shares = [one / sum(shares) for one in shares]
         self._changes = changes
-        self.notes: list[str] = []
+        self._made: list[_Average] = []
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of what was made."""
+        odd = [
+            f"{one.named!r} has {counted(one.odd, 'value')} that are NaN or infinite" for one in self._made if one.odd
+        ]
+        return [*self._notes, *(f"{one}, as in the first" for one in odd)]
 
     def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """
@@ -69,7 +93,7 @@ class AverageMerge:
             every.append(tensors)
         paths = [one.path for one in (first, *self._others)]
         said = " + ".join(f"{share:.4g} of {path!r}" for share, path in zip(self._shares, paths, strict=True))
-        made: dict[object, MadeWeight] = {}
+        made: dict[object, _Average] = {}
         changed = dict(weights.tensors)
         for new, old in weights.old_names.items():
             if new not in weights.tensors:
@@ -81,8 +105,9 @@ class AverageMerge:
                 source = made.setdefault(memories, _Average(new, same, self._shares, said))
                 changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
         if any(old.endswith(_COUNTS) for old in every[0]):
-            self.notes.append(f"{_COUNTS!r} is that of {first.path!r}")
-        return weights._replace(tensors=changed), list(made.values())
+            self._notes.append(f"{_COUNTS!r} is that of {first.path!r}")
+        self._made = list(made.values())
+        return weights._replace(tensors=changed), self._made
 
     def _refuse_unlike(self, name: str, same: Sequence[LazyTensor]) -> None:
         """Refuse tensors that cannot be averaged: of other shapes, or not of floats, and not equal."""

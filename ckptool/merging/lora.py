@@ -105,12 +105,14 @@ class LoraMerge:
             for name, many in Counter(fits.values()).items():
                 if many > 1:
                     raise refused(adapter.checkpoint, f"{many} of its parts are of {name!r}")
+            here: dict[str, _Change] = {}
             for key, name in fits.items():
-                change = _change(adapter, key, weight, name, weights.tensors[name])
+                here[key] = change = _change(adapter, key, weight, name, weights.tensors[name])
                 together = changes.setdefault(memory_of(weights.tensors[name].info), [])
                 together.append(change)
                 if len(together) > 1 and any(one.is_alone for one in together):
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
+            _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
             if adapter.has_no_alpha:
                 self.notes.append(f"nothing says the alpha of {adapter.checkpoint.path!r}: it is taken to be the rank")
         made: dict[object, _Merged] = {}
@@ -179,6 +181,20 @@ def _placed(
     return best
 
 
+def _refuse_mixed(adapter: Adapter, changes: Mapping[str, _Change], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse square weights that are said to be [inputs, outputs] beside others that surely are not."""
+    layers = {
+        key: one
+        for key, one in changes.items()
+        if adapter.turns and one.pair is not None and not one.pair.is_embedding and len(shapes[key]) == 2
+    }
+    square = next((key for key, one in layers.items() if one.is_turned and len(set(shapes[key])) == 1), None)
+    other = next((key for key, one in layers.items() if not one.is_turned), None)
+    if square is not None and other is not None:
+        fact = f"its settings say fan_in_fan_out, which {other!r} is not: {square!r} is square, and may be either"
+        raise refused(adapter.checkpoint, fact, "Merge it with the library that made it.")
+
+
 def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTensor) -> _Change:
     """Return what a part of an adapter does to a weight of the base; refuse what does not fit it."""
     shape = base.shape
@@ -186,11 +202,18 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
         fact = f"{name!r} in the base is {base.info.layout} {base.dtype} on {base.info.location}, no plain floats"
         raise refused(adapter.checkpoint, fact, _PLAIN_FIRST)
     if key in adapter.saved:
+        saved = adapter.saved[key].info
+        if saved.storage is None or saved.layout != "strided" or adapter.saved[key].dtype not in TARGETS:
+            fact = f"{key!r} is {saved.layout} {adapter.saved[key].dtype} on {saved.location}, no plain floats"
+            raise refused(adapter.checkpoint, fact)
         if adapter.saved[key].shape != shape:
             fact = f"{key!r} is {list(adapter.saved[key].shape)}, and {name!r} in the base {list(shape)}"
             raise refused(adapter.checkpoint, fact)
         return _Change(adapter, None, [adapter.saved[key]])
     pair = adapter.pairs[key]
+    if pair.down.dtype != pair.up.dtype and "float64" in (pair.down.dtype, pair.up.dtype):
+        fact = f"{key!r} has matrices of {pair.down.dtype} and {pair.up.dtype}"
+        raise refused(adapter.checkpoint, fact)
     down, up, magnitude = pair.down.shape, pair.up.shape, pair.magnitude
     is_product = len(down) > 1 and len(up) > 1 and up[1] == down[0] and not any(size != 1 for size in up[2:])
     full, is_kernel = (*up[:1], *down[1:]), any(size > 1 for size in down[2:])

@@ -23,6 +23,7 @@ from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import OnWritten, migrate_by
 from ckptool.migration.report import MigrationReport
+from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):
@@ -122,8 +123,11 @@ def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: fl
     """Return what each adapter is multiplied by."""
     weights = given if isinstance(given, Mapping) else {}
     paths = _paths(given if isinstance(given, str | os.PathLike) else list(given))
-    if len(set(paths)) < len(paths):
+    real = [one if is_far(one) else os.path.realpath(one) for one in paths]
+    if len(set(real)) < len(real):
         raise ValueError("one adapter is given twice")
+    if both := next((one for one in real if not is_far(one) and os.path.dirname(one) in real), None):
+        raise ValueError(f"one adapter is given twice, as a folder and as a file in it: {os.path.basename(both)}")
     found = {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
     if not all(map(math.isfinite, found.values())):
         raise ValueError(f"adapters are multiplied by finite numbers, not {list(found.values())}")
@@ -135,4 +139,6 @@ def _checked(shares: Sequence[float] | None, count: int) -> Sequence[float]:
         return [1.0] * count
     if len(shares) != count or not all(math.isfinite(one) and one > 0 for one in shares):
         raise ValueError(f"shares are {count} positive numbers, not {list(shares)}")
+    if not math.isfinite(sum(shares)):
+        raise ValueError(f"shares have a finite sum, not {list(shares)}")
     return shares

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckptool import MalformedFile
+from ckptool.checking.policy import read_baseline, read_policy
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
 from tests.program import invoke
 
@@ -147,3 +149,16 @@ def test_a_folder_in_which_nothing_was_looked_at_does_not_pass(tmp_path: Path) -
     assert (done.exit_code, "no checkpoint among 1 file" in done.output) == (2, True)
     torch.save({"w": torch.ones(1)}, tmp_path / "other.pth")
     assert invoke([*gate, "-r", tmp_path]).exit_code == 0
+
+
+@pytest.mark.parametrize("findings", ["[[1]]", "[{}]", "null", "[1]", '{"code": "CK201"}'])
+def test_a_baseline_of_odd_findings_is_named(findings: str, tmp_path: Path) -> None:
+    (tmp_path / "known.json").write_text(f'{{"sha256": "0", "findings": {findings}}}')
+    with pytest.raises(MalformedFile, match=r"known\.json: no baseline: findings have no code"):
+        read_baseline(str(tmp_path / "known.json"))
+
+
+def test_a_policy_that_is_nested_too_deep_is_named(tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 100_000}")
+    with pytest.raises(MalformedFile, match=r"deep\.toml: nested too deep"):
+        read_policy(str(tmp_path / "deep.toml"))

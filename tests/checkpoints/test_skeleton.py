@@ -198,3 +198,16 @@ def test_a_state_dict_has_no_classes(tmp_path: Path) -> None:
     done = invoke(["inspect", tmp_path / "model.pth", "--skeleton"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: {tmp_path / 'model.pth'}: no skeleton: it holds no whole model")
+
+
+def test_names_that_a_module_has_itself_are_comments(tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    model.extra = nn.Sequential()  # its file says another class, which has no arguments
+    model.__class__ = Words
+    for name in ("register_buffer", "type"):
+        model._parameters[name] = nn.Parameter(torch.ones(2))
+    model._modules["_parameters"] = nn.Linear(2, 2)
+    torch.save(model, tmp_path / "model.pth")
+    code = skeleton_of(tmp_path / "model.pth")
+    assert code.count("that is not written here") == 3
+    assert list(facts(run(code))) == ["weight", "bias"]

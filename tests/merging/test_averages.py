@@ -96,3 +96,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert invoke(["merge", "--average", paths[0], "-o", target]).exit_code == 2
     assert invoke(["merge", paths[0], "--lora", paths[1], "--shares", "1,1", "-o", target]).exit_code == 2
     assert invoke(["merge", "--average", *paths, "--scale", "2", "-o", target]).exit_code == 2
+    assert invoke(["merge", "--average", *paths[:2], "--shares", "1e308,1e308", "-o", target]).exit_code == 2
+
+
+@pytest.mark.parametrize("value", [1e6, torch.nan])
+def test_what_would_not_be_finite_is_refused(value: float, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(3).half(), "mask": torch.full((2,), -torch.inf)}, tmp_path / "a.safetensors")
+    save_file({"w": torch.full((3,), value), "mask": torch.full((2,), -torch.inf)}, tmp_path / "b.safetensors")
+    with pytest.raises(MigrationRefused, match="3 values of 'w' would be infinite or NaN"):
+        ckptool.merge(tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+    report = ckptool.merge(
+        tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors", exclude="w"
+    )
+    assert "'mask' has 2 values that are NaN or infinite" in str(report)

@@ -253,6 +253,15 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
     "floats of 8 bits": ({name: one.to(torch.float8_e5m2) for name, one in pair().items()}, None, "no plain floats"),
     "a whole model": ({"m.q.weight": torch.ones(12, 10)}, None, "no part of a plain pair"),
     "modules alone": ({"base_model.model.m.q.weight": torch.ones(12, 10)}, None, "no pair"),
+    "one saved for two adapters": (
+        {**pair(), **{f"base_model.model.m.q.modules_to_save.{one}.bias": torch.ones(12) for one in "ab"}},
+        None, "'base_model.model.m.q.bias' twice",
+    ),
+    "saved integers": ({**pair(), "base_model.model.m.q.bias": torch.ones(12).int()}, None, "int32 on cpu"),
+    "floats of two sizes": (
+        {"m.q.lora_A.weight": torch.ones(4, 10).double(), "m.q.lora_B.weight": torch.ones(12, 4)}, None,
+        "matrices of float64 and float32",
+    ),
     "infinite": ({name: one / 0 for name, one in pair().items()}, None, "infinite or NaN"),
 }  # fmt: skip
 
@@ -263,6 +272,33 @@ def test_what_does_not_fit_is_refused_by_name(name: str, tmp_path: Path) -> None
     with pytest.raises(MigrationRefused, match=words):
         ckptool.merge(base(tmp_path), tmp_path / "o.safetensors", lora=adapter(tmp_path / "a", tensors, settings))
     assert not (tmp_path / "o.safetensors").exists()
+
+
+@pytest.mark.parametrize(("pattern", "alpha"), [("m.q", 3), ("m[q", 0), ("q", 3), ("..q", 3), (r"m\.q$", 3), ("x", 4)])
+def test_patterns_are_those_of_peft(pattern: str, alpha: int, tmp_path: Path) -> None:
+    settings = {"r": 4, "lora_alpha": 4, "alpha_pattern": {pattern: 3}}
+    path, lora = base(tmp_path), adapter(tmp_path / "a", pair("base_model.model.m.q"), settings)
+    if not alpha:
+        with pytest.raises(MigrationRefused, match="has a pattern"):
+            ckptool.merge(path, tmp_path / "o.safetensors", lora=lora)
+        return
+    assert f"times {alpha / 4:g}" in str(ckptool.merge(path, tmp_path / "o.safetensors", lora=lora))
+
+
+def test_a_square_weight_beside_others_that_are_not_turned_is_refused(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(4, 4), "b.weight": torch.ones(6, 4)}, tmp_path / "b.safetensors")
+    tensors = {f"{one}.lora_A.weight": torch.ones(2, 4) for one in "ab"}
+    tensors |= {"a.lora_B.weight": torch.ones(4, 2), "b.lora_B.weight": torch.ones(6, 2)}
+    lora = adapter(tmp_path / "a", tensors, {"r": 2, "lora_alpha": 2, "fan_in_fan_out": True})
+    with pytest.raises(MigrationRefused, match="'a' is square"):
+        ckptool.merge(tmp_path / "b.safetensors", tmp_path / "o.safetensors", lora=lora)
+
+
+def test_one_adapter_given_twice_is_refused(tmp_path: Path) -> None:
+    path, lora = base(tmp_path), adapter(tmp_path / "a", pair())
+    for other in (tmp_path / "a" / ".." / "a" / lora.name, tmp_path / "a"):
+        with pytest.raises(ValueError, match="twice"):
+            ckptool.merge(path, tmp_path / "o.safetensors", lora=[lora, str(other)])
 
 
 def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

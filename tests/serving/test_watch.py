@@ -133,6 +133,16 @@ def test_weights_that_are_not_accepted_never_serve(
     LiveModel(kind().eval(), path, commit=commit, allow_nan=True)
 
 
+def test_nan_that_accept_leaves_does_not_serve(tmp_path: Path) -> None:
+    save_as_gpus_do(tmp_path / "model.pth", seed=1)
+    with pytest.raises(CkptoolError, match=r"NaN or infinities in 1 tensor: out\.bias"):
+        LiveModel(
+            LeNet().eval(),
+            tmp_path / "model.pth",
+            accept=lambda weights: weights["out.bias"].fill_(torch.nan) is not None,
+        )
+
+
 def test_a_mask_of_infinities_is_no_reason_to_refuse(tmp_path: Path) -> None:
     class Masked(torch.nn.Module):
         def __init__(self) -> None:

@@ -126,9 +126,9 @@ class LiveModel(Closing):
     ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
     Weights with NaN or infinities are refused, but for masks, unless ``allow_nan``. ``accept`` is given new weights by
-    name, on the CPU, before they serve: if it raises, or returns what is false and not None, they are refused, too. If
-    ``source`` is refused or cannot be loaded, the first weights are those of ``fallback``, where there is one;
-    ``last_error`` says why.
+    name, on the CPU, before they serve: if it raises, or returns what is false and not None, they are refused, too. It
+    must not write to them: what it leaves there serves, and NaN is refused. If ``source`` is refused or cannot be
+    loaded, the first weights are those of ``fallback``, where there is one; ``last_error`` says why.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -400,6 +400,8 @@ class LiveModel(Closing):
             raise
         except Exception as error:  # noqa: BLE001 - it raises what it likes
             is_refused, why = True, str(error)
+        if accept is not None and not self._allow_nan:
+            in_own_thread(lambda: _refuse_nan(weights, cancellation))  # it may have written to them
         if is_refused:
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
