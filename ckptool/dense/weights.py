@@ -55,14 +55,19 @@ def _is_of_activations(path: str, tensor: LazyTensor, around: Collection[str]) -
 
 
 def make_dense(
-    checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False
+    checkpoint: Checkpoint,
+    weights: Weights,
+    dtype: str | None = None,
+    *,
+    saturate: bool = False,
+    at_once: bool = False,
 ) -> tuple[Weights, list[DenseSource]]:
     """
     Return weights in which what was quantised is dense, and what makes each that is.
 
     ``dtype`` is the type that dense weights get. Without it, that is the type of their scales if it has 16 bits, or
     what the layout says, or bfloat16. Names keep what was changed of them. The bytes of a dense weight are computed
-    each time that they are read.
+    each time that they are read: in order, or ``at_once`` where who reads them would take pieces in any order.
 
     Raises:
         MigrationRefused: Nothing is quantised; or a weight has no scale, a layout that cannot be made dense, parts that
@@ -97,6 +102,7 @@ def make_dense(
         name = name[: len(name) - len(dense.end)] + dense.new_end
         own = dtype or dense.dtype
         source = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
+        source.is_compressed = at_once
         info = source.tensor(checkpoint.tensors[path].info, dtypes.BY_NAME[own], dense.shape)
         made[path] = name, LazyTensor(name, info)
         sources.append(source)

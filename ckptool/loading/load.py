@@ -162,7 +162,8 @@ def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) ->
     """Return weights in which what is quantised is dense, of a type if one is named."""
     from ckptool.dense.weights import make_dense  # few files have some
 
-    return make_dense(checkpoint, chosen, None if dtype is None else str(dtype).removeprefix("torch."))[0]
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    return make_dense(checkpoint, chosen, name, at_once=True)[0]
 
 
 def predict_memory(

@@ -332,3 +332,17 @@ def test_settings_with_what_is_no_number_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"limit": float("inf"), "quantization_config": says}))
 
     assert torch.equal(ckptool.load(path, dequantize=True)["m.weight"], dense)
+
+
+def test_large_weights_are_read_as_a_whole(tmp_path: Path) -> None:
+    names, scale = [f"{number}.weight" for number in range(3)], torch.rand(3000, 1)
+    weights = {name: torch.randn(3000, 3000).to(torch.float8_e4m3fn) for name in names}
+    path = written(weights | {f"{name}_scale": scale.clone() for name in names}, {}, tmp_path)
+    want = {name: (one.float() * scale).to(torch.bfloat16) for name, one in weights.items()}
+
+    model = torch.nn.ModuleList(torch.nn.Linear(3000, 3000, bias=False, dtype=torch.bfloat16) for _ in names)
+    ckptool.load_into(model, path, dequantize=True, strict=False)
+    for found in (ckptool.load(path, dequantize=True), model.state_dict()):
+        assert all(torch.equal(found[name], one) for name, one in want.items())
+    target = ckptool.migrate(path, tmp_path / "out", max_shard_size="20MB", dequantize=True).target
+    assert all(torch.equal(ckptool.load(target)[name], one) for name, one in want.items())
