@@ -29,8 +29,12 @@ from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
 _FILES: Final = (b"0", b"\0", b"7")
-_NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6", b"K", b"g")
-"""Links, devices and folders, which have no payload; what stands for the name of a link, and for several members."""
+_NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
+"""Links, devices and folders, which have no payload."""
+_EXTENSIONS: Final = (b"x", b"L", b"K", b"g")
+"""What is said of the next member: all, its name, the name that a link leads to; and of several members."""
+_TABLES: Final = ("storages", "tensors")
+"""Members that PyTorch unpacks from tars of its own, whatever their kind."""
 
 
 class _Member(NamedTuple):
@@ -55,7 +59,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         TruncatedFile: A member reaches over the end of the file.
         MalformedFile: A header is damaged.
         UnsupportedFeature: A member is sparse: its bytes are not its content.
-        AmbiguousFile: Two members have one name.
+        AmbiguousFile: Two members have one name, or readers differ in where members lie or what they are.
     """
     records: dict[str, Record] = {}
     no_files: set[str] = set()
@@ -72,6 +76,8 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if name in (no_files if member.kind in _FILES else records):  # a link, say: who unpacks it gets the last
             raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.payload)
         if member.kind not in _FILES:
+            if name in _TABLES:
+                raise _ambiguous(f"{name!r} is no regular file", member.payload)
             if len(no_files) >= limits.entries:
                 raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
             no_files.add(name)
@@ -143,26 +149,47 @@ def _members(source: Source) -> Iterator[_Member | int]:
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
-        is_extension = kind in (b"x", b"L", b"g")
+        is_extension = kind in _EXTENSIONS
+        nbytes = said = _number(header[124:136], position)
         if "size" in override and not is_extension:
             nbytes = _decimal(override["size"], position)
-        else:
-            nbytes = _number(header[124:136], position)
-        payload = position + BLOCK
+        at, payload = position, position + BLOCK
         position = payload + -(-nbytes // BLOCK) * BLOCK
         if is_extension:
             if payload + nbytes > source.nbytes:
                 raise _truncated(payload, payload + nbytes, source.nbytes)
             if nbytes > TAR_NAME_NBYTES:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
+            if kind == b"K":
+                continue
             text = source.read(payload, nbytes)
             found = {"path": _text(text)} if kind == b"L" else _pax(text, payload)
             if not override.keys().isdisjoint(found) or (kind == b"g" and found):  # of two, readers take either
                 raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
             override |= found
             continue
-        yield _Member(override.get("path") or _name(header), kind, payload, nbytes, "sparse" in override)
+        name = override.get("path") or _name(header)
+        _check_for_all_readers(header, name, max(nbytes, said), at)
+        yield _Member(name, kind, payload, nbytes, "sparse" in override)
         override = {}
+
+
+def _check_for_all_readers(header: bytes, name: str, nbytes: int, position: int) -> None:
+    """Raise AmbiguousFile where some readers pass over other bytes than others, or take a member for something else."""
+    kind = header[156:157]
+    if kind == b"X":  # for some an extended header, for others a file
+        raise _ambiguous("an extended header of Solaris", position)
+    if kind == b"S" and header[482]:  # more of its list may follow the header
+        raise _ambiguous("a sparse file with a long list", position)
+    if nbytes and kind in _NO_FILES:
+        raise _ambiguous("a link, device or folder with a size", position)
+    is_folder = name.endswith("/") or (kind == b"\0" and _text(header[:100]).endswith("/"))
+    if nbytes and kind in _FILES and is_folder:
+        raise _ambiguous(f"{name!r} is a file with the name of a folder", position)
+
+
+def _ambiguous(what: str, position: int) -> AmbiguousFile:
+    return AmbiguousFile(f"readers of tars differ: {what}", kind="ambiguous-tar", offset=position)
 
 
 def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:

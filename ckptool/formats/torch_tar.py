@@ -14,7 +14,6 @@ _legacy_load.legacy_load.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from struct import Struct
 
@@ -40,23 +39,25 @@ _MEMBERS = (*_TABLES, "pickle")
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a tar with the three members that hold the data, or one of them missing."""
-    return probe.tar is not None and has_tables(probe.tar)
+    """Say whether this is a tar with one of the tables, which ``torch.load`` reads before it misses another member."""
+    return probe.tar is not None and any(name in probe.tar for name in _TABLES)
 
 
-def has_tables(archive: Archive) -> bool:
-    """Say the same of an archive that is open."""
-    return sum(name in archive for name in _MEMBERS) > 1
+def streams_as_far(archive: Archive) -> Iterator[tuple[Stream, str | None]]:
+    """
+    Yield the pickles of the tables that are there, up to the first that cannot be read, with that; and what is wrong.
 
-
-def streams_as_far(archive: Archive) -> Iterator[Stream]:
-    """Yield the pickles of the tables, up to the first that cannot be read, with that."""
+    What follows the pickle that it is about is not known, but ``torch.load`` may read it.
+    """
     tables = TarStorages(archive)
     for member in _TABLES:
         if member in archive:
-            with suppress(Failure):  # what follows the pickle that it is about is not known
+            wrong = None
+            try:
                 tables.read(member)
-            yield tables.stream(member)
+            except Failure as error:
+                wrong = error.message
+            yield tables.stream(member), wrong
 
 
 def read(probe: Probe) -> Parsed:

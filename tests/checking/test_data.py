@@ -407,6 +407,64 @@ def test_a_link_in_place_of_a_member_of_a_tar_may_lead_anywhere(name: str, kind:
     assert check(tar_file(parts)).grade == "data"
 
 
+def tar_member(name: str, data: bytes, kind: bytes = b"0", **fields: Any) -> bytes:
+    """A header that says that there are so many bytes, whatever the kind, and these."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = fields.get("size", len(data)), kind
+    info.linkname = fields.get("linkname", "")
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    for at, value in fields.get("put", {}).items():
+        header[at : at + len(value)] = value
+    header[124:136] = b"%011o\0" % info.size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + data + bytes(-len(data) % 512)
+
+
+def stored(count: bytes, *entry: Any) -> bytes:
+    """A table of storages, with a call behind the bytes of the first."""
+    return (
+        count
+        + pickled(entry[0] if entry else (1, "cpu", named("torch", "FloatStorage")))
+        + (pack("<q", 4) + floats() + pickled(RUNS))
+    )
+
+
+HIDDEN = tar_member("storages", stored(pickled(1)))
+FLOAT = named("torch", "FloatStorage")
+SOUND_TAR = tar_file({"storages": pickled(0) + pickled([]), "tensors": pickled(0), "pickle": pickled({"a": 1})})
+NO_SOUND_TARS = {
+    "a table alone": HIDDEN,
+    "a table beside a model": tar_member("m.pt", torch_zip({"w": tensor(storage())}, {"0": floats()})) + HIDDEN,
+    "a count that is a truth": tar_member("storages", stored(b"\x80\2\x88.")),
+    "a key that is a tuple": tar_member("storages", stored(pickled(1), ((1,), "cpu", FLOAT))),
+    "an entry that is a list": tar_member("storages", stored(pickled(1), [1, "cpu", FLOAT])),
+    "a folder with a size": SOUND_TAR[:-1024] + tar_member("d", HIDDEN, b"5"),
+    "a link with a size": SOUND_TAR[:-1024] + tar_member("d", HIDDEN, b"2", linkname="y"),
+    "a folder by its name": SOUND_TAR[:-1024] + tar_member("d/", HIDDEN, b"\0"),
+    "a folder with an extended size": (
+        SOUND_TAR[:-1024] + tar_member("p", b"13 size=%d\n" % len(HIDDEN), b"x") + tar_member("d", HIDDEN, b"5", size=0)
+    ),
+    "an extended name with a slash": tar_member("p", b"18 path=storages/\n", b"x")
+    + tar_member("f", stored(pickled(1))),
+    "a header of Solaris": tar_member("p", b"17 path=storages\n", b"X") + tar_member("foo", stored(pickled(1))),
+    "a link to a table": tar_member("foo", stored(pickled(1))) + tar_member("storages", b"", b"1", linkname="foo"),
+    "a sparse file with a long list": SOUND_TAR[:-1024] + tar_member("s", bytes(512), b"S", put={482: b"\1"}),
+    "names of two kinds": (
+        tar_member("l", b"storages\0", b"L") + tar_member("l", b"y\0", b"K") + tar_member("f", stored(pickled(1)))
+    ),
+}
+
+
+@each("name", NO_SOUND_TARS)
+def test_what_tars_hide_from_some_of_their_readers_is_not_data(name: str, tmp_path: Path) -> None:
+    """torch.load() reads the tables of a tar by the tarfile of Python, before it misses another member."""
+    file = tmp_path / "x.pt"
+    file.write_bytes(NO_SOUND_TARS[name] + bytes(1024))
+    assert check(file).grade not in ("data", None)
+    assert invoke(["check", "--fail-on", "code", str(file)]).exit_code != 0
+
+
 def test_a_storage_that_is_an_array_of_objects_is_looked_into(tmp_path: Path) -> None:
     """numpy.load() opens any zip, and takes a member for an array by its first bytes."""
     for kind, grade in (("|O", "system"), ("|u1", "data")):

@@ -277,7 +277,7 @@ class Search:
         except Failure as error:
             wrong = error
         if archive is not None:
-            self._members(archive, where)
+            self._members(archive, where, is_tar=True)
         self.others(source, archive, where)
         if wrong is not None:
             try:
@@ -285,17 +285,21 @@ class Search:
             finally:
                 del wrong  # as above
 
-    def _members(self, archive: Archive, where: Place) -> None:
+    def _members(self, archive: Archive, where: Place, *, is_tar: bool = False) -> None:
         """Look at an archive, and its members, but for the storages of a tree: no loader starts a pickle there."""
         from ckptool.formats import torch_tar, torch_zip  # few files hold archives
 
         self.programs(archive, where.record)
-        tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
+        tables = {one.record: (one, wrong) for one, wrong in torch_tar.streams_as_far(archive)} if is_tar else {}
         storages = torch_zip.storages_as_far(archive)
         for name in archive:
+            wrong = None
             if name in tables:
-                self.stream(tables[name], where.member(name).record)
-            elif name not in storages:
+                table, wrong = tables[name]
+                self.stream(table, where.member(name).record)
+                if wrong is not None:  # so it may be anything
+                    self.miss(f"{where.member(name)}: {wrong}")
+            if wrong is not None or (name not in tables and name not in storages):
                 self._content(partial(archive.open, name), where.member(name))
 
     def others(self, source: Source, archive: Archive | None, where: Place = _FILE) -> None:
