@@ -329,7 +329,8 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
             if not (isinstance(one, dict) and "sha256" in one and "findings" in one):
                 fact, hint = "no baseline: objects have no sha256", "docs/ci.md says how to write one."
                 raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
-            findings = one["findings"] if isinstance(one["findings"], list) else [None]
+            listed = one["findings"]  # those of a scan are numbers by codes
+            findings = listed if isinstance(listed, list | dict) else [None]
             found = [each.get("code") if isinstance(each, dict) else each for each in findings]
             codes = {each for each in found if isinstance(each, str)}
             if not all(isinstance(each, str) for each in found):

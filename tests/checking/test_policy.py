@@ -151,7 +151,7 @@ def test_a_folder_in_which_nothing_was_looked_at_does_not_pass(tmp_path: Path) -
     assert invoke([*gate, "-r", tmp_path]).exit_code == 0
 
 
-@pytest.mark.parametrize("findings", ["[[1]]", "[{}]", "null", "[1]", '{"code": "CK201"}'])
+@pytest.mark.parametrize("findings", ["[[1]]", "[{}]", "null", "[1]"])
 def test_a_baseline_of_odd_findings_is_named(findings: str, tmp_path: Path) -> None:
     (tmp_path / "known.json").write_text(f'{{"sha256": "0", "findings": {findings}}}')
     with pytest.raises(MalformedFile, match=r"known\.json: no baseline: findings have no code"):
