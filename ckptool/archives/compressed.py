@@ -74,6 +74,12 @@ def _lzma() -> _Unpacker:
     return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
 
 
+def _either() -> _Unpacker:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY)
+
+
 class _LzmaOfZip:
     """LZMA as a zip has it: a version, five bytes of properties and their size, and the data, of unknown length."""
 
@@ -120,6 +126,11 @@ _ZFILE_HEAD: Final = 21
 """Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
 BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
 _LEAST_ZLIB: Final = 8
+_OF_LZMA: Final = ("xz", "lzma")
+"""Python's reader of both tells each stream of a file anew, so that one may follow the other."""
+_LZMA_HEAD: Final = 5
+"""Bytes of its properties and of the length of its dictionary."""
+_NEEDS_MEMORY: Final = "memory usage limit"
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
 
@@ -141,8 +152,11 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def _unpacks(kind: Compression, head: bytes) -> bool:
-    if kind is ZLIB and (len(head) < _LEAST_ZLIB or head.isascii()):
+    if kind is ZLIB and len(head) < _LEAST_ZLIB:
         return False  # text, that begins with an x
+    if kind.name == "lzma":  # with a dictionary too long to be unpacked, it is packed all the same
+        longest = min(int.from_bytes(head[1:_LZMA_HEAD], "little"), _LZMA_DICTIONARY)
+        head = head[:1] + longest.to_bytes(4, "little") + head[_LZMA_HEAD:]
     try:
         kind.start().decompress(head, len(head))
     except ImportError:
@@ -211,9 +225,13 @@ def _decompress(
                     pending = pending.lstrip(b"\0")
                     if not pending:
                         continue
-                if not (kind.magic and pending.startswith(kind.magic[:1])):
+                is_either = bool(kind.magic) and kind.name in _OF_LZMA
+                if is_either and not pending.strip(b"\0"):
+                    pending = b""
+                    continue
+                if not is_either and not (kind.magic and pending.startswith(kind.magic[:1])):
                     break  # padding after the last member, as tar on tape leaves it
-                unpacker = kind.start()
+                unpacker = _either() if is_either else kind.start()
             is_full = True
             while is_full and not unpacker.eof:
                 longest = _PIECE if finer_from is None else min(_PIECE, max(1, finer_from - len(output)))
@@ -229,6 +247,9 @@ def _decompress(
             f"a {kind.name} file, and this Python has no {error.name}", kind="no-unpacker"
         ) from error
     except _errors() as error:
+        if kind.name in _OF_LZMA and _NEEDS_MEMORY in str(error).lower():
+            fact = f"the {kind.name} file needs more than {_XZ_MEMORY:,} bytes of memory to be unpacked"
+            raise LimitExceeded(fact, actual=_XZ_MEMORY) from error
         raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"damaged-{kind.name}") from error
     if not unpacker.eof:
         fact = f"the {kind.name} file is truncated after {len(output):,} unpacked bytes"

@@ -206,7 +206,7 @@ def _read_usual(
     extra = block[begin : begin + extra_n]
     if (
         block.startswith(NUMPY, begin + extra_n)
-        or len(extra) != extra_n
+        or begin + extra_n + min(len(NUMPY), stored_nbytes) > len(block)
         or not stored_nbytes
         or stored_nbytes >= FULL32
         or nbytes >= FULL32

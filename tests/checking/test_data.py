@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import lzma
 import os
 import pickle
 import tarfile
+import zlib
+from functools import partial
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -506,3 +510,94 @@ def test_what_could_not_be_opened_beside_a_model_is_not_called_data(refused: byt
 
     assert check(path).grade == "code"
     assert invoke(["check", "--fail-on", "code", str(path)]).exit_code == 1
+
+
+RUN_BEHIND = b"\x80\4B" + pack("<I", 0x2007) + b"a" * 0x2007 + b"0" + call(named("os", "getpid")) + b"."
+
+
+def of_ascii(data: bytes) -> bytes:
+    """Return zlib of data in the fixed code, which keeps so much of it in ASCII as the data allows."""
+    bits = [1, 1, 0]
+    for one in data:
+        code, count = (0x30 + one, 8) if one < 144 else (0x190 + one - 144, 9)
+        bits += [code >> at & 1 for at in reversed(range(count))]
+    bits += [0] * (7 + -(len(bits) + 7) % 8)
+    packed = bytes(sum(bit << at for at, bit in enumerate(bits[begin : begin + 8])) for begin in range(0, len(bits), 8))
+    return b"x^" + packed + pack(">I", zlib.adler32(data))
+
+
+def zip_at_end(behind: int) -> bytes:
+    """Return a pickle of one string, in which a zip stands with so many bytes behind it."""
+    inner = b"z" * 9 + zip_file({"x/data.pkl": RUN_BEHIND, "x/version": b"3\n"}) + b"q" * behind
+    return b"\x80\2B" + pack("<I", len(inner)) + inner + b"0N."
+
+
+def long_dictionary(data: bytes) -> bytes:
+    packed = bytearray(lzma.compress(data, lzma.FORMAT_ALONE))
+    packed[1:5] = pack("<I", 1 << 30)
+    return bytes(packed)
+
+
+def array_behind_padding() -> bytes:
+    """Return what torch.load() reads, with a storage that is an array of objects, behind the longest padding."""
+    head = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+    array = b"\x93NUMPY\1\0\x76\0" + head + pickled(call(named("os", "getpid")))
+    stored = tensor(storage("k" * 220, numel=len(array), dtype="ByteStorage"), (len(array),))
+    tree = {"a": tensor(storage("1", numel=2048), (2048,)), "w": stored}
+    data = zip_file({"archive/data.pkl": pickled(tree), "archive/version": b"3\n", "archive/data/1": floats(2048)})
+    name, extra = b"archive/data/" + b"k" * 220, b"FB" + pack("<H", 66) + bytes(66)
+    begin = data.index(b"PK\1\2")
+    common = pack("<4H3LH", 0, 0, 0, 0, zlib.crc32(array), len(array), len(array), len(name))
+    member = b"PK\3\4\0\0" + common + pack("<H", len(extra)) + name + extra + array
+    entry = b"PK\1\2\0\0\0\0" + common + bytes(2) + pack("<3H2L", 0, 0, 0, 0, begin) + name
+    entries = data[begin : data.rindex(b"PK\5\6")] + entry
+    end = pack("<4s4H2LH", b"PK\5\6", 0, 0, 4, 4, len(entries), begin + len(member), 0)
+    return data[:begin] + member + entries + end
+
+
+XZ, ALONE = (partial(lzma.compress, format=kind) for kind in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE))
+RUN_BY_SOME = {
+    "zlib of ascii": lambda: of_ascii(RUN_BEHIND),
+    "a dictionary of a gibibyte": lambda: long_dictionary(RUN_BEHIND),
+    "lzma behind nothing of xz": lambda: XZ(b"") + ALONE(RUN_BEHIND),
+    "xz behind nothing of lzma": lambda: ALONE(b"") + XZ(RUN_BEHIND),
+    "lzma behind xz": lambda: XZ(RUN_BEHIND[:2]) + ALONE(RUN_BEHIND[2:]),
+    "lzma behind an empty one of zeros": lambda: XZ(RUN_BEHIND[:2]) + bytes(18) + ALONE(RUN_BEHIND[2:]),
+    "a zip 66,500 bytes before the end": lambda: zip_at_end(66_500),
+    "a zip 69,400 bytes before the end": lambda: zip_at_end(69_400),
+    "a zip further than another end": lambda: zip_at_end(69_400)[:-3] + b"PK\5\6" + b"0N.",
+    "an array behind padding": array_behind_padding,
+}
+
+
+@each(("kind", "name"), itertools.product(RUN_BY_SOME, ["x.pkl", "x.joblib"]))
+def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, name: str, tmp_path: Path) -> None:
+    made, good = RUN_BY_SOME[kind](), torch_zip({"w": tensor(storage())}, {"0": floats()})
+    (tmp_path / name).write_bytes(made)
+    (tmp_path / "both.zip").write_bytes(zip_file({name: made, "good.pt": good}))
+    for path in (tmp_path / name, tmp_path / "both.zip"):
+        assert check(path).grade != "data"
+        assert invoke(["check", "--fail-on", "code", str(path)]).exit_code != 0
+
+
+def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(tmp_path: Path) -> None:
+    assert of_ascii(RUN_BEHIND)[:4096].isascii()
+    assert zlib.decompress(of_ascii(RUN_BEHIND)) == RUN_BEHIND
+    for kind in ("lzma behind nothing of xz", "xz behind nothing of lzma", "lzma behind xz"):
+        with lzma.open(io.BytesIO(RUN_BY_SOME[kind]())) as found:
+            assert found.read() == RUN_BEHIND
+    (tmp_path / "x.pt").write_bytes(array_behind_padding())
+    with np.load(tmp_path / "x.pt", allow_pickle=True) as found:
+        assert found["archive/data/" + "k" * 220] == os.getpid()
+
+
+def test_texts_that_begin_like_zlib_are_passed_over(tmp_path: Path) -> None:
+    for text in ("x^2 + y^2 = r^2 is a circle\n" * 40, "x^n + 1 has n roots", "x ~ N(0, 1)", "x} and {y"):
+        (tmp_path / "x.txt").write_text(text)
+        found = invoke(["check", "--fail-on", "code", str(tmp_path / "x.txt")])
+        assert found.exit_code == 0, text
+
+
+def test_zeros_behind_xz_are_padding() -> None:
+    for pack_up in (XZ, ALONE):
+        assert check(pack_up(pickled({"a": 1})) + bytes(512)).grade == "data"

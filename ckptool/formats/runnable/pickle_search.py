@@ -55,6 +55,8 @@ _LONGEST: Final = 4096
 """A name is shown up to there: it may be as long as the file."""
 _LONGEST_END: Final = END.size + 0xFFFF
 """Bytes of the record that ends a zip, with its comment."""
+_FURTHER: Final = 2 << 12
+"""Bytes before it that miniz, which reads zips for PyTorch, may look at as well, for it reads whole blocks."""
 _OF_PROGRAMS: Final = (
     *(".py", "bytecode.pkl", "constants.pkl", ".json"),
     *(".data/extern_modules", "archive_format", SETTINGS),
@@ -319,9 +321,12 @@ class Search:
     def ending(self, source: Source, *, is_read: bool = False) -> None:
         """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
         begin = max(0, source.nbytes - _LONGEST_END)
+        further = max(0, begin - _FURTHER)
         if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
             return
-        if END_MAGIC not in source.read(begin, source.nbytes - begin):
+        tail = source.read(further, source.nbytes - further)
+        is_further = END_MAGIC in tail[: begin - further + len(END_MAGIC) - 1]
+        if not is_further and END_MAGIC not in tail:
             return
         try:
             if is_read:
@@ -330,8 +335,9 @@ class Search:
                 self._zip(source, _FILE)
         except LimitExceeded as error:
             self.miss(f"the zip at its end: {error.message}")
-        except (UnreadableFile, UnsupportedFeature):
-            return  # bytes that only look like the end of a zip, or no reader opens it
+        except (UnreadableFile, UnsupportedFeature):  # bytes that only look like the end, or no reader opens it
+            if is_further:
+                self.miss("the zip at its end: it ends further from the end of the file than a zip may")
 
     # Pickles
 
