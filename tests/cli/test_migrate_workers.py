@@ -111,7 +111,7 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
     dice = random.Random(f"{form}{after}")
     deaths = 0
     for number in range(times(1, 5)):
-        at = dice.randrange(1, 120) if number else 60
+        at = dice.randrange(1, 120) if number else 20
         with monkeypatch.context() as deadly:
             do_first(dying.code(at, marker, after=after), tmp_path / f"first-{number}", deadly)
             migrate(source, tmp_path / f"{number}", *FORMS[form], "--jobs", 2)
