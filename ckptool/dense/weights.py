@@ -76,7 +76,7 @@ def make_dense(
     found = quantization_of(checkpoint)
     if found is None or not found.bound:
         raise MigrationRefused(
-            "nothing in it is quantised", kind="not-quantised", hint="Leave out `dequantize=`: its weights are dense."
+            "nothing in it is quantised, as far as is known", kind="not-quantised", hint="Leave out `dequantize=`."
         )
     head = weights.state_dict.head
     new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}

@@ -71,6 +71,7 @@ class Values:
         self._makeable = _MOST_TIMES * nbytes + (1 << 20)
         """Bytes that what calls make may take: picklers write some for each."""
         self._stored: dict[str | int, tuple[Inert, ...]] = {}
+        self._alike: dict[tuple[Inert, ...], tuple[Inert, ...]] = {}
         self._offsets: dict[str, Inert] = {}
         self._keys = _MOST_KEYS
         self._nested = _MOST_NESTED
@@ -89,7 +90,8 @@ class Values:
         _, _, key, location, numel, *view = pid
         if location == "meta" and numel and key in self._stored:
             return False
-        held: tuple[Inert, ...] = (numel and _element(cls), numel)
+        kind = (numel and _element(cls), numel)
+        held: tuple[Inert, ...] = self._alike.setdefault(kind, kind)  # most storages are like others
         is_one = self._stored.setdefault(key, held) == held
         for name, *part in filter(None, view):
             held = (*held, key, *part)

@@ -138,7 +138,6 @@ class Judge:
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
         foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
         values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
-        plain = {at: numel for at, numel in values.storages.items() if at not in values.quantised}
         extents: _Extents = {}
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)
         state_at, built = next(builds, _NO_BUILD)
@@ -151,7 +150,7 @@ class Judge:
                 made[id(call)] = "ordered dict"
                 nbytes += OBJECT_NBYTES
                 continue
-            if at == tensor and _is_plain_tensor(call, ordered, plain, extents):
+            if at == tensor and _is_plain_tensor(call, ordered, values, extents):
                 made[id(call)] = "tensor"
                 nbytes += TENSOR_NBYTES + AXIS_NBYTES * len(call.args[2])
                 continue
@@ -256,7 +255,7 @@ def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
     ).match
 
 
-def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], extents: _Extents) -> bool:
+def _is_plain_tensor(call: Call, ordered: int, values: Values, extents: _Extents) -> bool:
     """
     Say at once what ``takes`` says, of most calls that there are: a tensor without flags.
 
@@ -268,7 +267,7 @@ def _is_plain_tensor(call: Call, ordered: int, storages: Mapping[int, int], exte
     stored, offset, size, stride, needs_grad, hooks = args
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
         return False
-    numel = storages.get(id(stored), -1)
+    numel = -1 if id(stored) in values.quantised else values.storages.get(id(stored), -1)
     try:
         found: int | None = extents[size, stride]
     except (KeyError, TypeError):

@@ -447,9 +447,9 @@ def test_layers_without_those_before_are_no_model(name: str, tmp_path: Path) -> 
 
     for place in (path, f"{archive}::{file}", *([] if "beside" in name else [path.parent, archive])):
         report = ckptool.check(place)
-        said = [one.message for one in report.findings if one.code == "CK160"]
-        assert len(said) == 1, (place, report.findings, report.error)
-        assert "without those before" in said[0]
+        found = [one.message for one in report.findings if one.code == "CK160"]
+        assert len(found) == 1, (place, report.findings, report.error)
+        assert "without those before" in found[0]
         refused = run("migrate", place, tmp_path / "whole.safetensors")
         assert refused.exit_code == 1
         assert "--allow-missing" in refused.output
