@@ -136,7 +136,9 @@ CODES: Final = {
     "CK124": Code("info", "Some weights have no elements."),
     "CK125": Code(None, "There is no tensor in the file."),
     "CK126": Code("warning", "Tensors are on the meta device: they have no values, or are loaded without them."),
-    "CK127": Code("warning", "The tensors of an adapter have another rank than its settings say."),
+    "CK127": Code(
+        "warning", "The tensors of an adapter are not what its settings say: another rank, other layers, no DoRA."
+    ),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, cast
@@ -18,7 +18,7 @@ from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.summary import may_be_quantized
 from ckptool.errors import Failure
 from ckptool.formats.filenames import ADAPTER
-from ckptool.messages import quoted, some
+from ckptool.messages import counted, quoted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
@@ -40,6 +40,8 @@ _QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
 """Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
 _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
+_MOST_PATTERNS: Final = 256
+"""Modules with a rank of their own; more are not compared."""
 _EITHER: Final = ("classifier", "score")
 """The heads of classifiers, both of which peft announces: a model has one of them."""
 
@@ -61,12 +63,51 @@ def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[R
         yield Remark("CK122", f"an adapter without a tensor of these modules, and {said}", GATHER)
     elif lacking:
         yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
-    rank, varies = settings.get("r"), settings.get("rank_pattern") or settings.get("target_parameters")
-    infos = (info for name, info in names.items() if ".lora_A." in name and info.shape)
-    ranks = sorted({info.shape[0] for info in infos}) if kind == "LORA" and not varies else []
-    if isinstance(rank, int) and ranks and ranks != [rank]:
-        fact = f"the adapter's tensors have rank {', '.join(map(str, ranks[:4]))}, and {ADAPTER!r} says r = {rank}"
-        yield Remark("CK127", fact, "peft refuses it: give the settings that it was saved with.")
+    if kind == "LORA" and names:
+        unlike = [
+            *_unlike_rank(settings, names),
+            *_without_magnitudes(settings, names),
+            *_without_layers(settings, names),
+        ]
+        yield from (Remark("CK127", fact, "Give the settings that it was saved with.") for fact in unlike)
+
+
+def _unlike_rank(settings: Mapping[str, object], names: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Yield which ranks the pairs have where the settings say others, for all or by the ends of modules' names."""
+    rank, patterns = settings.get("r"), settings.get("rank_pattern") or {}
+    listed = list(patterns.items()) if isinstance(patterns, Mapping) else []
+    is_plain = all(_PLAIN.fullmatch(end) and isinstance(own, int) for end, own in listed[:_MOST_PATTERNS])
+    if settings.get("target_parameters") or not isinstance(rank, int) or not is_plain or len(listed) > _MOST_PATTERNS:
+        return
+    unlike: dict[tuple[int, int], str] = {}
+    for name, info in names.items():
+        module, is_first, _ = name.partition(".lora_A.")
+        if is_first and info.shape:
+            said = next((own for end, own in listed if f".{module}".endswith(f".{end}")), rank)
+            if said != info.shape[0]:
+                unlike.setdefault((info.shape[0], said), module)
+    if unlike:
+        found = [f"rank {own} of {module!r}, where it says {said}" for (own, said), module in unlike.items()]
+        yield f"the adapter's tensors have another rank than {ADAPTER!r} says: {some(found)}"
+
+
+def _without_magnitudes(settings: Mapping[str, object], names: Collection[str]) -> Iterator[str]:
+    """Yield that all magnitudes of DoRA are missing, or are there without a word; ``halves_alone`` knows of some."""
+    magnitudes = sum("lora_magnitude_vector" in name for name in names)
+    if settings.get("use_dora") is True and not magnitudes:
+        yield f"no tensor is a magnitude, and {ADAPTER!r} says that it is DoRA (use_dora)"
+    elif magnitudes and not settings.get("use_dora"):
+        yield f"{counted(magnitudes, 'tensor')} are magnitudes of DoRA, and {ADAPTER!r} does not say use_dora"
+
+
+def _without_layers(settings: Mapping[str, object], names: Iterable[str]) -> Iterator[str]:
+    """Yield which of the layers that the settings list have no tensor."""
+    said = settings.get("layers_to_transform")
+    listed = said if isinstance(said, list) else [said]
+    numbers = {part for name in names for part in name.split(".") if part.isdecimal()}
+    lacking = [str(one) for one in listed if type(one) is int and str(one) not in numbers]
+    if lacking and numbers:
+        yield f"no tensor is of the layers {some(lacking)}, which {ADAPTER!r} lists (layers_to_transform)"
 
 
 def _modules(settings: Mapping[str, object], key: str) -> list[str]:
