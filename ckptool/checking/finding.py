@@ -139,6 +139,7 @@ CODES: Final = {
     "CK127": Code(
         "warning", "The tensors of an adapter are not what its settings say: another rank, other layers, no DoRA."
     ),
+    "CK128": Code("warning", "A layer or an expert is missing between others that are alike."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),

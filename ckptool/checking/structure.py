@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from ckptool.checking.advice import migration, state_dict
 from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import REFERENCE, halves_alone, stubs_in
+from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
 from ckptool.errors import Failure
@@ -233,7 +233,12 @@ def clashing_names(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def gaps(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK120, CK121, CK124: stubs without elements for weights. CK122, CK123: products lack one of their halves."""
+    """CK120 to CK124: stubs for weights, and halves of products. CK128: a number is missing in a stack of layers."""
+    for one in checkpoint.state_dicts:
+        missing = list(holes_in(one)) if one.role in ("model", "ema") else []
+        if missing:
+            fact = f"{some(missing)}: not there, between others that hold the same names and shapes"
+            yield note("CK128", fact, "If the model was not saved so on purpose, a part of it is missing.")
     if any(0 in tensor.info.shape for tensor in checkpoint.tensors.values()):
         for one in checkpoint.state_dicts:
             stubs = stubs_in(checkpoint, one) if one.role in ("model", "ema") else None

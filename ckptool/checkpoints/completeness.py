@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Final, NamedTuple
 
@@ -51,6 +52,8 @@ GATHER: Final = "Often ZeRO-3: the values are in the states of its engine. Save 
 _FACTOR: Final = re.compile(
     r"(?<![^\W_])(lora_embedding_|lora[._]|lokr_|hada_|dora_)(A|B|down|up|magnitude_vector|scale|w[12](?:_[ab])?)(?=\.|$)"
 )
+_DIGITS: Final = 7
+"""A number of so many is none of a layer."""
 _MAGNITUDES: Final = ("magnitude_vector", "scale")
 _PRODUCTS: Final = tuple(
     frozenset(factors.split())
@@ -227,6 +230,29 @@ def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
         return None
     fact = f"{counted(len(bare), 'module')} of DoRA without magnitudes, which others have: {some([*bare.values()])}"
     return Stubs("CK123", tuple(bare.values()), fact, GATHER)
+
+
+def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
+    """
+    Yield each layer or expert, by its name, whose number is missing between two that hold the same.
+
+    These have to have the same names, in several modules, and the same shapes: in a ``Sequential``, what has no weights
+    has a number, too. Of a stack, a quarter may be missing at most.
+    """
+    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        for at, part in enumerate(parts[:-2]):
+            if part.isdecimal() and len(part) < _DIGITS:
+                stack = stacks.setdefault(".".join(parts[:at]), {})
+                stack.setdefault(int(part), {})[".".join(parts[at + 1 :])] = tensor.info.shape
+    for path, stack in stacks.items():
+        numbers = sorted(stack)
+        if numbers[0] > 1 or 3 * (numbers[-1] + 1 - numbers[0] - len(numbers)) > len(numbers):
+            continue
+        for before, after in pairwise(numbers):
+            if stack[before] == stack[after] and len({name.partition(".")[0] for name in stack[after]}) > 1:
+                yield from (f"{path}.{number}" for number in range(before + 1, after))
 
 
 def _sizes(said: Inert) -> dict[str, int]:

@@ -543,3 +543,41 @@ def test_the_only_rank_of_megatron_is_whole(said_sizes: dict[str, Any], tmp_path
     own = {"model": {"w": torch.ones(4, 4)}, "args": {"tensor_model_parallel_size": 2}}  # of a script of one's own
     torch.save(own, tmp_path / "own.pt")
     assert ckptool.load(tmp_path / "own.pt").keys() == {"w"}
+
+
+def stack(*numbers: int, of: str = "model.layers", width: int = 4) -> Tensors:
+    modules = ("attn.q_proj", "mlp.up_proj")
+    return {f"{of}.{one}.{module}.weight": torch.ones(width, 4) for one in numbers for module in modules}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "missing"),
+    [
+        (stack(0, 1, 2, 4, 5), "model.layers.3:"),
+        (stack(1, 2, 3, 4, 6, 7, 9, 10), "model.layers.5, model.layers.8:"),
+        (stack(0, 1, 2, 3) | stack(0, 1, 3, of="model.layers.2.moe.experts"), "model.layers.2.moe.experts.2:"),
+    ],
+)
+def test_a_layer_that_is_missing_between_others_is_told_of(tensors: Tensors, missing: str, tmp_path: Path) -> None:
+    save_file(tensors, file := tmp_path / "model.safetensors")
+    (found,) = [one for one in ckptool.check(file).findings if one.code == "CK128"]
+
+    assert found.severity == "warning"
+    assert found.message.startswith(missing)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        stack(0, 1, 2, 3),
+        stack(0, 2, 4, 6),  # something without weights between each two
+        stack(2, 3, 4, 6, 7),  # a stage, of which other findings tell
+        stack(0, 1, 2) | stack(4, 5, 6, width=8),  # something without weights between two widths
+        {f"features.{one}.weight": torch.ones(4, 4) for one in (0, 1, 2, 4, 5)},
+        {name: one for name, one in stack(0, 1, 2, 3, 4).items() if "2.mlp" not in name},
+    ],
+)
+def test_numbers_without_weights_are_not_told_of(tensors: Tensors, tmp_path: Path) -> None:
+    save_file(tensors, file := tmp_path / "model.safetensors")
+
+    assert "CK128" not in said(file)
