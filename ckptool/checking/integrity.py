@@ -17,8 +17,8 @@ from ckptool.archives.archive import Archive, Record, check_records
 from ckptool.cancellation import each
 from ckptool.checking.finding import MOST_FINDINGS, Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.parsed import Parsed, Part, Stream
-from ckptool.errors import CkptoolError, Failure, FileUnavailable
+from ckptool.checkpoints.parsed import Parsed, Part
+from ckptool.errors import Failure, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import Take, checksum_of_range, checksums_of_file
@@ -31,19 +31,17 @@ _ONCE_MORE = "Copy the file again, or take the folder from a backup."
 
 
 class Integrity(NamedTuple):
-    """The result of reading everything. Sizes in bytes."""
+    """The result of reading every byte."""
 
     findings: tuple[Finding, ...]
-    nbytes: int
-    """That were read: the whole file, or all of them."""
     records: int
     """Members of its archives; 0 if it is not an archive."""
     matching: int
     """Of them, those that match their checksums."""
-    parts: int = 0
+    parts: int
     """Pieces and values in the files of a directory, each with checksums of its own; their records count, too."""
-    intact: int = 0
-    """Of them, those that are what was saved."""
+    intact: int
+    """Of them, those that were read, match their checksums, and are what the index says."""
 
 
 def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | None = None) -> Integrity:
@@ -53,16 +51,16 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | N
     Raises:
         CkptoolError: The file cannot be read any more, or changed meanwhile.
     """
-    findings: list[Finding] = []
-    records = matching = 0
     for one in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
         prefetch(one, [(0, one.nbytes)])
-    inside = check(checkpoint, limits, meter)
-    findings += inside.findings
-    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in inside.files)):
+    inside = _parts(checkpoint, limits, meter)
+    files = {part.file for part in checkpoint.parts}
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in files)):
         if not any(archive.source is source for archive in checkpoint.archives):
             own = watch if source is checkpoint.source else None
             checksums_of_file(source, [(0, source.nbytes)], meter, own)  # for the reading: a disk that cannot says so
+    findings = list(inside.findings)
+    records, matching = inside.records, inside.matching
     bare: list[Record] = []
     for archive in checkpoint.archives:
         own = watch if archive.source is checkpoint.source else None
@@ -76,12 +74,9 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | N
         matching += len(archive) - len(damaged) - len(without)
     checkpoint.check_unchanged()
     if bare:
-        nbytes = sum(record.nbytes for record in bare)
-        which = f"{counted(len(bare), 'record')} of {nbytes:,} bytes"
-        what = f"no checksum for {which}: a changed byte there would not show"
-        findings.append(note("CK104", what))
-    records, matching = records + inside.records, matching + inside.matching
-    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching, inside.parts, inside.intact)
+        which = f"{counted(len(bare), 'record')} of {sum(record.nbytes for record in bare):,} bytes"
+        findings.append(note("CK104", f"no checksum for {which}: a changed byte there would not show"))
+    return inside._replace(findings=tuple(findings), records=records, matching=matching)
 
 
 def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str) -> Finding:
@@ -90,63 +85,43 @@ def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str
     inside = [
         tensor.name
         for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())
-        if checkpoint.shard_of.get(tensor.name) == shard
-        and any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
+        if checkpoint.shard_of.get(tensor.name) == shard and _lies_in(tensor.info, archive, record)
     ]
     where = f"shard {shard!r}: " if shard is not None else ""
     return note("CK105", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
 
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
-    storage = info.storage
-    if storage is None:
-        return False
-    if record.compression != "stored":
-        return storage.crc32 == record.crc32 and storage.nbytes == record.nbytes
-    return storage.source is archive.source and storage.offset == record.offset
-
-
-def _all_parts(info: TensorInfo) -> Iterator[TensorInfo]:
+    """Say whether a tensor, or a part of it, is in a record."""
     todo = [info]
     while todo:
-        current = todo.pop()
-        yield current
-        todo.extend(part for _, part in current.parts)
+        one = todo.pop()
+        todo += (part for _, part in one.parts)
+        storage = one.storage
+        if storage is None:
+            continue
+        if record.compression != "stored":
+            if storage.crc32 == record.crc32 and storage.nbytes == record.nbytes:
+                return True
+        elif storage.source is archive.source and storage.offset == record.offset:
+            return True
+    return False
 
 
-class Parts(NamedTuple):
-    """The result of reading all parts."""
-
-    findings: tuple[Finding, ...]
-    parts: int
-    """Those with checksums."""
-    intact: int
-    """Of them, those that were read, match their checksums, and are what the index says."""
-    records: int
-    matching: int
-    files: frozenset[str]
-    """Those that parts are in."""
-
-
-def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
-    """
-    Read every part, and compare its records with their checksums and its tensor with the index.
-
-    Raises:
-        Cancelled: ``limits`` have a cancellation, and it was.
-    """
+def _parts(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
+    """Read every part, and compare its records with their checksums and its tensor with the index."""
     findings: list[Finding] = []
-    files: dict[str, None] = {}
     parts = intact = records = matching = bare = 0
     for part in each(checkpoint.parts, limits.cancellation):
-        files[part.file] = None
         parts += 1
         try:
             parsed = part.open()
         except FileUnavailable:
             continue  # that the file is missing is known
         except Failure as error:
-            findings.append(_unread(part, error))
+            is_lacking = error.kind == "missing-package"
+            own = note("CK113", error.message, error.hint, error.command) if is_lacking else None
+            findings.append(own or _finding("CK143", part, f"it cannot be read: {error.message}"))
             continue
         found: list[Finding] = []
         for archive in parsed.archives:
@@ -167,7 +142,7 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
     if bare:
         what = f"no checksum for {counted(bare, 'item')}: a changed byte there would not show"
         findings.append(note("CK104", what))
-    return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
+    return Integrity(tuple(findings), records, matching, parts, intact)
 
 
 def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
@@ -181,19 +156,12 @@ def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
 
 def _are_equal(one: Parsed, other: Parsed) -> bool:
     first, second = one.tensor(), other.tensor()
-    if first is None or second is None:
-        return [_content(stream) for stream in one.streams] == [_content(stream) for stream in other.streams]
-    return first.shape == second.shape and LazyTensor("", first).read() == LazyTensor("", second).read()
-
-
-def _content(stream: Stream) -> bytes:
-    return stream.source.read(stream.start, stream.end - stream.start)
-
-
-def _unread(part: Part, error: CkptoolError) -> Finding:
-    if error.kind == "missing-package":
-        return note("CK113", error.message, error.hint, error.command)
-    return _finding("CK143", part, f"it cannot be read: {error.message}")
+    if first is not None and second is not None:
+        return first.shape == second.shape and LazyTensor("", first).read() == LazyTensor("", second).read()
+    streams = [
+        [stream.source.read(stream.start, stream.end - stream.start) for stream in by.streams] for by in (one, other)
+    ]
+    return streams[0] == streams[1]
 
 
 def _finding(code: str, part: Part, fact: str) -> Finding:

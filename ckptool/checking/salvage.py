@@ -8,8 +8,9 @@ end. Nothing is repaired, and what is whole is only said to be there, not to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Final
 
 from ckptool.archives.zip_directory import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding, note
@@ -29,46 +30,24 @@ _SEARCHED: Final = 1 << 16
 _MOST_SEARCHES: Final = 1000
 
 
-class Salvage(NamedTuple):
-    """Tensors by name, in the file's order."""
-
-    whole: tuple[str, ...]
-    cut: tuple[str, ...]
-    """Tensors of which bytes are missing."""
-    missing_nbytes: int
-    """Bytes of tensors that are not there."""
-
-
 def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
     """CK106: which tensors of a file that was cut short are whole. Says nothing of files that it cannot follow."""
     try:
         source, _ = open_source(origin, limits.cancellation)
-        try:
-            found = _salvage(source, limits)
-        finally:
-            source.close()
+        with closing(source):
+            head = source.read(0, min(64, source.nbytes))
+            if head.startswith(LOCAL_MAGIC):
+                return tuple(_zip(source, limits))
+            if torch_legacy.is_legacy(head):
+                return tuple(_legacy(source, limits))
+            if safetensors.is_safetensors(source, head):
+                return tuple(_safetensors(source))
     except Failure:
-        return ()
-    if found is None:
-        return ()
-    total = len(found.whole) + len(found.cut)
-    lost = f": lost {some(found.cut)}" if found.cut else ""
-    what = f"{len(found.whole):,} of {total:,} tensors are whole, {found.missing_nbytes:,} bytes are missing{lost}"
-    return (note("CK106", what, "Download or copy the file again; nothing can bring back what is missing."),)
+        pass
+    return ()
 
 
-def _salvage(source: Source, limits: Limits) -> Salvage | None:
-    head = source.read(0, min(64, source.nbytes))
-    if head.startswith(LOCAL_MAGIC):
-        return _zip(source, limits)
-    if torch_legacy.is_legacy(head):
-        return _legacy(source, limits)
-    if safetensors.is_safetensors(source, head):
-        return _safetensors(source)
-    return None
-
-
-def _legacy(source: Source, limits: Limits) -> Salvage | None:
+def _legacy(source: Source, limits: Limits) -> Iterator[Finding]:
     pickles = [read_pickle(source)]
     for _ in range(4):
         pickles.append(read_pickle(source, pickles[-1].end))
@@ -80,10 +59,10 @@ def _legacy(source: Source, limits: Limits) -> Salvage | None:
         if str(key) in announced and str(key) not in places:
             places[str(key)] = position + 8
             position += 8 + announced[str(key)].nbytes
-    return _judge(source, tree, announced, places, limits)
+    yield _found(source, tree, announced, places, limits)
 
 
-def _zip(source: Source, limits: Limits) -> Salvage | None:
+def _zip(source: Source, limits: Limits) -> Iterator[Finding]:
     """Walk the local headers of a torch zip from its beginning, by what its pickle says of the sizes of its records."""
     walk = _LocalHeaders(source)
     tree: Pickle | None = None
@@ -99,7 +78,8 @@ def _zip(source: Source, limits: Limits) -> Salvage | None:
         if key in announced and folder.rpartition("/")[2] == "data":
             places[key] = payload
             walk.go_on(payload + announced[key].nbytes)
-    return None if tree is None else _judge(source, tree, announced, places, limits)
+    if tree is not None:
+        yield _found(source, tree, announced, places, limits)
 
 
 class _LocalHeaders:
@@ -180,38 +160,30 @@ def _announced(tree: Pickle) -> dict[str, StorageId]:
     return found
 
 
-def _judge(
+def _found(
     source: Source, tree: Pickle, announced: dict[str, StorageId], places: dict[str, int], limits: Limits
-) -> Salvage:
+) -> Finding:
     contents = collect(tree.root, Rebuilder(_Announced(source, announced, places).resolve), limits)
     nbytes = source.nbytes
 
-    def there(info: TensorInfo) -> bool:
+    def is_there(info: TensorInfo) -> bool:
         storage = info.storage
         own = storage is None or storage.offset + storage.nbytes <= nbytes
-        return own and all(there(part) for _, part in info.parts)
+        return own and all(is_there(part) for _, part in info.parts)
 
-    return _sorted(
-        list(contents.tensors),
-        lambda name: there(contents.tensors[name]),
-        sum(_lacking(nbytes, places.get(key, nbytes), one.nbytes) for key, one in announced.items()),
-    )
+    ranges = [(begin := places.get(key, nbytes), begin + one.nbytes) for key, one in announced.items()]
+    return _finding(nbytes, {name: is_there(info) for name, info in contents.tensors.items()}, ranges)
 
 
-def _safetensors(source: Source) -> Salvage | None:
+def _safetensors(source: Source) -> Iterator[Finding]:
     placed = safetensors.places(source)
-    return _sorted(
-        list(placed),
-        lambda name: placed[name][1] <= source.nbytes,
-        sum(_lacking(source.nbytes, begin, end - begin) for begin, end in placed.values()),
-    )
+    yield _finding(source.nbytes, {name: end <= source.nbytes for name, (_, end) in placed.items()}, placed.values())
 
 
-def _lacking(nbytes: int, offset: int, needed: int) -> int:
-    return needed - max(0, min(needed, nbytes - offset))
-
-
-def _sorted(names: list[str], there: Callable[[str], bool], missing_nbytes: int) -> Salvage:
-    whole = [name for name in names if there(name)]
-    kept = set(whole)
-    return Salvage(tuple(whole), tuple(name for name in names if name not in kept), missing_nbytes)
+def _finding(nbytes: int, are_whole: Mapping[str, bool], ranges: Iterable[tuple[int, int]]) -> Finding:
+    """CK106: which tensors are whole, and how many bytes of these ranges are behind the end of the file."""
+    lost = [name for name, is_whole in are_whole.items() if not is_whole]
+    missing = sum(end - max(begin, min(nbytes, end)) for begin, end in ranges)
+    what = f"{len(are_whole) - len(lost):,} of {len(are_whole):,} tensors are whole, {missing:,} bytes are missing"
+    hint = "Download or copy the file again; nothing can bring back what is missing."
+    return note("CK106", f"{what}{f': lost {some(lost)}' if lost else ''}", hint)
