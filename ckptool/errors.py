@@ -127,6 +127,16 @@ def let_go(error: BaseException) -> None:
             todo += (one.__cause__, one.__context__)
 
 
+def as_ours(error: Exception) -> CkptoolError:
+    """Return any error as one of ours, for whoever must not raise it: that memory lacks, or what nobody foresaw."""
+    let_go(error)
+    if isinstance(error, CkptoolError):
+        return error
+    if isinstance(error, MemoryError):
+        return CkptoolError("there is not enough memory", kind="out-of-memory")
+    return CkptoolError(f"{type(error).__name__}: {error}", kind="unforeseen")
+
+
 def reason_of(error: OSError) -> str:
     """Return why the system refused something."""
     return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from ckptool.arguments import check_arguments
 from ckptool.checking.row import Asked
 from ckptool.checking.row import row as row_of
-from ckptool.errors import Cancelled, CkptoolError, let_go
+from ckptool.errors import Cancelled, as_ours
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.migration.changes import ChangeOptions, changes_of
 from ckptool.migration.migrate import migrate
-from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import shown_path
 
 if sys.version_info >= (3, 11):
@@ -83,31 +82,20 @@ def migrate_one(
         done = migrate(source, target, force=force, verify=verify, dry_run=dry_run, limits=limits, **options)
     except Cancelled:
         raise
-    except CkptoolError as error:
-        return {**found, **_NOTHING, "error": _error(error.kind, error, error.message, error.hint)}
-    except MemoryError as error:
-        let_go(error)
-        return {**found, **_NOTHING, "error": _error("out-of-memory", error, "there is not enough memory")}
     except Exception as error:  # noqa: BLE001 - one file must not stop thousands
-        let_go(error)
-        return {**found, **_NOTHING, "error": _error("unforeseen", error, f"{type(error).__name__}: {error}")}
-    return {**found, **_facts(done), "error": None}
-
-
-def _facts(report: MigrationReport) -> dict[str, object]:
+        known = as_ours(error)
+        said = {"message": cut(known.message, _LONGEST), "hint": known.hint}
+        nothing = dict.fromkeys(("target", "form", "format", "tensors", "nbytes"))
+        found |= {**nothing, "written": False, "verified": False}
+        return found | {"error": {"kind": known.kind, "type": type(error).__name__, **said}}
     return {
-        "target": report.target,
-        "form": report.form,
-        "format": report.after.format,
-        "tensors": report.tensors,
-        "nbytes": report.nbytes,
-        "written": report.written,
-        "verified": report.written and report.verified,
+        **found,
+        "target": done.target,
+        "form": done.form,
+        "format": done.after.format,
+        "tensors": done.tensors,
+        "nbytes": done.nbytes,
+        "written": done.written,
+        "verified": done.written and done.verified,
+        "error": None,
     }
-
-
-_NOTHING = {**dict.fromkeys(("target", "form", "format", "tensors", "nbytes")), "written": False, "verified": False}
-
-
-def _error(kind: str, error: BaseException, message: str, hint: str | None = None) -> dict[str, object]:
-    return {"kind": kind, "type": type(error).__name__, "message": cut(message, _LONGEST), "hint": hint}

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import each
@@ -24,7 +26,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.origin import writer_of
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
 from ckptool.checkpoints.training import states
-from ckptool.errors import Cancelled, Failure, let_go
+from ckptool.errors import Cancelled, Failure, as_ours
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.json_beside import quantization_of
@@ -53,6 +55,8 @@ _FACTS: Final = (
 
 
 Row: TypeAlias = dict[str, object]
+_MOST: Final = 64
+"""Devices, types and prefixes in a row: files may have as many as tensors."""
 
 
 class Asked(NamedTuple):
@@ -74,44 +78,29 @@ NOTHING: Final = Asked()
 
 def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
     """Return the row of a checkpoint of which nothing is known, but why."""
-    return {**identity(path, asked), **failure(kind, message)}
+    return {**_begun(path, asked), **_failure(kind, message)}
 
 
-def identity(path: str, asked: Asked) -> Row:
+def _begun(path: str, asked: Asked) -> Row:
     """Return what a row begins with: the path, and which version is there now."""
     scanned_ns = time_ns()
-    stamp = stamp_of(path)
     return {
         "schema": SCHEMA,
         "path": shown_path(path),
-        **stamped(stamp),
+        **_stamped(stamp_of(path)),
         "asked": asked.columns,
         "scanned_ns": scanned_ns,
     }
 
 
-def stamped(stamp: Stamp | None) -> Row:
-    """Return the columns that tell a version from others."""
-    nbytes, mtime_ns, version, etag = stamp or (None, None, None, None)
-    return {"nbytes": nbytes, "mtime_ns": mtime_ns, "version": version, "etag": etag}
+def _stamped(stamp: Stamp | None) -> Row:
+    return stamp._asdict() if stamp is not None else dict.fromkeys(Stamp._fields)
 
 
-def failure(kind: str, message: str, name: str | None = None) -> Row:
+def _failure(kind: str, message: str, name: str | None = None) -> Row:
     """Return what a row ends with where there is nothing but an error."""
     error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
     return {**dict.fromkeys(_FACTS), "grade": "unknown", "findings": {}, "worst": "error", "error": error}
-
-
-_MOST: Final = 64
-"""Devices, types and prefixes in a row: files may have as many as tensors."""
-
-
-class Sizes(NamedTuple):
-    """What the state dicts of a role come to."""
-
-    tensors: int
-    numel: int
-    nbytes: int
 
 
 def row(
@@ -129,24 +118,14 @@ def row(
 
     A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
     """
-    found = identity(path, asked)
+    found = _begun(path, asked)
     try:
         return {**found, **_facts(path, asked, limits, found, tell, policy)}
     except Cancelled:
         raise
-    except MemoryError as error:
-        let_go(error)
-        return {**found, **failure("out-of-memory", "there is not enough memory")}
     except Exception as error:  # noqa: BLE001 - one file must not stop thousands
-        let_go(error)
-        return {**found, **failure("unforeseen", f"{type(error).__name__}: {error}")}
-
-
-def _opened(path: str, checkpoint: Checkpoint) -> Row:
-    """Return what the answers to requests said of the version, where no list had."""
-    if not is_far(path) or stamp_of(path) is not None:
-        return {}
-    return stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
+        known = as_ours(error)
+        return {**found, **_failure(known.kind, known.message)}
 
 
 def _facts(
@@ -158,25 +137,26 @@ def _facts(
     policy: Policy | None,
 ) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
+    facts: Row = {}
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
-            summary = summarise(checkpoint)
-            facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary)}
+            if is_far(path) and stamp_of(path) is None:  # no list had its version, the answers to requests may have
+                facts |= _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
+            facts |= _counts(checkpoint, summarise(checkpoint))
             glances = not (asked.check or asked.deep)
             report = look(path, checkpoint, depth, limits, glances=glances, digest=asked.digest)
             error = report.digest_error
-            facts.update(digest=report.digest, digest_error=error and error.kind, **_content(report, asked))
-            judged = _checked(report, path, policy)
+            facts |= {"digest": report.digest, "digest_error": error and error.kind}
+            facts |= {**_checked(report, path, asked, policy), "error": None}
             if tell is not None:
                 for one in _tensor_rows(checkpoint, {**known, **facts}):
                     tell(one)
-            facts.update(judged, error=None)
             return facts
     except Failure as error:
         report = refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep, digest=asked.digest)
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
-        failed = failure(error.kind, error.message, type(error).__name__)
-        return {**failed, **_content(report, asked), **_checked(report, path, policy), **others}
+        failed = _failure(error.kind, error.message, type(error).__name__)
+        return {**failed, **_checked(report, path, asked, policy), **others}
 
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
@@ -184,7 +164,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     quantized = quantization_of(checkpoint)
     weights = checkpoint.weights
     of_weights = _sizes([] if weights is None else [weights], summary)
-    nbytes = None if weights is None else of_weights.nbytes
+    nbytes = None if weights is None else of_weights["nbytes"]
     return {
         "member": checkpoint.member,
         "format": checkpoint.format,
@@ -197,9 +177,9 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "tensors_nbytes": summary.nbytes,
         "weights_nbytes": nbytes,
         "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),
-        "dtypes": _first(summary.dtypes),
+        "dtypes": dict(islice(summary.dtypes.items(), _MOST)),
         "quantized": quantized and cut(quantized.short),
-        "devices": _first(summary.devices),
+        "devices": dict(islice(summary.devices.items(), _MOST)),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
         "roles": _roles(checkpoint, summary, of_weights),
         "shards": len(checkpoint.shards),
@@ -208,11 +188,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     }
 
 
-def _first(counts: dict[str, int]) -> dict[str, int]:
-    return dict(list(counts.items())[:_MOST])
-
-
-def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: Sizes) -> dict[str, dict[str, int]]:
+def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return what the state dicts of each role come to; a state of a training may hold no tensors at all."""
     found: dict[str, list[StateDict]] = {}
     for one in checkpoint.state_dicts:
@@ -221,39 +197,34 @@ def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: Sizes) -> dict[
         found.setdefault(role, [])
     weights = checkpoint.weights
     return {
-        role: (of_weights if len(dicts) == 1 and dicts[0] is weights else _sizes(dicts, summary))._asdict()
+        role: of_weights if len(dicts) == 1 and dicts[0] is weights else _sizes(dicts, summary)
         for role, dicts in found.items()
     }
 
 
-def _sizes(dicts: Sequence[StateDict], summary: Summary) -> Sizes:
+def _sizes(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
     """Return what state dicts come to: tied elements of each count once, and so do bytes that any of them share."""
     count = sum(map(len, dicts))
-    if len(dicts) == 1 and count == summary.tensors:
-        return Sizes(count, summary.numel, summary.nbytes)
-    numel, nbytes = numel_and_nbytes(tensor for one in dicts for tensor in one.values())
-    return Sizes(count, sum(one.numel for one in dicts) if summary.tied else numel, nbytes)
+    numel, nbytes = summary.numel, summary.nbytes
+    if len(dicts) != 1 or count != summary.tensors:
+        numel, nbytes = numel_and_nbytes(tensor for one in dicts for tensor in one.values())
+        numel = sum(one.numel for one in dicts) if summary.tied else numel
+    return {"tensors": count, "numel": numel, "nbytes": nbytes}
 
 
-def _content(report: CheckReport, asked: Asked) -> Row:
-    return {"sha256": report.sha256} if asked.digest else {}
-
-
-def _checked(report: CheckReport, path: str, policy: Policy | None) -> Row:
-    codes = [one.code for one in report.findings]
-    counts = {code: codes.count(code) for code in dict.fromkeys(codes)}
-    found: Row = {"grade": report.known_grade, "findings": counts, "worst": report.worst}
+def _checked(report: CheckReport, path: str, asked: Asked, policy: Policy | None) -> Row:
+    found: Row = {"sha256": report.sha256} if asked.digest else {}
+    found |= {"grade": report.known_grade, "findings": dict(Counter(one.code for one in report.findings))}
+    found["worst"] = report.worst
     if policy is not None:
         from ckptool.checking.policy import judge  # most scans are no gates
 
         judged = judge(policy, report, path)
-        let = [one.code for one, _ in judged.let]
-        failing = sorted({one.code for one in judged.failing})
         found["gate"] = {
             "policy": policy.identity,
             "outcome": judged.outcome,
-            "failing": failing,
-            "let_through": {code: let.count(code) for code in let},
+            "failing": sorted({one.code for one in judged.failing}),
+            "let_through": dict(Counter(one.code for one, _ in judged.let)),
         }
     return found
 
@@ -261,9 +232,7 @@ def _checked(report: CheckReport, path: str, policy: Policy | None) -> Row:
 def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
     """Yield a row for each tensor, in the order of the file, with what joins it to the row of its checkpoint."""
     same = {name: whole[name] for name in ("path", "version", "scanned_ns")}
-    roles = {
-        f"{one.key}.{name}" if one.key else name: one.role for one in reversed(checkpoint.state_dicts) for name in one
-    }
+    roles = {one.head + name: one.role for one in reversed(checkpoint.state_dicts) for name in one}
     for name, tensor in each(checkpoint.tensors.items(), checkpoint.source.cancellation):
         info = tensor.info
         yield {
@@ -285,10 +254,6 @@ _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
 
 
-class _Tell(Protocol):
-    def __call__(self, number: int, answer: bytes, *, more: bool = False) -> None: ...
-
-
 class Rows:
     """Tells the row of each of several places, as a line of JSON; before it, if asked for, those of its tensors."""
 
@@ -300,18 +265,17 @@ class Rows:
         self._stores: dict[tuple[str, str], Any] = {}
         """Those that were reached."""
 
-    def __call__(self, places: Sequence[Target], tell: _Tell) -> None:
+    def __call__(self, places: Sequence[Target], tell: Callable[..., None]) -> None:
         """Tell of each by its number; whatever goes wrong, there is a row."""
-        far = [is_far(place.path) for place in places]
-        if any(far):
+        far = {number: place for number, place in enumerate(places) if is_far(place.path)}
+        if far:
             from concurrent.futures import ThreadPoolExecutor  # files here need none
 
-            with ThreadPoolExecutor(min(self._threads, sum(far))) as pool:
-                for number, place in enumerate(places):
-                    if far[number]:
-                        pool.submit(self._tell_of_far, place, partial(tell, number))
+            with ThreadPoolExecutor(min(self._threads, len(far))) as pool:
+                for number, place in far.items():
+                    pool.submit(self._tell_of_far, place, partial(tell, number))
         for number, place in enumerate(places):
-            if not far[number]:
+            if number not in far:
                 tell(number, self._row(place.path, partial(tell, number)))
 
     def _row(self, path: str, tell: Callable[..., None]) -> bytes:
@@ -323,8 +287,8 @@ class Rows:
         try:
             answer = self._far_row(place, tell)
         except Exception as error:  # noqa: BLE001 - nobody would see it
-            let_go(error)
-            answer = _line(lost_row(place.path, self._asked, "unforeseen", f"{type(error).__name__}: {error}"))
+            known = as_ours(error)
+            answer = _line(lost_row(place.path, self._asked, known.kind, known.message))
         tell(answer)
 
     def _far_row(self, place: Target, tell: Callable[..., None]) -> bytes:

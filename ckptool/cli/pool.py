@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ckptool.checking.row import ENDED
 from ckptool.closing import Closing
-from ckptool.errors import CkptoolError, let_go, reason_of
+from ckptool.errors import CkptoolError, as_ours, reason_of
 from ckptool.sources.checksums import processors
 
 T = TypeVar("T")
@@ -143,26 +143,23 @@ class Pool(Closing):
                     batch = running[handle]
                     if number in batch.left:
                         answers.append((batch.left[number] if more else batch.left.pop(number), answer))
-                    else:
-                        del running[handle]
+                        continue
+                    del running[handle]
+                    if answer is not None and batch.left:
                         tried = _tried_again(batch, answer, tries)
-                        again += (one for one in tried if isinstance(one, Batch))
-                        answers += (one for one in tried if not isinstance(one, Batch))
+                        again += tried
+                        answers += () if tried else ((item, answer) for item in batch.left.values())
                 yield answers
         finally:
             self.stop(list(running))
 
 
-def _tried_again(batch: Batch, why: Lost | None, tries: int) -> list[Any]:
-    """Return the batches that are to be tried once more after one has ended, or the item that is lost."""
-    if why is None or not batch.left:
-        return []
+def _tried_again(batch: Batch, why: Lost, tries: int) -> list[Batch]:
+    """Return the batches to try once more after a process has ended; none if what is left of its batch is lost."""
     if why.kind == _NOT_BEGUN:
         return [batch]
     deaths = batch.deaths + (len(batch.left) == 1)
-    if deaths >= tries:
-        return [(item, why) for item in batch.left.values()]
-    return [Batch({0: item}, deaths) for item in batch.left.values()]
+    return [Batch({0: item}, deaths) for item in batch.left.values()] if deaths < tries else []
 
 
 _NOT_BEGUN: Final = "not-begun"
@@ -300,7 +297,7 @@ def _serve(threads: int, pipe: Connection) -> None:
     gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torch's wait for each other by spinning
     lock = Lock()
-    work: Work[Any] = _nothing
+    work: Any = None
 
     def tell(number: int, answer: Any, *, more: bool = False) -> None:
         with lock:
@@ -314,22 +311,9 @@ def _serve(threads: int, pipe: Connection) -> None:
         while True:
             other, items = pipe.recv()
             work = other or work
-            pipe.send(_error_of(work, items, tell))
-
-
-def _nothing(items: Sequence[object], tell: Tell) -> None:
-    """Do nothing: what a process does before it is given work."""
-
-
-def _error_of(work: Work[T], items: Sequence[T], tell: Tell) -> CkptoolError | None:
-    """Do a batch, and return the error with which it ended, for which somebody waits."""
-    try:
-        work(items, tell)
-    except CkptoolError as error:
-        return error
-    except MemoryError as error:
-        let_go(error)
-        return CkptoolError("there is not enough memory", kind="out-of-memory")
-    except Exception as error:  # noqa: BLE001 - it is the parent's to say
-        return CkptoolError(f"{type(error).__name__}: {error}", kind="unforeseen")
-    return None
+            try:
+                work(items, tell)
+                error = None
+            except Exception as raised:  # noqa: BLE001 - it is the parent's to say
+                error = as_ours(raised)
+            pipe.send(error)
