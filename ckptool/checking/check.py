@@ -31,7 +31,6 @@ from ckptool.sources.source import Progress
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
-    from ckptool.checking.digests import Hashing
     from ckptool.checking.folder_files import Neighbours
 
 
@@ -45,6 +44,21 @@ _LONGEST: Final = 4096
 QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
+
+
+class Scope(NamedTuple):
+    """How much of a checkpoint is looked at, and what it is compared with."""
+
+    depth: Depth
+    limits: Limits = DEFAULT_LIMITS
+    digest: bool = False
+    strict: bool = False
+    glances: bool = False
+    """Only the quick look at pickles, as ``safety.whole`` has it; of a file that was cut, nothing is salvaged."""
+    devices: Collection[str] | None = None
+    expected: Sequence[_Expected] = ()
+    key: str | None = None
+    progress: Progress | None = None
 
 
 class CheckReport(NamedTuple):
@@ -274,28 +288,16 @@ def check(
 
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
+    scope = Scope(depth, limits, digest, strict, False, devices, expected, key, progress)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
-            beside = neighbours(origin, checkpoint, limits)
-            return _examine(
-                checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict, digest=digest
-            )
+            return examined(checkpoint, origin, scope)
     except MissingPackage:
         raise  # nothing is wrong with the file
     except Failure as error:
         with about(shown):
-            return refused(shown, depth, origin, error, limits, digest=digest)
-
-
-def look(
-    path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS, *, glances: bool, digest: bool
-) -> CheckReport:
-    """Return the report of a checkpoint that is open, under the path that it was opened by; see ``safety.survey``."""
-    beside = neighbours(path, checkpoint, limits)
-    return _examine(
-        checkpoint, depth, None, [], None, limits, None, beside, strict=False, glances=glances, digest=digest
-    )
+            return refused(shown, origin, error, scope)
 
 
 def _expected(
@@ -315,38 +317,33 @@ def _expected(
     return found
 
 
-def _examine(
-    checkpoint: Checkpoint,
-    depth: Depth,
-    devices: Collection[str] | None,
-    expected: list[_Expected],
-    key: str | None,
-    limits: Limits,
-    progress: Progress | None,
-    beside: Neighbours | None,
-    *,
-    strict: bool,
-    glances: bool = False,
-    digest: bool = False,
-) -> CheckReport:
-    whole, hashing = None, _hashing(checkpoint, limits) if digest else None
+def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckReport:
+    """Return the report of a checkpoint that is open, and was opened by ``origin``."""
+    depth, limits = scope.depth, scope.limits
+    whole = hashing = None
+    if scope.digest:
+        from ckptool.checking.digests import Hashing  # seldom asked for
+
+        hashing = Hashing(checkpoint, limits)
     if depth != "structure":
         from ckptool.checking import integrity, value_survey
         from ckptool.sources.source import Meter
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
-        meter = Meter(progress, checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0))
+        values_nbytes = sum(distinct.values()) if depth == "values" else 0
+        meter = Meter(scope.progress, checkpoint.file_nbytes + values_nbytes)
         # First: what was left unread of an index is read by then.
         whole = integrity.verify(checkpoint, limits, meter, None if hashing is None else hashing.watch)
     content, of_weights, no_digest = (None, None, None) if hashing is None else hashing.finish()
-    found, is_refused = _structure(checkpoint, devices, strict=strict)
+    found, is_refused = _structure(checkpoint, scope)
     asked = list(torch_load.asked(checkpoint))
     members = tuple(safety.inside(checkpoint))
     for member in members:
-        found += _of_member(checkpoint, member, _structure(member, devices, strict=strict)[0])
+        found += _of_member(checkpoint, member, _structure(member, scope)[0])
         named = torch_load.asked(member)
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in named)
-    survey = safety.whole(checkpoint, limits, glances=glances)
+    survey = safety.whole(checkpoint, limits, glances=scope.glances)
+    beside = _neighbours(origin, checkpoint, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # Loaders may read what was refused here, so what it would run is not known.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
@@ -359,17 +356,13 @@ def _examine(
     found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
     survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
-    for name, shapes, places in expected:
+    for name, shapes, places in scope.expected:
         from ckptool.checking import model_fit
 
-        found += model_fit.examine(checkpoint, shapes, name, key, places)
+        found += model_fit.examine(checkpoint, shapes, name, scope.key, places)
     if whole is not None:
-        found += whole.findings
-        found += value_survey.examine(checkpoint, limits)
-        if depth == "values":
-            from ckptool.checking import value_survey
-
-            found += value_survey.survey(checkpoint, limits, meter)
+        found += (*whole.findings, *value_survey.examine(checkpoint, limits))
+        found += value_survey.survey(checkpoint, limits, meter) if depth == "values" else ()
     return CheckReport(
         f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         depth,
@@ -397,13 +390,7 @@ def _examine(
     )
 
 
-def _hashing(checkpoint: Checkpoint, limits: Limits) -> Hashing:
-    from ckptool.checking.digests import Hashing  # seldom asked for
-
-    return Hashing(checkpoint, limits)
-
-
-def neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
+def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
     """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
     if path is None or not is_folder(path):
@@ -422,14 +409,14 @@ def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...
     return tuple(dict.fromkeys((*asked, *others)))
 
 
-def _structure(checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool) -> tuple[list[Finding], bool]:
+def _structure(checkpoint: Checkpoint, scope: Scope) -> tuple[list[Finding], bool]:
     """Return what the structure alone shows, and whether torch.load refuses it."""
     check_cancelled(checkpoint.source.cancellation)
     refusals = torch_load.refusals(checkpoint)
     found = [*known.examine(checkpoint), *torch_load.findings(checkpoint, refusals)]
     check_cancelled(checkpoint.source.cancellation)
-    found += torch_load.examine(checkpoint, devices)
-    if strict:
+    found += torch_load.examine(checkpoint, scope.devices)
+    if scope.strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
     return found, bool(refusals)
 
@@ -444,52 +431,36 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
-def refused(
-    path: str,
-    depth: Depth,
-    origin: Origin,
-    error: CkptoolError,
-    limits: Limits,
-    *,
-    is_salvaged: bool = True,
-    digest: bool = False,
-) -> CheckReport:
-    """
-    Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole.
-    """
+def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:
+    """Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole."""
     let_go(error)
+    limits = scope.limits
     survey = safety.survey_origin(origin, limits)
-    beside = neighbours(origin, None, limits)
+    beside = _neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.
     is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
-    deeds = would_run.findings(survey._replace(unseen=others))
-    whole: tuple[Finding, ...] = ()
-    if is_salvaged and isinstance(error, TruncatedFile):
+    found: list[Finding] = []
+    if isinstance(error, TruncatedFile) and not scope.glances:
         from ckptool.checking import salvage
 
-        whole = salvage.examine(origin, limits)
-    found = (
-        *whole,
-        *would_run.imported(survey),
-        *deeds,
-        *(beside.findings() if beside else ()),
-    )
+        found += salvage.examine(origin, limits)
+    found += (*would_run.imported(survey), *would_run.findings(survey._replace(unseen=others)))
+    found += beside.findings() if beside is not None else ()
     content = None
-    if digest:
+    if scope.digest:
         from ckptool.checking.digests import sha256_of  # seldom asked for
 
         content = sha256_of(origin, limits.cancellation)
-    asked, member = _with_others([], seen), member_in(origin)
     return CheckReport(
         path,
-        depth,
-        found,
-        globals=asked,
+        scope.depth,
+        tuple(found),
+        globals=_with_others([], seen),
         acts=seen.acts,
         unseen=seen.unseen,
-        member=member,
+        member=member_in(origin),
         sha256=content,
         error=error,
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import each
-from ckptool.checking.check import CheckReport, Depth, look, refused
+from ckptool.checking.check import CheckReport, Scope, examined, refused
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.origin import writer_of
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
@@ -136,15 +136,14 @@ def _facts(
     tell: Callable[[Row], None] | None,
     policy: Policy | None,
 ) -> Row:
-    depth: Depth = "bytes" if asked.deep else "structure"
+    scope = Scope("bytes" if asked.deep else "structure", limits, asked.digest, glances=not (asked.check or asked.deep))
     facts: Row = {}
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
             if is_far(path) and stamp_of(path) is None:  # no list had its version, the answers to requests may have
                 facts |= _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
             facts |= _counts(checkpoint, summarise(checkpoint))
-            glances = not (asked.check or asked.deep)
-            report = look(path, checkpoint, depth, limits, glances=glances, digest=asked.digest)
+            report = examined(checkpoint, path, scope)
             error = report.digest_error
             facts |= {"digest": report.digest, "digest_error": error and error.kind}
             facts |= {**_checked(report, path, asked, policy), "error": None}
@@ -153,7 +152,7 @@ def _facts(
                     tell(one)
             return facts
     except Failure as error:
-        report = refused(path, depth, path, error, limits, is_salvaged=asked.check or asked.deep, digest=asked.digest)
+        report = refused(path, path, error, scope)
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
         failed = _failure(error.kind, error.message, type(error).__name__)
         return {**failed, **_checked(report, path, asked, policy), **others}
