@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from string import ascii_letters, digits
@@ -156,59 +156,56 @@ def say_each(
     codes, passed = {0}, 0
     with pager(asked=options["pager"]), written(options["output"]) as stream:
         paths, is_list = [one.shown for one in found], is_many(files, found)
-        output = output_for(
-            options, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare, stream=stream
-        )
-        line = ProgressLine(len(found), shown=output.shows_progress)
+        told = {**options, **_FOR_PEOPLE} if stream is not None else options
+        printed = output_for(told, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
+        outputs = [printed, formal_output(options, stream, is_list=is_list)] if stream is not None else [printed]
+        line = ProgressLine(len(found), shown=printed.shows_progress)
+
+        def add(result: Result | None) -> None:
+            line.clear()
+            for output in outputs:
+                if result is not None:
+                    output.add(result)
+
         for target in found:
             line.next(target.path)
             try:
                 with look(target, line) as result:
-                    line.clear()
-                    if result is not None:
-                        output.add(result)
+                    add(result)
             except CkptoolError as error:
                 line.clear()
                 result = failed(target, error)
-                if result is not None:
-                    output.add(result)
+                add(result)
             if result is None:
                 passed += 1
-                output.passed_over(target.shown)
+                printed.passed_over(target.shown)
             else:
                 codes.add(result.exit_code)
                 passed += options["recursive"] and result.is_other  # a folder in which nothing was looked at
-        output.end()
+        for output in outputs:
+            output.end()
     for text in left_out(unseen):
         say(text, err=True)
     refuse_none(passed, found, files)
     return 1 if 1 in codes else max(codes)
 
 
+_FOR_PEOPLE: Final = dict.fromkeys(("as_sarif", "as_json", "as_lines"), False)
+"""The options of what is printed where -o writes what is for programs."""
+
+
 def output_for(
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     paths: Sequence[str],
     *,
     is_list: bool,
     columns: Sequence[Column] = (),
     has_totals: bool = True,
     is_bare: bool = False,
-    stream: TextIO | None = None,
 ) -> Output:
-    """
-    Return what says results as the options ask; where it is ``bare``, people get nothing but that.
-
-    Where there is a ``stream``, that gets what is for programs, and standard output what is for people.
-    """
-    is_json = options["as_json"] or options["as_lines"]
-    if options.get("as_sarif") or is_json:
-        formal = Json(as_lines=options["as_lines"], is_list=is_list, stream=stream) if is_json else Sarif(stream)
-        if stream is None:
-            return formal
-        plain = {**options, **dict.fromkeys(("as_sarif", "as_json", "as_lines"), False)}
-        return Both(
-            output_for(plain, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare), formal
-        )
+    """Return what says results as the options ask; where it is ``bare``, people get nothing but that."""
+    if options["as_json"] or options["as_lines"] or options.get("as_sarif"):
+        return formal_output(options, None, is_list=is_list)
     if options.get("table_format") is not None:
         return Rows(options["table_format"], has_paths=is_list)
     if is_bare:
@@ -222,10 +219,21 @@ def output_for(
     return Text(width, totals if has_totals else None)
 
 
+def formal_output(options: Mapping[str, Any], stream: TextIO | None, *, is_list: bool) -> Output:
+    """Return what says results to programs: on this stream, or on standard output."""
+    if options["as_json"] or options["as_lines"]:
+        return Json(as_lines=options["as_lines"], is_list=is_list, stream=stream)
+    return Sarif(stream)
+
+
 class Output:
     """One way to say results."""
 
     shows_progress = True
+
+    def __init__(self, totals: Totals | None = None, width: int | None = None) -> None:
+        self._totals = totals or Totals()
+        self._width = width
 
     def add(self, result: Result) -> None:
         """Say what was found in a file."""
@@ -233,29 +241,10 @@ class Output:
 
     def passed_over(self, path: str) -> None:
         """Note that a file among many is no checkpoint."""
+        self._totals.passed_over(path)
 
     def end(self) -> None:
         """Say what comes after all."""
-
-
-class Both(Output):
-    """Two ways at once: one on standard output, the other in a file."""
-
-    def __init__(self, printed: Output, written: Output) -> None:
-        self._each = (printed, written)
-        self.shows_progress = printed.shows_progress
-
-    def add(self, result: Result) -> None:
-        for one in self._each:
-            one.add(result)
-
-    def passed_over(self, path: str) -> None:
-        for one in self._each:
-            one.passed_over(path)
-
-    def end(self) -> None:
-        for one in self._each:
-            one.end()
 
 
 @contextmanager
@@ -281,14 +270,14 @@ class Text(Output):
     """For people: all about each file. What is to be pasted is ``bare``: nothing but what was asked for."""
 
     def __init__(self, width: int | None, totals: Totals | None, *, is_bare: bool = False) -> None:
-        self._width = width
-        self._totals = totals
+        super().__init__(totals, width)
+        self._has_totals = totals is not None
         self._is_bare = is_bare
         self._begun = False
         self.shows_progress = not is_bare
 
     def add(self, result: Result) -> None:
-        if self._totals is not None:
+        if self._has_totals:  # else it may not be worked out how the file is
             self._totals.add(result)
         if result.is_other and result.error is not None:
             say(f"{show(result.path)}: passed over: {show(result.error.message)}")
@@ -300,12 +289,8 @@ class Text(Output):
         gap = [""] if self._begun and not self._is_bare else []
         self._begun |= say_sections(result.sections(), self._width, gap)
 
-    def passed_over(self, path: str) -> None:
-        if self._totals is not None:
-            self._totals.passed_over(path)
-
     def end(self) -> None:
-        if self._totals is not None and self._totals.files > 1:
+        if self._has_totals and self._totals.files > 1:
             say_sections(self._totals.lines(), self._width)
 
 
@@ -321,9 +306,8 @@ class Brief(Output):
         *,
         is_quiet: bool = False,
     ) -> None:
-        self._width = width
+        super().__init__(totals, width)
         self._is_quiet = is_quiet
-        self._totals = totals
         self._columns = columns
         self._shown = [index for index, one in enumerate(columns) if width is None or width >= one.from_width]
         longest = max((len(show(path)) for path in paths), default=0)
@@ -343,9 +327,6 @@ class Brief(Output):
         if self._columns and word == result.otherwise:  # as of nearly all
             word = ""
         self._say(word, result.path, "; ".join(cells) if is_text else self._in_columns(cells), is_text=is_text)
-
-    def passed_over(self, path: str) -> None:
-        self._totals.passed_over(path)
 
     def end(self) -> None:
         left = [one.header for index, one in enumerate(self._columns) if index not in self._shown]
@@ -386,8 +367,7 @@ class ByCode(Output):
     """Only what makes files fail, by its code, and what cannot be opened; at the end, a total."""
 
     def __init__(self, width: int | None, totals: Totals) -> None:
-        self._width = width
-        self._totals = totals
+        super().__init__(totals, width)
         self._found: dict[str, list[str]] = {}
         self._levels: dict[str, str] = {}
 
@@ -401,9 +381,6 @@ class ByCode(Output):
         for code, severity, path, message in failing or [("", "error", None, f"loading it reaches {result.grade}")]:
             self._levels[code] = "error" if severity == "error" else self._levels.get(code, severity)
             self._found.setdefault(code, []).append(f"  {show(path or result.path)}: {show(with_options(message))}")
-
-    def passed_over(self, path: str) -> None:
-        self._totals.passed_over(path)
 
     def end(self) -> None:
         from ckptool.checking.finding import CODES
@@ -420,6 +397,7 @@ class Rows(Output):
     """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its file in front."""
 
     def __init__(self, table_format: str, *, has_paths: bool) -> None:
+        super().__init__()
         self._format = table_format
         self._has_paths = has_paths
         self._headers: list[str] = []
@@ -454,6 +432,7 @@ class Json(Output):
     shows_progress = False
 
     def __init__(self, *, as_lines: bool, is_list: bool, stream: TextIO | None = None) -> None:
+        super().__init__()
         self._stream = stream
         self._as_lines = as_lines
         self._is_list = is_list
@@ -479,6 +458,7 @@ class Sarif(Output):
     shows_progress = False
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
         self._stream = stream
         self._results: list[dict[str, object]] = []
 
