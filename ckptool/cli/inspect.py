@@ -33,7 +33,7 @@ from ckptool.errors import CkptoolError, about
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.listing import Target
 from ckptool.inspecting import columns
-from ckptool.inspecting.facts import SCHEMA, extra_lines, findings_of, head_sections
+from ckptool.inspecting.head import SCHEMA, extra_lines, findings_of, head_sections
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table
 from ckptool.tensors.reading import LazyTensor

@@ -44,7 +44,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors.payloads import CHUNK_NBYTES
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
-from ckptool.torch_ops.given import GivenTensors
+from ckptool.torch_ops.caller_tensors import CallerTensors
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -135,7 +135,7 @@ def save(
 
 def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
     """Return the checkpoint that a state dict is by itself."""
-    builder, given = TreeBuilder(limits), GivenTensors()
+    builder, given = TreeBuilder(limits), CallerTensors()
     root = Call(Global("collections", "OrderedDict"), ())
     root.pairs = [
         (name, _node(name, value, given, builder, is_inside=name.endswith("_extra_state")))
@@ -161,7 +161,7 @@ def _choose(checkpoint: Checkpoint, state_dict: StateDict) -> None:
     checkpoint.__dict__["weights"] = state_dict  # where the property keeps what it has found
 
 
-def _node(name: str, value: object, given: GivenTensors, builder: TreeBuilder, *, is_inside: bool = False) -> Inert:
+def _node(name: str, value: object, given: CallerTensors, builder: TreeBuilder, *, is_inside: bool = False) -> Inert:
     """Return a value as it stands in a pickled tree; arrays of numpy are tensors under a name, and nothing inside."""
     info = given.info(name, value) if not is_inside or type(value).__module__ != "numpy" else None
     if info is not None:
@@ -225,7 +225,7 @@ def _like(like: str, taken: _Taken) -> Checkpoint:
                     kind="weights-among-others",
                     hint="Leave `weights=` out, and give all under the names that the file has.",
                 )
-            given = GivenTensors()
+            given = CallerTensors()
             edits = _Comparison(checkpoint, chosen, taken, given).edits()
             edited = _edited(checkpoint, chosen, edits, given, taken.limits)
             for one in edited.state_dicts:
@@ -240,7 +240,7 @@ def _like(like: str, taken: _Taken) -> Checkpoint:
 class _Comparison:
     """A state dict that is given, and the one that is in the file."""
 
-    def __init__(self, checkpoint: Checkpoint, chosen: StateDict, taken: _Taken, given: GivenTensors) -> None:
+    def __init__(self, checkpoint: Checkpoint, chosen: StateDict, taken: _Taken, given: CallerTensors) -> None:
         self._checkpoint = checkpoint
         self._chosen = chosen
         self._taken = taken
@@ -418,7 +418,7 @@ def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
 
 
 def _edited(
-    checkpoint: Checkpoint, chosen: StateDict, edits: _Edits, given: GivenTensors, limits: Limits
+    checkpoint: Checkpoint, chosen: StateDict, edits: _Edits, given: CallerTensors, limits: Limits
 ) -> Checkpoint:
     """Return the checkpoint with edits. Its tree, which nobody else has, is changed where it is."""
     record = {one.name: checkpoint.__dict__[one.name] for one in fields(Parsed)}

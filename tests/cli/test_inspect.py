@@ -18,7 +18,7 @@ from torch import nn
 import ckptool
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.inspecting.facts import head_facts
+from ckptool.inspecting.head import head_facts
 from ckptool.reference.nets import LeNet
 from tests.each import each
 from tests.program import invoke

@@ -1,4 +1,4 @@
-"""What a checkpoint is, fact by fact, for people."""
+"""The head of what is said of a checkpoint: what it is, fact by fact, what is notable, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ROLES = {
     "leftover": "shard of another save",
     "incomplete": "incomplete",
 }
-"""What lies beside checkpoints, in words."""
+"""What is in a training, or adjacent to a checkpoint, in words."""
 
 
 class Room(NamedTuple):
@@ -109,13 +109,13 @@ def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> 
 
 
 def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fact]:
-    yield Fact("format", [f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}"])
+    in_shards = f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
+    yield Fact("format", [f"{checkpoint.format}{in_shards}, {show_nbytes(checkpoint.file_nbytes)}"])
     family = family_in(checkpoint)
     yield Fact("form", [f"{_form(checkpoint, room)}{f', {show(str(family))}' if family is not None else ''}"])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
-    numel = _numel(summary)
     if summary.tensors or not checkpoint.members:
-        yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
+        yield Fact("tensors", [f"{summary.tensors:,}{tied}; {_numel(summary)}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
         yield Fact("devices", [counts(summary.devices)])
         yield Fact("dtypes", [counts(summary.dtypes)])
@@ -199,10 +199,6 @@ def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
         yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
 
 
-def _shards(checkpoint: Checkpoint) -> str:
-    return f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
-
-
 def _form(checkpoint: Checkpoint, room: Room) -> str:
     if checkpoint.form == "data" and isinstance(checkpoint.root, Call) and not checkpoint.root.pairs:
         return f"{FORMS['data']}: {show(cut_middle(class_name(checkpoint.root), room.path))}"
@@ -246,7 +242,7 @@ def _training(found: TrainingState, room: Room) -> str:
     """Return one line about an optimizer, a scheduler, a scaler or states of random number generators."""
     name = show(cut_middle(found.key, room.path)) or "(root)"
     if found.role in ("rng", "scaler"):
-        return f"{name}: {'states of random number generators' if found.role == 'rng' else 'gradient scaler'}"
+        return f"{name}: {_ROLES[found.role]}"
     kind = show(cut_middle(found.kind, room.path)) if found.kind else f"{found.role} of an unknown class"
     said = kind if found.class_name or not found.kind else f"{kind} by its settings"
     facts = []

@@ -52,7 +52,7 @@ class StorageSource:
         """Nothing of its own to release."""
 
 
-class GivenTensors:
+class CallerTensors:
     """Says of tensors what a file would say. Those that share a storage, or are one array, share it here, too."""
 
     def __init__(self) -> None:
