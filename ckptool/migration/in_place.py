@@ -56,9 +56,7 @@ from ckptool.migration.changes import Changes, TargetForm, new_tag
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
-    OPERATIONS,
     FileEdit,
-    Operations,
     edit_in_place,
     not_in_place,
     open_for_editing,
@@ -220,7 +218,6 @@ def migrate_in_place(
     dry_run: bool,
     deep: bool,
     limits: Limits,
-    operations: Operations = OPERATIONS,
 ) -> MigrationReport:
     """
     Make changes in the file itself; see ``migrate``. With ``deep``, the checksums of all tensors are compared first.
@@ -249,7 +246,7 @@ def migrate_in_place(
             checkpoint.check_unchanged()
             expected = list(expected_tensors(plan, in_its_file))
         del checkpoint, plan  # the edited file is opened beside what is held here
-        written = edit_in_place(path, fd, edit, partial(_verify, fd, expected, limits), operations)
+        written = edit_in_place(path, fd, edit, partial(_verify, fd, expected, limits))
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
 

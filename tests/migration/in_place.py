@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool import Changes, Limits, MigrationReport
-from ckptool.migration.in_place import migrate_in_place
-from ckptool.migration.output.editing import OPERATIONS, Operations
+from ckptool import Changes, MigrationReport, migrate
+from ckptool.migration import output
+from ckptool.migration.output import editing
 from ckptool.sources.journal import journal_path
 
 SHORTER: Final = Changes(strip_module=True)
@@ -58,9 +61,26 @@ def write(layout: str, folder: Path, count: int = 8) -> Path:
     return path
 
 
-def edit(path: Path, changes: Changes, operations: Operations = OPERATIONS) -> MigrationReport:
+class Disk:
+    """``os`` as what edits a file sees it; subclasses do more in some of its calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+@contextmanager
+def on(disk: Disk) -> Iterator[None]:
+    """Let files be edited on a disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (editing, output):
+            patch.setattr(module, "os", disk)
+        yield
+
+
+def edit(path: Path, changes: Changes, disk: Disk | None = None) -> MigrationReport:
     """Edit a file in place."""
-    return migrate_in_place(str(path), changes, dry_run=False, deep=False, limits=Limits(), operations=operations)
+    with on(disk or Disk()):
+        return migrate(path, None, changes, in_place=True)
 
 
 def journal_of(path: Path) -> Path:
@@ -115,44 +135,37 @@ class Entry(NamedTuple):
     other: str = ""
 
 
-class Stepped(Operations):
-    """Asks ``before`` each operation that changes something; half way through it, where it writes."""
+class Stepped(Disk):
+    """Asks ``before`` each call that changes something; half way through it, where it writes."""
 
     def before(self, what: str) -> None:
         """Do something first."""
 
-    def cut(self, nbytes: int) -> int:
-        """Return after how many bytes of a write to ask."""
-        return nbytes // 2
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            self.before("create")
+        return os.open(path, flags, mode)
 
-    def create(self, path: str) -> int:
-        """Do it, after that."""
-        self.before("create")
-        return super().create(path)
-
-    def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Do a part of it, then all."""
-        super().write(fd, offset, data[: self.cut(len(data))])
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        os.pwrite(fd, data[: len(data) // 2], offset)
         self.before("write")
-        super().write(fd, offset, data)
+        return os.pwrite(fd, data, offset)
 
-    def sync(self, fd: int) -> None:
-        """Do it, after that."""
-        self.before("sync")
-        super().sync(fd)
+    def fsync(self, fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            self.before("sync")
+        os.fsync(fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Do it, after that."""
         self.before("rename")
-        super().rename(old, new)
+        os.rename(old, new)  # noqa: PTH104
 
     def unlink(self, path: str) -> None:
-        """Do it, after that."""
         self.before("unlink")
-        super().unlink(path)
+        os.unlink(path)  # noqa: PTH108
 
 
-class Recorder(Operations):
+class Recorder(Disk):
     """Does everything, and keeps a log."""
 
     def __init__(self, path: Path) -> None:
@@ -160,46 +173,39 @@ class Recorder(Operations):
         self._path = path
         self._created: dict[int, str] = {}
 
-    def _name(self, fd: int) -> str:
-        return self._created.get(fd, self._path.name)
+    def _note(self, what: str, fd: int, offset: int = 0, data: bytes = b"") -> None:
+        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        name = "" if is_folder else self._created.get(fd, self._path.name)
+        self.log.append(Entry(f"{what}_folder" if is_folder else what, name, offset, data))
 
-    def create(self, path: str) -> int:
-        """Log it."""
-        fd = super().create(path)
-        self._created[fd] = Path(path).name
-        self.log.append(Entry("create", Path(path).name))
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        fd = os.open(path, flags, mode)
+        if flags & os.O_CREAT:
+            self._created[fd] = Path(path).name
+            self._note("create", fd)
         return fd
 
-    def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Log it."""
-        super().write(fd, offset, data)
-        self.log.append(Entry("write", self._name(fd), offset, bytes(data)))
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        count = os.pwrite(fd, data, offset)
+        self._note("write", fd, offset, bytes(data[:count]))
+        return count
 
-    def truncate(self, fd: int, nbytes: int) -> None:
-        """Log it."""
-        super().truncate(fd, nbytes)
-        self.log.append(Entry("truncate", self._name(fd), nbytes))
+    def ftruncate(self, fd: int, nbytes: int) -> None:
+        os.ftruncate(fd, nbytes)
+        self._note("truncate", fd, nbytes)
 
-    def sync(self, fd: int) -> None:
-        """Log it."""
-        super().sync(fd)
-        self.log.append(Entry("sync", self._name(fd)))
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+        self._note("sync", fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Log it."""
-        super().rename(old, new)
+        os.rename(old, new)  # noqa: PTH104
         self._created.clear()  # closed by now: another file may have its number
         self.log.append(Entry("rename", Path(old).name, other=Path(new).name))
 
     def unlink(self, path: str) -> None:
-        """Log it."""
-        super().unlink(path)
+        os.unlink(path)  # noqa: PTH108
         self.log.append(Entry("unlink", Path(path).name))
-
-    def sync_folder(self, path: str) -> None:
-        """Log it."""
-        super().sync_folder(path)
-        self.log.append(Entry("sync_folder", ""))
 
 
 Files = dict[str, bytes]

@@ -20,9 +20,9 @@ import pytest
 
 from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
-from ckptool.migration.output.editing import Operations, open_for_editing, undo
 from tests.migration.in_place import (
     LAYOUTS,
+    Disk,
     Entry,
     Files,
     Recorder,
@@ -30,6 +30,7 @@ from tests.migration.in_place import (
     done,
     edit,
     journal_of,
+    on,
     put,
     readings,
     write,
@@ -132,8 +133,8 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
         if not journal_of(edited.path).exists():
             continue
         recorder = Recorder(edited.path)
-        with open_for_editing(str(edited.path), recovering=True) as fd:
-            undo(str(edited.path), fd, recorder)
+        with on(recorder):
+            recover(edited.path)
         for entry in recorder.log:
             edited.check(files)
             for part in torn(entry, SECTOR) if entry.what == "write" else ():
@@ -210,13 +211,13 @@ def test_a_full_disk_leaves_the_old_file(layout: str, for_good: bool, tmp_path: 
     failures = 0
     for number in range(100):
         put({path.name: old}, path)
-        operations = Refusing(number, errno.ENOSPC, for_good=for_good)
+        disk = Refusing(number, errno.ENOSPC, for_good=for_good)
         kind = ""
         try:
-            edit(path, LAYOUTS[layout].changes, operations)
+            edit(path, LAYOUTS[layout].changes, disk)
         except CkptoolError as error:
             kind = error.kind
-        if not operations.failed:
+        if not disk.failed:
             break
         assert kind in ("disk-full", "unfinished-edit")
         if kind == "unfinished-edit":
@@ -233,11 +234,11 @@ def test_a_full_disk_leaves_the_old_file(layout: str, for_good: bool, tmp_path: 
 
 @LAYOUT
 def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: str, tmp_path: Path) -> None:
-    class Flipping(Operations):
-        def write(self, fd: int, offset: int, data: bytes) -> None:
+    class Flipping(Disk):
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             is_edit = len(data) > 20 and os.fstat(fd).st_ino == inode and not self.has_flipped
             self.has_flipped = self.has_flipped or is_edit
-            super().write(fd, offset, bytes([data[0] ^ 1]) + data[1:] if is_edit else data)
+            return os.pwrite(fd, bytes([data[0] ^ 1, *data[1:]]) if is_edit else data, offset)
 
         has_flipped = False
 
@@ -255,12 +256,13 @@ def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: 
 def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
     layout: str, more: int, tmp_path: Path
 ) -> None:
-    class Resizing(Operations):
-        def write(self, fd: int, offset: int, data: bytes) -> None:
-            super().write(fd, offset, data)
+    class Resizing(Disk):
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+            count = os.pwrite(fd, data, offset)
             self.writes += os.fstat(fd).st_ino == inode
             if self.writes == writes:
                 os.ftruncate(fd, os.fstat(fd).st_size + more)
+            return count
 
         writes = 0
 

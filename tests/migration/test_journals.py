@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 
 from ckptool import load, migrate, open_checkpoint, recover
 from ckptool.errors import CkptoolError, DamagedFile, MigrationRefused, UnfinishedEdit
-from ckptool.migration.output.editing import Operations
 from ckptool.sources.journal import Change, Journal, Run
 from tests import build
 from tests.each import each
-from tests.migration.in_place import LAYOUTS, Files, edit, journal_of, put, states, torn, weights, write
+from tests.migration.in_place import LAYOUTS, Disk, Files, edit, journal_of, put, states, torn, weights, write
 from tests.program import invoke
 from tests.scale import step, times
 
@@ -265,13 +264,13 @@ def test_journals_with_a_right_checksum_and_wrong_numbers_change_nothing(
 @LAYOUT
 @each("what", ["mode", "bytes"])
 def test_nothing_is_edited_where_a_journal_would_not_count(what: str, layout: str, tmp_path: Path) -> None:
-    class Other(Operations):
+    class Other(Disk):
         def rename(self, old: str, new: str) -> None:
             if what == "mode":  # as on a file system without modes
                 Path(old).chmod(0o666)
             else:
                 Path(old).write_bytes(Path(old).read_bytes()[:-1] + b"?")
-            super().rename(old, new)
+            os.rename(old, new)  # noqa: PTH104
 
     path = write(layout, tmp_path)
     before = path.read_bytes()

@@ -144,10 +144,7 @@ class Output(Closing):
     def fill(self, position: int, view: memoryview) -> None:
         """Write bytes into a gap that was left for them. Threads may call this at once."""
         try:
-            while view:
-                count = os.pwrite(self._fd, view, position)
-                position += count
-                view = view[count:]
+            write_at(self._fd, position, view)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -310,6 +307,15 @@ class Output(Closing):
 
     def _failed(self, error: OSError) -> OutputFailed:
         return failed(error, self._shown, self._written, self._expected)
+
+
+def write_at(fd: int, position: int, data: bytes | memoryview) -> None:
+    """Write bytes at a position of an open file."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, position)
+        position += count
+        view = view[count:]
 
 
 def real_path(path: str) -> str:

@@ -24,7 +24,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
-from ckptool.migration.output import failed
+from ckptool.migration.output import failed, write_at
 from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import (
@@ -57,52 +57,6 @@ _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-class Operations:
-    """The operations that change a file, a journal or a folder. Each is done when it returns, or raises OSError."""
-
-    def create(self, path: str) -> int:
-        """Return the descriptor of a new file, that nobody else may read: it holds bytes of another."""
-        return os.open(path, _NEW_FILE, 0o600)
-
-    def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write bytes at an offset."""
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(fd, view, offset)
-            offset += count
-            view = view[count:]
-
-    def truncate(self, fd: int, nbytes: int) -> None:
-        """Set the size of a file."""
-        os.ftruncate(fd, nbytes)
-
-    def sync(self, fd: int) -> None:
-        """Wait until what was written is on the disk."""
-        os.fsync(fd)
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another name in its folder."""
-        os.rename(old, new)
-
-    def unlink(self, path: str) -> None:
-        """Remove a file."""
-        os.unlink(path)
-
-    def sync_folder(self, path: str) -> None:
-        """Wait until the names in a folder are on the disk, where the file system can do that."""
-        fd = os.open(path or os.curdir, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in _NO_FOLDERS:
-                raise
-        finally:
-            os.close(fd)
-
-
-OPERATIONS: Final = Operations()
-
-
 class FileEdit(NamedTuple):
     """What is to be different in a file."""
 
@@ -126,9 +80,7 @@ def not_in_place(fact: str) -> MigrationRefused:
     return MigrationRefused(fact, kind="not-in-place", hint=_COPY)
 
 
-def edit_in_place(
-    path: str, fd: int, edit: FileEdit, verify: Callable[[], None], operations: Operations = OPERATIONS
-) -> int:
+def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]) -> int:
     """
     Carry out an edit of a file that ``open_for_editing`` opened, and return how many bytes were written for it.
 
@@ -138,25 +90,25 @@ def edit_in_place(
         OutputFailed: The system refused, or what is there is not what was written. The file is what it was before.
         UnfinishedEdit: It could not be made what it was before; the journal is still there.
     """
-    journal_nbytes = _begin_journal(path, fd, edit, operations)
+    journal_nbytes = _begin_journal(path, fd, edit)
     try:
-        _apply(fd, edit, operations)
+        _apply(fd, edit)
         if look(path, fd).state != "whole":
             raise OutputFailed("it does not hold what was written", kind="verification-failed")
         verify()
     except BaseException as error:
-        _roll_back_after(error, path, fd, operations)
+        _roll_back_after(error, path, fd)
         if isinstance(error, OSError):
             raise failed(error, path) from error
         raise
     try:
-        remove_journal(path, operations)
+        remove_journal(path)
     except OSError as error:
         raise unfinished(path) from error
     return edit.written_nbytes + journal_nbytes
 
 
-def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -> int:
+def _begin_journal(path: str, fd: int, edit: FileEdit) -> int:
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
     source = FileSource(path, held=Descriptor(os.dup(fd)))
     try:
@@ -168,11 +120,11 @@ def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
     nbytes = len(encoded)
     try:
-        write_journal(path, encoded, operations)
+        write_journal(path, encoded)
         del encoded
         found = look(path, fd)
         if found.state != "whole":
-            remove_journal(path, operations)
+            remove_journal(path)
             raise not_in_place(f"its journal would not count here: {found.why or 'it reads otherwise'}")
     except OSError as error:
         raise failed(error, path) from error
@@ -197,23 +149,22 @@ def recover(path: str | os.PathLike[str]) -> int:
     path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
         try:
-            return undo(path, fd)
+            return _undo(path, fd)
         except OSError as error:
             raise failed(error, path) from error
 
 
-def undo(path: str, fd: int, operations: Operations = OPERATIONS) -> int:
-    """Do what ``recover`` does with a file that ``open_for_editing`` opened."""
+def _undo(path: str, fd: int) -> int:
     found = look(path, fd)
     if found.state == "none":
-        if remove_incomplete(path, operations):
+        if remove_incomplete(path):
             return 0
         what = "it has no journal: no edit in place of it was cut off"
         raise FileUnavailable(what, kind="no-journal", path=path)
     if found.journal is None or found.state == "stale":
         raise _refused_journal(path, found)
-    written = _roll_back(fd, found.journal, operations) if found.state == "torn" else 0
-    remove_journal(path, operations)
+    written = _roll_back(fd, found.journal) if found.state == "torn" else 0
+    remove_journal(path)
     return written
 
 
@@ -344,77 +295,89 @@ def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
     return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard, tuple(changes))
 
 
-def _apply(fd: int, edit: FileEdit, operations: Operations) -> None:
-    operations.write(fd, edit.guard.offset, poison_like(edit.guard))
-    operations.sync(fd)
+def _apply(fd: int, edit: FileEdit) -> None:
+    write_at(fd, edit.guard.offset, poison_like(edit.guard))
+    os.fsync(fd)
     for run in edit.runs:
-        operations.write(fd, run.offset, poisoned_at(edit.new_guard, run))
-    operations.sync(fd)
-    operations.write(fd, edit.new_guard.offset, edit.new_guard.data)
-    operations.sync(fd)
+        write_at(fd, run.offset, poisoned_at(edit.new_guard, run))
+    os.fsync(fd)
+    write_at(fd, edit.new_guard.offset, edit.new_guard.data)
+    os.fsync(fd)
 
 
-def _roll_back(fd: int, journal: Journal, operations: Operations) -> int:
+def _roll_back(fd: int, journal: Journal) -> int:
     """Write back what was there, and return its size. In between nobody can read it: it may be a mixture."""
     guard = journal.guard
     for one in (guard, journal.new_guard):
         if has(fd, one):  # where it is not, nobody can read it now
-            operations.write(fd, one.offset, poison_like(one))
-            operations.sync(fd)
+            write_at(fd, one.offset, poison_like(one))
+            os.fsync(fd)
     for offset, old, _ in journal.changes:
-        operations.write(fd, offset, poisoned_at(guard, Run(offset, bytes(old))))
-    operations.truncate(fd, journal.nbytes)
-    operations.sync(fd)
-    operations.write(fd, *guard)
-    operations.sync(fd)
+        write_at(fd, offset, poisoned_at(guard, Run(offset, bytes(old))))
+    os.ftruncate(fd, journal.nbytes)
+    os.fsync(fd)
+    write_at(fd, *guard)
+    os.fsync(fd)
     return sum(len(one.old) for one in journal.changes)
 
 
-def _roll_back_after(error: BaseException, path: str, fd: int, operations: Operations) -> None:
+def _roll_back_after(error: BaseException, path: str, fd: int) -> None:
     """Make the file what it was; raise UnfinishedEdit where that fails as well."""
     journal = look(path, fd).journal  # it may be as large as the index, so it is not kept
     try:
         if journal is None or journal.inode != os.fstat(fd).st_ino:
             raise unfinished(path)
-        _roll_back(fd, journal, operations)
-        remove_journal(path, operations)
+        _roll_back(fd, journal)
+        remove_journal(path)
     except (CkptoolError, OSError):
         raise unfinished(path) from error
 
 
-def write_journal(path: str, encoded: bytes, operations: Operations) -> None:
+def write_journal(path: str, encoded: bytes) -> None:
     """Put the journal of a file on the disk, then give it its name. Where that fails, nothing of it is left."""
     there = journal_path(path)
     new = there + _NEW
-    remove_incomplete(path, operations)
-    fd = operations.create(new)
+    remove_incomplete(path)
+    fd = os.open(new, _NEW_FILE, 0o600)  # nobody else may read it: it holds bytes of another
     try:
-        operations.write(fd, 0, encoded)
-        operations.sync(fd)
-        operations.rename(new, there)
+        write_at(fd, 0, encoded)
+        os.fsync(fd)
+        os.rename(new, there)
     except OSError:
-        operations.unlink(new)
+        os.unlink(new)
         raise
     finally:
         os.close(fd)
     try:
-        operations.sync_folder(os.path.dirname(path))
+        _sync_folder(os.path.dirname(path))
     except OSError:
-        operations.unlink(there)
+        os.unlink(there)
         raise
 
 
-def remove_journal(path: str, operations: Operations) -> None:
+def remove_journal(path: str) -> None:
     """Remove the journal of a file that is whole: from now on it may be read."""
-    operations.unlink(journal_path(path))
+    os.unlink(journal_path(path))
     with suppress(OSError):  # it is gone; should it come back with the power, it is undone, which is as good
-        operations.sync_folder(os.path.dirname(path))
+        _sync_folder(os.path.dirname(path))
 
 
-def remove_incomplete(path: str, operations: Operations) -> bool:
+def remove_incomplete(path: str) -> bool:
     """Remove a journal that was never complete, and say whether there was one: the file was not changed."""
     new = journal_path(path) + _NEW
     if not os.path.lexists(new):
         return False
-    operations.unlink(new)
+    os.unlink(new)
     return True
+
+
+def _sync_folder(path: str) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can do that."""
+    fd = os.open(path or os.curdir, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDERS:
+            raise
+    finally:
+        os.close(fd)
