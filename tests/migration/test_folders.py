@@ -292,7 +292,7 @@ def test_what_another_process_holds_stays(folder: Path) -> None:
     held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
     held.mkdir()
     fd = os.open(held, os.O_RDONLY)
-    folders.parts.hold(fd)
+    folders.parts.lock(fd)
     try:
         migrate(folder / "model.pth", folder / "out", **SHARDS)
     finally:

@@ -259,7 +259,7 @@ class Output(Closing):
             if self._fd < 0:
                 self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
                 self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, self._mode)
-            parts.hold(self._fd)
+            parts.lock(self._fd)
         except OSError as error:
             self._temporary = None
             raise self._failed(error) from error

@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, NamedTuple
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
 from ckptool.migration.output import failed, write_at
+from ckptool.migration.output.parts import lock
 from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import (
@@ -53,7 +54,6 @@ except ImportError:  # Windows
 _COPY: Final = "Write a copy instead."
 _NEW: Final = ".new"
 """What the name of a journal ends in before it is complete: nothing was changed yet."""
-_LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -204,7 +204,13 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
             raise _read_only(path) from error
         raise failed(error, path) from error
     try:
-        _lock(fd, path)
+        if lock(fd) is False or lock(fd, _lock_records) is False:
+            raise MigrationRefused(
+                "another process holds a lock on it: it is being read or edited",
+                kind="locked",
+                path=path,
+                hint="Try again when that is done, or write a copy instead.",
+            )
         status = os.fstat(fd)
         if status.st_nlink > 1 and not recovering:
             raise MigrationRefused(
@@ -255,23 +261,6 @@ def _read_only(path: str) -> MigrationRefused:
 
     hint, command = "Make it writable, or write a copy instead.", join(("chmod", "u+w", "--", path))
     return MigrationRefused("it is read-only", kind="read-only", path=path, hint=hint, command=command)
-
-
-def _lock(fd: int, path: str) -> None:
-    """Lock a file against others that ask for a lock, of either kind, until its descriptors are closed."""
-    if fcntl is not None:
-        for lock in (fcntl.flock, _lock_records):
-            try:
-                lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _LOCKED:
-                    continue  # a file system without locks
-                raise MigrationRefused(
-                    "another process holds a lock on it: it is being read or edited",
-                    kind="locked",
-                    path=path,
-                    hint="Try again when that is done, or write a copy instead.",
-                ) from error
 
 
 def _lock_records(fd: int, how: int) -> None:

@@ -16,11 +16,7 @@ from typing import Any, Final
 from ckptool.closing import Closing
 from ckptool.errors import MissingPackage, OutputFailed
 from ckptool.migration.output import Output, failed
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from ckptool.migration.output.parts import lock
 
 _AT_ONCE: Final = 1 << 20
 
@@ -52,13 +48,8 @@ class Lines(Closing):
     def _check(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=self._path)
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OutputFailed("another process writes to it", kind="in-use", path=self._path) from error
-            except OSError:  # a file system without locks
-                pass
+        if lock(self._fd) is False:
+            raise OutputFailed("another process writes to it", kind="in-use", path=self._path)
         begin = os.pread(self._fd, len(self._head), 0)
         if begin != self._head[: len(begin)]:
             raise self._foreign(1)

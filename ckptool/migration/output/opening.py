@@ -214,7 +214,7 @@ class OutputFolder(Closing):
             os.mkdir(self._temporary)
             if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
                 self._fd = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0))
-                parts.hold(self._fd)
+                parts.lock(self._fd)
         except OSError as error:
             raise failed(error, self.path) from error
 

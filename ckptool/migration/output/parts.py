@@ -6,11 +6,12 @@ The writer holds a lock on its part: a process of another host or container has 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -52,11 +53,19 @@ def name_aside(path: str) -> str:
     return new_name(path, _OLD_END)
 
 
-def hold(fd: int) -> None:
-    """Lock a file until it is closed, so that no other process takes it for an orphan."""
-    if fcntl is not None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def lock(fd: int, how: Callable[[int, int], None] | None = None) -> bool | None:
+    """
+    Lock an open file until it is closed; return False if another process holds it, None where there are no locks.
+
+    ``how`` is ``flock`` if it is no other call.
+    """
+    if fcntl is None:
+        return None
+    try:
+        (how or fcntl.flock)(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return True
 
 
 def remove_orphans(folder: str, name: str) -> None:
@@ -122,7 +131,8 @@ def _remove_unheld(path: str, output: str) -> None:
     fd = os.open(path, access | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
         status = os.fstat(fd)
-        if not _is_unheld(fd, status.st_mtime):
+        is_ours = lock(fd)
+        if is_ours is False or (is_ours is None and time.time() - status.st_mtime < _ABANDONED_SECONDS):
             return
         if stat.S_ISREG(status.st_mode):
             os.unlink(path)
@@ -141,16 +151,3 @@ def _remove_or_restore(path: str, output: str) -> None:
             remove_folder(path)
         else:
             os.rename(path, output)
-
-
-def _is_unheld(fd: int, written: float) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-        else:
-            return True
-    return time.time() - written > _ABANDONED_SECONDS
