@@ -8,7 +8,8 @@ arithmetic is torch's, by way of ``torch_ops``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import add
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
@@ -39,14 +40,15 @@ class Cast(NamedTuple):
     """Finite values that the new type cannot hold and that became its largest."""
 
 
-class CastErrors(NamedTuple):
-    """What was lost in one cast, by the number that it has among those of a plan."""
+class Lost(NamedTuple):
+    """What a cast has lost of what was read so far."""
 
-    number: int
-    max_error: float
-    overflowed: int
-    zeroed: float
-    """The share that became zero of the values that were not."""
+    max_error: float = 0.0
+    overflowed: int = 0
+    nonzero: int = 0
+    """Elements that are not zero, of those that the type can lose as too small,"""
+    zeroed: int = 0
+    """and those of them that became zero."""
 
 
 class CastSource(MadeSource):
@@ -57,13 +59,10 @@ class CastSource(MadeSource):
         self._tensor = tensor
         self._target = target
         self._saturate = saturate
-        self.max_error = 0.0
-        self.overflowed = 0
-        self._nonzero = self._zeroed = 0.0
+        self.lost = Lost()
 
     def made(self) -> Iterator[bytes]:
-        self.max_error, self.overflowed = 0.0, 0
-        self._nonzero = self._zeroed = 0.0
+        self.lost = Lost()
         # A strided or deflated tensor is read once, however many pieces are asked for.
         return map(self._cast, self._tensor.chunks(_PIECE_NBYTES))
 
@@ -80,21 +79,10 @@ class CastSource(MadeSource):
                 hint=f"Keep its type with `keep_dtype=`, {'use bfloat16, ' * has_wider}or take the largest value with "
                 "`saturate=True`.",
             )
-        self.max_error = max(self.max_error, cast.max_error)
-        self.overflowed += cast.overflowed
-        self._nonzero += cast.nonzero
-        self._zeroed += cast.zeroed
+        max_error, *counts = self.lost
+        sums = map(add, counts, (cast.overflowed, cast.nonzero, cast.zeroed))
+        self.lost = Lost(max(max_error, cast.max_error), *sums)
         return cast.data
-
-    def take(self, errors: CastErrors) -> None:
-        """Take what was lost where another process has written it."""
-        self.max_error, self.overflowed = errors.max_error, errors.overflowed
-        self._nonzero, self._zeroed = 1.0, errors.zeroed
-
-    @property
-    def zeroed(self) -> float:
-        """The share that became zero of the values that were not, of what was read."""
-        return self._zeroed / self._nonzero if self._nonzero else 0.0
 
 
 class Casting:
@@ -206,26 +194,27 @@ class Casting:
     def casts(self) -> tuple[Cast, ...]:
         """What was cast, and with what error: complete once everything was written."""
         return tuple(
-            Cast(name, source, self._target.name, cast.max_error, cast.overflowed)
+            Cast(name, source, self._target.name, cast.lost.max_error, cast.lost.overflowed)
             for name, source, cast in self._sources
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of the casts that were written."""
-        zeroed = {name: one.zeroed for name, _, one in self._sources if one.zeroed > MANY_ZEROED}
+        lost = ((name, one.lost) for name, _, one in self._sources if one.lost.nonzero)
+        shares = {name: one.zeroed / one.nonzero for name, one in lost}
+        zeroed = {name: share for name, share in shares.items() if share > MANY_ZEROED}
         return (zero_now(zeroed, self._target.name),) if zeroed else ()
 
     @property
-    def errors(self) -> list[CastErrors]:
-        """What was lost in each cast that was written."""
-        cast = ((number, source) for number, (_, _, source) in enumerate(self._sources))
-        return [CastErrors(number, one.max_error, one.overflowed, one.zeroed) for number, one in cast if one.was_read]
+    def errors(self) -> dict[int, Lost]:
+        """What was lost in each cast that was written, by the number that it has among those of a plan."""
+        return {number: one.lost for number, (_, _, one) in enumerate(self._sources) if one.was_read}
 
-    def written_elsewhere(self, errors: Iterable[CastErrors]) -> None:
+    def written_elsewhere(self, errors: Mapping[int, Lost]) -> None:
         """Take the errors of casts that another process has written, which has planned the same."""
-        for one in errors:
-            self._sources[one.number][2].take(one)
+        for number, lost in errors.items():
+            self._sources[number][2].lost = lost
 
     def passed_over(self, named: Iterable[tuple[str, TensorInfo]]) -> list[str]:
         """Return the names of tensors that could be cast, by full path, and that were not among those to cast."""

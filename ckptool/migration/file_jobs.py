@@ -36,7 +36,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
-    from ckptool.migration.casting import CastErrors
+    from ckptool.migration.casting import Lost
 
 Version: TypeAlias = list[Any]
 Versions: TypeAlias = dict[str, Version]
@@ -78,8 +78,8 @@ class Written(NamedTuple):
     """What read it back."""
     compared: list[int]
     """Which of the payloads were pieces that were all compared with the checksums of their files."""
-    errors: list[CastErrors]
-    """Of casts: see ``Casting``."""
+    lost: dict[int, Lost]
+    """By casts: see ``Casting.errors``."""
     versions: Versions
     """Of the files of the source that were opened."""
     starts: array[int]
@@ -90,19 +90,6 @@ Tell: TypeAlias = Callable[[int, int, int], None]
 """Told the number of a job, and how many bytes were written for it and read back so far."""
 Writers: TypeAlias = Callable[[Sequence[Job], Tell], Generator[Written, None, None]]
 """Has each job done, in any order. When it is closed, none is at work any more."""
-
-
-def write(job: Job) -> Written:
-    """
-    Do a job. It may be done again, and by several processes at once.
-
-    Raises:
-        SourceChanged: The source is not the one that was planned, or changes meanwhile.
-        OutputFailed: It could not be written, or is not what was to be written.
-        CkptoolError: The source cannot be read, or is damaged.
-    """
-    with Opened(job) as opened:
-        return opened.write(job)
 
 
 class Opened(Closing):
@@ -127,7 +114,14 @@ class Opened(Closing):
             self._opened = opened.pop_all()
 
     def write(self, job: Job, progress: Progress | None = None, read_back: Progress | None = None) -> Written:
-        """Do one of the jobs; raises what the function ``write`` does."""
+        """
+        Do one of the jobs. It may be done again, and by several processes at once.
+
+        Raises:
+            SourceChanged: The source is not the one that was planned, or changes meanwhile.
+            OutputFailed: It could not be written, or is not what was to be written.
+            CkptoolError: The source cannot be read, or is damaged.
+        """
         checkpoint = self._checkpoint
         file, casting = self._plan.file.files[job.number], self._plan.casting
         limits = DEFAULT_LIMITS if job.verifies else None
@@ -140,8 +134,8 @@ class Opened(Closing):
             versions = self._compare()
         pieces = [payload.pieces() for payload in file.payloads]
         compared = [number for number, one in enumerate(pieces) if one is not None and one.is_compared]
-        errors = casting.errors if casting else []
-        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, errors, versions, starts)
+        lost = casting.errors if casting else {}
+        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, lost, versions, starts)
 
     def _compare(self) -> Versions:
         """Return the versions of the files that were opened; refuse others than those that were planned with."""
@@ -240,7 +234,7 @@ def _take(written: Written, job: Job, writing: Writing) -> None:
         if pieces is not None:
             pieces.release()
     if writing.plan.casting is not None:
-        writing.plan.casting.written_elsewhere(written.errors)
+        writing.plan.casting.written_elsewhere(written.lost)
 
 
 def _mark(plan: Planned) -> int:

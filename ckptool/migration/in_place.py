@@ -53,7 +53,6 @@ from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
 from ckptool.migration.changes import Changes, TargetForm, new_tag
-from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
     FileEdit,
@@ -233,10 +232,10 @@ def migrate_in_place(
                 plan, edit = plan_edit(checkpoint, changes)
                 plan = plan._replace(target=path)
                 selection.refuse_nothing(checkpoint, plan, changes)
-            planned = report.planned(checkpoint, plan, changes, edit.nbytes)
-            planned = _with_unused(planned, checkpoint, plan)._replace(calls=kept_calls(plan, changes), how="in place")
+            planned = _with_unused(report.planned(checkpoint, plan, changes, edit.nbytes), checkpoint, plan)
             is_done = not (plan.file.retagged or plan.file.renamed or plan.file.dropped)
-            planned = planned._replace(written_nbytes=0 if is_done else edit.written_nbytes)
+            written, calls = 0 if is_done else edit.written_nbytes, selection.kept_calls(plan, changes)
+            planned = planned._replace(calls=calls, how="in place", written_nbytes=written)
             check_cancelled(limits.cancellation)
             if dry_run or is_done:
                 return planned

@@ -21,7 +21,6 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
-from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import mode_of, open_sink
 from ckptool.migration.plan import Merge, make_plan
@@ -176,7 +175,7 @@ def migrate_by(
         plan = clone or plan
         planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        planned = planned._replace(calls=kept_calls(plan, asked), how="clone" if clone else "copy")
+        planned = planned._replace(calls=selection.kept_calls(plan, asked), how="clone" if clone else "copy")
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             if not is_far(plan.target):

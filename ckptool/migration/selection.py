@@ -1,9 +1,8 @@
 """
 Refuse or note, before anything is written: names that are not there, a target without tensors, entries beside tensors.
 
-Of such entries, plain ``torch.load(path)`` would refuse objects of other code than torch's.
-
-One of them would keep it from every tensor in the file.
+Of such entries, plain ``torch.load(path)`` would refuse objects of other code than torch's: one of them would keep it
+from every tensor in the file. Of calls in the new pickle, those that reach the system are refused, all others listed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from ckptool.checkpoints.quantized import keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_among
-from ckptool.messages import counted, some
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.messages import counted, show, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.planned import Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -28,6 +28,7 @@ from ckptool.names import renaming
 from ckptool.names.renaming import Trials, matched
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.source import BytesSource
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -227,6 +228,29 @@ def _by(changes: Changes) -> str:
 
 def _words(option: str, values: Sequence[str]) -> str:
     return ", ".join(f"{option} {value!r}" for value in values)
+
+
+def kept_calls(plan: Plan, changes: Changes) -> tuple[str, ...]:
+    """Return the classes and functions that unpickling the new file would call, beyond what makes data."""
+    if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
+        return ()  # weights alone
+    from ckptool.formats.runnable.pickle_search import Search
+
+    search = Search(DEFAULT_LIMITS)
+    for data in plan.file.pickles:
+        search.anything(BytesSource(data))
+    acts = [act for act in search.survey().acts if act.grade != "program" and act.how != "refers"]
+    system = {act.text: act.why or "" for act in acts if act.grade == "system"}
+    if system and not changes.keep_calls:
+        (shown, why), *more = system.items()
+        others = f" and {counted(len(more), 'call')} more" if more else ""
+        weights = ", or take the weights alone with `form='state_dict'`" if plan.weights is None else ""
+        raise MigrationRefused(
+            f"unpickling the new file would call {show(shown)}, which {why}{others}",
+            kind="kept-calls",
+            hint=f"Leave it out with `drop=`{weights}. If it is to stay, say so with `keep_calls=True`.",
+        )
+    return tuple(dict.fromkeys(act.name for act in acts))
 
 
 def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> Weights:

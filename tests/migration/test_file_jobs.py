@@ -22,13 +22,18 @@ import torch
 from ckptool import Changes, SourceChanged, migrate
 from ckptool.errors import CkptoolError, DamagedFile, OutputExists, OutputFailed
 from ckptool.migration import dcp_plan
-from ckptool.migration.file_jobs import Job, Tell, Written, write
+from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate_by
 from ckptool.names import renaming
 from tests.each import each
 from tests.scale import in_turn, scale
 
 Done = Generator[Written, None, None]
+
+
+def write(job: Job) -> Written:
+    with Opened(job) as opened:
+        return opened.write(job)
 
 
 def elsewhere(jobs: Sequence[Job], tell: Tell) -> Done:

@@ -59,13 +59,14 @@ def lock(fd: int, how: Callable[[int, int], None] | None = None) -> bool | None:
 
     ``how`` is ``flock`` if it is no other call.
     """
-    if fcntl is None:
-        return None
-    try:
-        (how or fcntl.flock)(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
-    return True
+    is_ours = None
+    if fcntl is not None:
+        try:
+            (how or fcntl.flock)(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        except OSError as error:
+            is_ours = False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return is_ours
 
 
 def remove_orphans(folder: str, name: str) -> None:
