@@ -19,6 +19,7 @@ from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import is_relative, shown_path
+from ckptool.sources.source import Progress
 
 Outcome: TypeAlias = MigrationReport | CkptoolError
 
@@ -66,9 +67,8 @@ class _Writing:
     def __call__(self, jobs: Sequence[Job], tell: pools.Tell) -> None:
         """Do each job, and tell how far it is."""
         for number, job in enumerate(jobs):
-            far = _HowFar(partial(tell, number, more=True))
             try:
-                tell(number, self._source_of(job).write(job, far.progress, far.read_back))
+                tell(number, self._source_of(job).write(job, *_how_far(partial(tell, number, more=True))))
             except BaseException:
                 self._let_go()
                 raise
@@ -86,26 +86,18 @@ class _Writing:
             opened.close()
 
 
-class _HowFar:
-    """Tells how many bytes of a job were written, and read back."""
+def _how_far(tell: partial[None]) -> tuple[Progress, Progress]:
+    """Return what tells how many bytes of a job were written, and read back, now and then."""
+    done, last = [0, 0], [monotonic()]
 
-    def __init__(self, tell: partial[None]) -> None:
-        self._tell = tell
-        self._done = [0, 0]
-        self._last = monotonic()
-
-    def progress(self, done: int, _: int) -> None:
-        self._say(0, done)
-
-    def read_back(self, done: int, _: int) -> None:
-        self._say(1, done)
-
-    def _say(self, which: int, done: int) -> None:
-        self._done[which] = done
+    def say(which: int, nbytes: int, _: int) -> None:
+        done[which] = nbytes
         now = monotonic()
-        if now - self._last >= _SECONDS:
-            self._last = now
-            self._tell(tuple(self._done))
+        if now - last[0] >= _SECONDS:
+            last[0] = now
+            tell(tuple(done))
+
+    return partial(say, 0), partial(say, 1)
 
 
 def outcomes(

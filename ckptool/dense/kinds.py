@@ -27,11 +27,15 @@ from ckptool.tensors.reading import LazyTensor
 HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
 _MOST_DIMS: Final = 64
-_HARMLESS: Final = re.compile(
-    r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm"
-    r"|(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?)\Z|\.quant_state\."
+OF_ACTIVATIONS: Final = re.compile(
+    r"(^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?\Z"
 )
-"""Names of what belongs to a weight, and is read elsewhere or is about activations."""
+"""Ends of names of what scales activations and caches: a dense model has none of it."""
+_READ_ELSEWHERE: Final = re.compile(
+    r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm)\Z"
+    r"|\.quant_state\."
+)
+_OTHERWISE: Final = "Leave it out with `exclude=`, or dequantise it with what quantised it."
 _OTHER_ENDS: Final = {
     "._data": ("._data", ""),
     "int8_weight": ("int8_weight", "weight"),
@@ -79,11 +83,16 @@ class Found(NamedTuple):
 
     def refused(self, fact: str) -> MigrationRefused:
         """Return the error for a weight that cannot be what its names say."""
-        return MigrationRefused(
-            f"{self.weight.name!r} cannot be made dense: {fact}",
-            kind="not-dense",
-            hint="Leave it out with `exclude=`, or dequantise it with what quantised it.",
-        )
+        return not_dense(self.weight.name, fact)
+
+    def unlike(self, shape: Sequence[int], scale: Sequence[int]) -> MigrationRefused:
+        """Return the error for a shape that does not fit that of its scale."""
+        return self.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+
+
+def not_dense(weight: str, fact: str, hint: str = _OTHERWISE) -> MigrationRefused:
+    """Return the error for a weight that cannot be made dense."""
+    return MigrationRefused(f"{weight!r} cannot be made dense: {fact}", kind="not-dense", hint=hint)
 
 
 def dense_of(
@@ -99,11 +108,7 @@ def dense_of(
     if kind is None or named is None or not weight.is_scaled:
         has_scale = kind is None and weight.is_scaled
         what = f"{weight.scheme or weight.rule}{'' if has_scale else ', without a scale'}"
-        raise MigrationRefused(
-            f"{weight.name!r} cannot be made dense: {what}",
-            kind="not-dense",
-            hint=f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.",
-        )
+        raise not_dense(weight.name, what, f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.")
     end, scale = named
     found = Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual)
     dense = kind(found)
@@ -119,20 +124,16 @@ def refuse_unknown(weight: str, others: Sequence[str]) -> None:
     Raises:
         MigrationRefused: There is such: zeros, or a second scale, under a name that the layout does not have.
     """
-    unknown = [one for one in others if not _HARMLESS.search(one)]
+    unknown = [one for one in others if not (OF_ACTIVATIONS.search(one) or _READ_ELSEWHERE.search(one))]
     if unknown:
-        raise MigrationRefused(
-            f"{weight!r} cannot be made dense: what {some(unknown)} does to it is not known",
-            kind="not-dense",
-            hint="Leave it out with `exclude=`, or dequantise it with what quantised it.",
-        )
+        raise not_dense(weight, f"what {some(unknown)} does to it is not known")
 
 
 def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block: object = None) -> dict[str, int]:
     """Return how many rows and columns share a scale; refuse shapes that say nothing, or contradict each other."""
     rows, columns = (*(1, 1), *shape)[-2:]
     if len(shape) < 2 and prod(scale) != 1:
-        raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+        raise found.unlike(shape, scale)
     if prod(scale) == 1:
         every = max(prod(shape[:-1]), 1)
         return {"rows": every, "scale_rows": 1, "row_block": every, "column_block": columns}
@@ -141,13 +142,13 @@ def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block
         fits = scale[0] == shape[0] and (len(shape) == 2 or scale[0] != rows)
         scale = scale if fits else (0,)
     if len(scale) != len(shape) or scale[:-2] != shape[:-2] or not all(shape):
-        raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+        raise found.unlike(shape, scale)
     high, wide = scale[-2:] if len(scale) > 1 else (1, scale[0])
     given = block if isinstance(block, list) and len(block) == 2 and all(type(one) is int for one in block) else None
     sizes = tuple(given) if given else (_length(found, rows, high), _length(found, columns, wide))
     for size, count, length in ((rows, high, sizes[0]), (columns, wide, sizes[1])):
         if length < 1 or -(-size // length) != count:
-            raise found.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
+            raise found.unlike(shape, scale)
     return {"rows": rows, "scale_rows": high, "row_block": sizes[0], "column_block": sizes[1]}
 
 
@@ -190,7 +191,7 @@ def _packed(found: Found) -> Dense:
     if shape is None or shape.numel != 2 or len(values.shape) != 2:
         raise found.refused("nothing says which shape it had ('weight_shape')")
     rows, columns = _integers(shape)
-    bits = _bits(found, (("weights", "num_bits"), ("bits",)))
+    bits = _bits(found, "weights.num_bits or bits")
     if (rows, -(-columns * bits // 32)) != values.shape:
         raise found.refused(f"{rows:,} × {columns:,} values of {bits} bits do not fit {list(values.shape)} words")
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
@@ -226,7 +227,7 @@ def _mxfp4(found: Found) -> Dense:
     """gpt-oss: [experts, rows, groups, 16] bytes become [experts, columns, rows]."""
     values, scale = found.values, found.scale
     if len(values.shape) != 4 or values.shape[:-1] != scale.shape:
-        raise found.refused(f"its shape is {list(values.shape)}, and that of its scale {list(scale.shape)}")
+        raise found.unlike(values.shape, scale.shape)
     count, rows, groups, half = values.shape
     shape = (count, groups * half * 2, rows)
     facts = {"rows": rows, "scale_rows": rows, "row_block": 1, "column_block": 2 * half}
@@ -277,7 +278,7 @@ def _four_bits(found: Found) -> Dense:
 def _eight_bits(found: Found) -> Dense:
     values, scale = found.values, found.scale
     if len(values.shape) != 2 or scale.numel != values.shape[0]:
-        raise found.refused(f"its shape is {list(values.shape)}, and that of its scale {list(scale.shape)}")
+        raise found.unlike(values.shape, scale.shape)
     form = found.tensors.get(f"{found.weight.name}_format")
     if form is not None and (form.nbytes > 8 or any(form.read())):
         raise found.refused("its values are not in the order of rows ('weight_format')")
@@ -289,7 +290,7 @@ def _gptq(found: Found) -> Dense:
     if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None or len(zero.shape) != 2:
         raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
     (rows, outputs), groups = values.shape, scale.shape[0]
-    bits = 32 * rows // order.numel if order is not None and order.numel else _bits(found, (("bits",),))
+    bits = 32 * rows // order.numel if order is not None and order.numel else _bits(found, "bits")
     columns = 32 * rows // max(bits, 1)
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
     if bits not in (2, 3, 4, 8) or not fits or (order is not None and order.numel != columns):
@@ -328,11 +329,11 @@ def _awq(found: Found) -> Dense:
     return Dense(found.end, "weight", (outputs, inputs), found.type_of_scale, "along_outputs", parts, facts)
 
 
-def _bits(found: Found, keys: tuple[tuple[str, ...], ...]) -> int:
-    """Return how many bits a value has, as the settings beside say."""
+def _bits(found: Found, keys: str) -> int:
+    """Return how many bits a value has, as the settings beside say under some keys."""
     bits = found.settings.bits if found.settings is not None else None
     if bits is None or not 1 < bits < 9:
-        raise found.refused(f"nothing says how many bits it has ({' or '.join('.'.join(one) for one in keys)})")
+        raise found.refused(f"nothing says how many bits it has ({keys})")
     return bits
 
 

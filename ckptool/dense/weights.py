@@ -6,26 +6,19 @@ What scales them, and all that means nothing without them, is left out. Everythi
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from math import prod
-from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
-from ckptool.dense.kinds import HALF, Dense, dense_of, refuse_unknown
+from ckptool.dense.kinds import HALF, OF_ACTIVATIONS, Dense, dense_of, refuse_unknown
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
-
-_OF_ACTIVATIONS: Final = re.compile(
-    r"(^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?\Z"
-)
-"""Ends of names of what scales activations and caches: a dense model has none of it."""
 
 
 class DenseSource(MadeWeight):
@@ -50,7 +43,7 @@ class DenseSource(MadeWeight):
 def _is_of_activations(path: str, tensor: LazyTensor, around: Collection[str]) -> bool:
     """Say whether a number scales activations or caches, in a module ``around`` quantised weights; or marks a file."""
     is_marker = path.rpartition(".")[2] == "scaled_fp8" and tensor.dtype in FP8
-    is_scale = tensor.numel == 1 and _OF_ACTIVATIONS.search(path) is not None
+    is_scale = tensor.numel == 1 and OF_ACTIVATIONS.search(path) is not None
     return is_marker or (is_scale and path.rpartition(".")[0] in around)
 
 

@@ -33,7 +33,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
-from ckptool.migration.casting import Casting
 from ckptool.migration.changes import Changes
 from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
 from ckptool.migration.safetensors_plan import most_nbytes_of
@@ -226,7 +225,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> 
     return work.plan(tensors.items(), weights.renamed, dropped, {}, most_nbytes_of(changes))
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, changes: Changes) -> Planned:
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> Planned:
     """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
@@ -250,8 +249,8 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting
             work.tensor(name, leaf.path, edited.cast(info))
         else:
             work.value(name, leaf.path, leaf.node, rewriter.for_another_file())
-    if casting is not None:
-        casting.refuse_what_was_missed(work.storages)
+    if edited.casting is not None:
+        edited.casting.refuse_what_was_missed(work.storages)
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")

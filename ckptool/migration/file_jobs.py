@@ -30,7 +30,6 @@ from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.writing import Writing
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import open_source
-from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter, Progress, Source, versions_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -47,8 +46,7 @@ class Job(NamedTuple):
     """One file of a folder, for any process: all but the last four are the same for each."""
 
     source: str
-    reached: dict[str, Any] | None
-    """How a store is reached; None for a path."""
+    """A path, or an address with how it is reached."""
     target: str | None
     """As it was given."""
     changes: Changes
@@ -97,14 +95,9 @@ class Opened(Closing):
 
     def __init__(self, job: Job) -> None:
         self._versions = job.versions
-        source = job.source
-        if job.reached is not None:
-            from ckptool.sources.remote.address import Remote  # few sources are far away
-
-            source = Remote(source, **job.reached)
         self._changes = job.changes
         with ExitStack() as opened:
-            self._checkpoint = opened.enter_context(open_checkpoint(source))
+            self._checkpoint = opened.enter_context(open_checkpoint(job.source))
             with about(self._checkpoint.path), gc_paused():
                 self._plan = make_plan(self._checkpoint, job.target, self._changes)
                 self._checkpoint.release_tree()
@@ -195,15 +188,9 @@ def hand_out(
 
 
 def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder) -> list[Job]:
-    reached = None
-    if is_far(source):
-        from ckptool.sources.remote.address import as_remote
-
-        reached = as_remote(source).reached
     first = Job(
-        source=str(source),
-        reached=reached,
-        target=None if target is None else str(target),
+        source=source,
+        target=target,
         changes=writing.changes,
         verifies=writing.limits is not None,
         syncs=writing.syncs(folder),

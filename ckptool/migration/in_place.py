@@ -52,7 +52,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
-from ckptool.migration.changes import Changes, TargetForm, new_tag
+from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
     FileEdit,
@@ -65,16 +65,16 @@ from ckptool.migration.plan import make_plan
 from ckptool.migration.planned import Plan, Planned
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
-from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
+from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
 from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.pickles import nodes
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import Run, poisoned_at
 from ckptool.sources.naming import is_far
-from ckptool.sources.source import ReadAhead, Source
+from ckptool.sources.source import Source
 from ckptool.tensors.payloads import StoragePayload, check_storages
 from ckptool.tensors.tensor import StorageRef
 
@@ -84,22 +84,28 @@ _MARKS: Final = digits + ascii_lowercase
 
 
 def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
-    """Return the edit that gives a zip another pickle under a name."""
+    """Return the edit that gives a zip, behind which is nothing, another pickle under a name."""
     source = archive.source
     directory, _ = find_directory(source)
-    record = archive[name]
-    in_slot = len(pickled) == record.nbytes
-    end = _end_of(source)
-    planned = _in_slot(source, directory, record, pickled) if in_slot else _in_tail(archive, directory, name, pickled)
+    entries, end = source.read(directory.offset, directory.nbytes), _end_of(source)
+    at = _entry(entries, name.encode())
+    comment = source.read(end + END.size, source.nbytes - end - END.size)
+    in_slot = len(pickled) == archive[name].nbytes
+    if in_slot:
+        planned = _in_slot(source, directory, archive[name], pickled, entries, at)
+    else:
+        planned = _in_tail(archive, directory, name, pickled, bytearray(entries), at, comment)
     runs = tuple(sorted(planned))
     nbytes = max(source.nbytes, runs[-1].end)
-    new_end = end if in_slot else nbytes - _comment(source, end) - END.size
+    new_end = end if in_slot else nbytes - len(comment) - END.size
     edit = FileEdit(nbytes, runs, Run(end, END_MAGIC), Run(new_end, END_MAGIC))
     _refuse_other_ends(source, edit)
     return edit
 
 
-def _in_slot(source: Source, directory: Directory, record: Record, pickled: bytes) -> Iterator[Run]:
+def _in_slot(
+    source: Source, directory: Directory, record: Record, pickled: bytes, entries: bytes, at: int
+) -> Iterator[Run]:
     """
     Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory.
 
@@ -107,9 +113,7 @@ def _in_slot(source: Source, directory: Directory, record: Record, pickled: byte
     """
     checksum = crc32(pickled).to_bytes(4, "little")
     yield Run(record.offset, pickled)
-    at = _entry(source, directory, record.name) + 16
-    entries = source.read(directory.offset, directory.nbytes)
-    yield Run(directory.offset, entries[:at] + checksum + entries[at + 4 :])
+    yield Run(directory.offset, entries[: at + 16] + checksum + entries[at + 20 :])
     header = _name_at(source, record) - LOCAL.size
     local = source.read(header, LOCAL.size)
     if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:
@@ -120,25 +124,20 @@ def _in_slot(source: Source, directory: Directory, record: Record, pickled: byte
         yield Run(header + 14, checksum)
 
 
-def _in_tail(archive: Archive, directory: Directory, name: str, pickled: bytes) -> Iterator[Run]:
+def _in_tail(
+    archive: Archive, directory: Directory, name: str, pickled: bytes, entries: bytearray, at: int, comment: bytes
+) -> Iterator[Run]:
     """Yield the new name of the old pickle, and all that comes where the directory began."""
-    source = archive.source
-    at = _entry(source, directory, name)
-    old = name.encode()
-    unused = _free_name(archive, name).encode()
-    yield Run(_name_at(source, archive[name]), unused)
-    entries = bytearray(source.read(directory.offset, directory.nbytes))
+    old, unused = name.encode(), _free_name(archive, name).encode()
+    yield Run(_name_at(archive.source, archive[name]), unused)
     entries[at + ENTRY.size : at + ENTRY.size + len(old)] = unused
     frame = Frame(old, len(pickled), directory.offset)
     checksum = crc32(pickled)
     member = frame.local() + pickled + frame.descriptor(checksum)
     entries += frame.entry(checksum)
-    end = _end_of(source)
-    comment = source.read(end + END.size, _comment(source, end))
     start = directory.offset + len(member)
-    yield Run(
-        directory.offset, b"".join((member, entries, end_records(start, len(entries), directory.members + 1, comment)))
-    )
+    ends = end_records(start, len(entries), directory.members + 1, comment)
+    yield Run(directory.offset, b"".join((member, entries, ends)))
 
 
 def _name_at(source: Source, record: Record) -> int:
@@ -154,18 +153,15 @@ def _name_at(source: Source, record: Record) -> int:
     raise not_in_place("its data.pkl has an unusual local header")
 
 
-def _entry(source: Source, directory: Directory, name: str) -> int:
-    """Return where in the directory the entry of a member begins."""
-    ahead = ReadAhead(source)
-    wanted = name.encode()
-    position = directory.offset
-    while position < directory.end:
-        data, begin = ahead.window(position, ENTRY.size + len(wanted))
-        name_n, extra_n, comment_n = ENTRY.unpack_from(data, begin)[10:13]
-        begin += ENTRY.size
-        if name_n == len(wanted) and data.startswith(wanted, begin):
-            return position - directory.offset
-        position += ENTRY.size + name_n + extra_n + comment_n
+def _entry(entries: bytes, name: bytes) -> int:
+    """Return where in a directory the entry of a member begins."""
+    at = 0
+    while at < len(entries):
+        name_n, extra_n, comment_n = ENTRY.unpack_from(entries, at)[10:13]
+        begin = at + ENTRY.size
+        if name_n == len(name) and entries.startswith(name, begin):
+            return at
+        at = begin + name_n + extra_n + comment_n
     raise not_in_place("its data.pkl has another name in the directory")
 
 
@@ -183,11 +179,6 @@ def _end_of(source: Source) -> int:
     """Return where the end record begins, which ``find_directory`` found."""
     start = max(0, source.nbytes - END_SEARCH)
     return start + source.read(start, source.nbytes - start).rfind(END_MAGIC)
-
-
-def _comment(source: Source, end: int) -> int:
-    """Return the size of the comment behind the end record."""
-    return int.from_bytes(source.read(end + 20, 2), "little")
 
 
 def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
@@ -390,20 +381,17 @@ def _keys(checkpoint: Checkpoint) -> bytes:
 
 
 class KeepsMembers(TreeRewriter):
-    """For a zip whose members stay."""
+    """For a zip whose members stay: storages keep their keys, and their bytes."""
 
-    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        key, new = storage.key, new_tag(self._location, storage.location)
-        if key not in self._units:
-            if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
-                _refuse_inner()
-            self._units[key] = unit
-            self.storages.append(StoragePayload(storage, unit))
-            self._count(storage.location, new)
-        return cls, key, new, storage.nbytes // itemsize
+    swaps_bytes = False
+
+    def _new_key(self, storage: StorageRef) -> str:
+        if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
+            _refuse_inner()
+        return storage.key
 
 
-class KeepsStream(TreeRewriter):
+class KeepsStream(KeepsMembers):
     """For a legacy stream whose storages stay: everything in its tree stays as well, but for what names a device."""
 
     def _persistent_id(self, node: PersistentId) -> Inert:
@@ -411,11 +399,7 @@ class KeepsStream(TreeRewriter):
         if found is None or not isinstance(node.pid, tuple):
             return node
         storage = found.ref.whole or found.ref
-        new = new_tag(self._location, storage.location)
-        if storage.key not in self._units:
-            self._units[storage.key] = 1
-            self.storages.append(StoragePayload(storage, 1))
-            self._count(storage.location, new)
+        new = self._storage(storage, UNTYPED, 1, 1)[2]
         if new == storage.location:
             return node
         return self._finish(PersistentId((*node.pid[:3], new, *node.pid[4:])))

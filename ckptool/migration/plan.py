@@ -73,9 +73,9 @@ def make_plan(
         if is_whole_dcp:
             from ckptool.migration import dcp_plan
 
-            file = dcp_plan.plan_everything(checkpoint, edited, casting, changes)
+            file = dcp_plan.plan_everything(checkpoint, edited, changes)
         else:
-            file = torch_plan.plan_everything(checkpoint, edited, casting, root, layout.pickled_nbytes)
+            file = torch_plan.plan_everything(checkpoint, edited, root, layout.pickled_nbytes)
         return Plan(form, target, file, changes.to, names, casting=casting, keeps_layout=kept is not None)
     weights, names, made = _prepared(checkpoint, form, changes, names, casting, merge)
     if form == "model":

@@ -7,7 +7,7 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
 from ckptool.migration.planned import OutFile, Planned
-from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
+from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
@@ -87,17 +87,16 @@ class EditedTree(NamedTuple):
     """Tensors that stay, by the names that they had."""
     new_names: Mapping[str, str]
     dropped: tuple[str, ...]
-    recast: Callable[[TensorInfo], TensorInfo] | None
+    casting: Casting | None
 
     @property
     def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
         """The tensors that are to be found in the result, by their new names, in order."""
-        named = [(self.new_names.get(name, name), one.info) for name, one in self.kept.items()]
-        return tuple(named if self.recast is None else [(name, self.cast(info)) for name, info in named])
+        return tuple((self.new_names.get(name, name), self.cast(one.info)) for name, one in self.kept.items())
 
     def cast(self, info: TensorInfo) -> TensorInfo:
         """Return a tensor as it is to be written."""
-        return info if self.recast is None else self.recast(info)
+        return info if self.casting is None else self.casting.info(info)
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
@@ -123,20 +122,20 @@ def edit_everything(
     """
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, names, model)
-    recast = casting.info if casting is not None else None
-    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, recast)
+    recast = () if casting is None else (casting.info,)
+    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, *recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
         tree, tensors = model.node, dict(model)
         walks = tuple(("", walk) for path, walk in checkpoint.walks if path == model.key)
     unwrapped = unwrap(tree, walks, wrappers, rewriter)
-    edited = edit(checkpoint, names, tuple(changes.drop), rewriter) if model is None else Edited()
-    new_names = {**unwrapped, **edited.new_names} if unwrapped else edited.new_names
+    renamed, left_out, dropped = edit(checkpoint, names, changes.drop, rewriter) if model is None else ({}, {}, ())
+    new_names = {**unwrapped, **renamed} if unwrapped else renamed
     kept = tensors
-    if edited.left_out or edited.dropped:
-        gone = tuple(f"{path}." for path in edited.dropped)
-        left = ((name, t) for name, t in tensors.items() if name not in edited.left_out)
+    if left_out or dropped:
+        gone = tuple(f"{path}." for path in dropped)
+        left = ((name, t) for name, t in tensors.items() if name not in left_out)
         kept = {name: t for name, t in left if not f"{name}.".startswith(gone)}
     if casting is not None:
         places: list[tuple[str, str, str, LazyTensor]] = []
@@ -144,20 +143,17 @@ def edit_everything(
             path = new_names.get(head + name, head + name)
             places.append((path, path.removeprefix(head), path, tensor))
         casting.take(places)
-    dropped = (*edited.dropped, *edited.left_out)
-    return EditedTree(tree, rewriter, kept, new_names, dropped, recast)
+    return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting)
 
 
-def plan_everything(
-    checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None, root: str, pickled_nbytes: int = 0
-) -> Planned:
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Planned:
     """Return how all that a checkpoint holds becomes a zip; a pickle of fewer than ``pickled_nbytes`` is padded."""
     rewriter = edited.rewriter
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
-    if casting is not None:
-        casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
+    if edited.casting is not None:
+        edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     return Planned(
         files=[_file(root, pickled, rewriter.storages)],
         pickles=(pickled,),

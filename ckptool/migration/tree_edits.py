@@ -6,9 +6,8 @@ Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
@@ -24,25 +23,21 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
 
-class Edited(NamedTuple):
-    """What edits did to the full names of tensors and other entries."""
+def edit(
+    checkpoint: Checkpoint, changes: NameChanges, drop: Sequence[str], rewriter: TreeRewriter
+) -> tuple[Mapping[str, str], Mapping[str, None], tuple[str, ...]]:
+    """
+    Rename the weights wherever they are in a checkpoint, and leave out entries by path or role.
 
-    new_names: Mapping[str, str] = {}
-    """New full name by old full name."""
-    left_out: Mapping[str, None] = {}
-    """Full names of weights that were not to be taken, in order."""
-    dropped: tuple[str, ...] = ()
-    """Paths of the entries that go with everything in them."""
-
-
-def edit(checkpoint: Checkpoint, changes: NameChanges, drop: tuple[str, ...], rewriter: TreeRewriter) -> Edited:
-    """Rename the weights wherever they are in a checkpoint, and leave out entries by path or role."""
+    Return the new full names of tensors and other entries by the old ones; the full names of weights that were not to
+    be taken, in order; and the paths of entries that go with everything in them.
+    """
     edits = _Edits()  # both kinds of edits may meet in one mapping, which is replaced once
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
     dropped = _drop(checkpoint, drop, edits)
     for node, other in edits.mappings():
         rewriter.replace(node, other)
-    return Edited(new_names, left_out, dropped)
+    return new_names, left_out, dropped
 
 
 def unwrap(
@@ -185,7 +180,7 @@ def _deeper(checkpoint: Checkpoint, entries: Mapping[str, str]) -> Iterator[tupl
                 break
 
 
-def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:
+def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[str, ...]:
     """Note what is to be left out, and return the full paths of the entries that go."""
     paths: dict[str, None] = {}
     for path in (path for what in drop for path in to_drop(checkpoint, what)):

@@ -28,9 +28,9 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo
 StorageId: TypeAlias = tuple[Global, str, str, int]
 """Class, key, location and number of elements of a storage, as in its persistent id."""
 
-_UNTYPED = Global("torch.storage", "UntypedStorage")
+UNTYPED = Global("torch.storage", "UntypedStorage")
 _CLASSES: dict[str | None, Global] = {
-    None: _UNTYPED,
+    None: UNTYPED,
     **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS},
 }
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -48,18 +48,25 @@ _FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
 """Calls with a plain tensor inside: it is their first argument, or the first two say how to make it."""
 
 
+def _same(info: TensorInfo) -> TensorInfo:
+    return info
+
+
 class TreeRewriter:
     """Returns the node to write instead of each node, and collects the storages that the written nodes refer to."""
+
+    swaps_bytes = True
+    """Whether big-endian storages are written in little-endian order."""
 
     def __init__(
         self,
         rebuilder: Rebuilder,
         location: DeviceTags | None,
-        recast: Callable[[TensorInfo], TensorInfo] | None = None,
+        recast: Callable[[TensorInfo], TensorInfo] = _same,
     ) -> None:
         self._rebuilder = rebuilder
         self._location = location
-        self._recast = recast
+        self._cast = recast
         self._replacements: dict[int, Inert] = {}
         self._answers: dict[int, Inert] = {}
         self._final: set[int] = set()
@@ -86,7 +93,7 @@ class TreeRewriter:
 
     def for_another_file(self) -> TreeRewriter:
         """Return one with the same replacements that begins with no storages; both count ``retagged`` together."""
-        other = TreeRewriter(self._rebuilder, self._location, self._recast)
+        other = TreeRewriter(self._rebuilder, self._location, self._cast)
         other._replacements, other.retagged = self._replacements, self.retagged
         return other
 
@@ -107,8 +114,7 @@ class TreeRewriter:
 
     def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:
         """Return the calls that make a tensor, as ``torch.save`` would write them; not a parameter if ``detached``."""
-        if self._recast is not None:
-            info = self._recast(info)
+        info = self._cast(info)
         requires_grad = info.requires_grad is True and not detached
         if info.kind != "parameter":
             return self._made(info, requires_grad=requires_grad)
@@ -118,9 +124,6 @@ class TreeRewriter:
                 Call(Global("torch._utils", "_rebuild_parameter"), (made, requires_grad, Call(_ORDERED_DICT, ())))
             )
         return made
-
-    def _cast(self, info: TensorInfo) -> TensorInfo:
-        return info if self._recast is None else self._recast(info)
 
     def _made(self, info: TensorInfo, *, requires_grad: bool, spelled: bool = False) -> Inert:
         """Return what makes a tensor: a call if it is to be ``spelled`` out, else maybe something shorter."""
@@ -180,15 +183,18 @@ class TreeRewriter:
         known = (id(storage.source), storage.offset, nbytes)
         key = self._keys.get(known)
         if key is None:
-            key = self._keys[known] = str(len(self.storages))
+            key = self._keys[known] = self._new_key(storage)
             self.storages.append(StoragePayload(storage, unit))
             self._count(storage.location, new)
         # Bytes that two types share can be swapped for one of them only.
-        if storage.big_endian and self._units.setdefault(key, unit) != unit:
+        if storage.big_endian and self.swaps_bytes and self._units.setdefault(key, unit) != unit:
             raise MigrationRefused(
                 f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
             )
         return cls, key, new, nbytes // itemsize
+
+    def _new_key(self, storage: StorageRef) -> str:  # noqa: ARG002 - for those that keep keys
+        return str(len(self.storages))
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = nodes.sourced_class(node.pid)
@@ -202,7 +208,7 @@ class TreeRewriter:
             return node
         named = nodes.global_of(node.pid[1]) if isinstance(node.pid, tuple) and len(node.pid) > 1 else None
         untyped = named is not None and "Untyped" in named.name
-        cls = _UNTYPED if untyped else _CLASSES[found.dtype.storage_class or "ByteStorage"]
+        cls = UNTYPED if untyped else _CLASSES[found.dtype.storage_class or "ByteStorage"]
         unit = found.dtype.swap_nbytes
         if untyped and found.ref.big_endian:
             raise MigrationRefused(

@@ -14,7 +14,7 @@ from typing import Final
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output.parts import Place
-from ckptool.sources.remote.address import Remote
+from ckptool.sources.remote.address import Remote, as_remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, temporary
 
 Progress = Callable[[int, int], None]
@@ -147,7 +147,7 @@ class FarOutput(FarObject):
 
 def written_at(place: Place, progress: Progress | None) -> FarObject:
     """Return an object of a folder that another process writes."""
-    stored = Stored(Remote(place.path, **(place.reached or {})))
+    stored = Stored(as_remote(place.path))
     return FarObject(stored, place.shown, stored.key, progress)
 
 
@@ -186,8 +186,7 @@ class FarFolder(Closing):
         """Return where another process writes a file of so many bytes; they count as written from now on."""
         made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, None)
         made.position = nbytes
-        address = self.reading_path(name)
-        return Place(str(address), self.path + name, address.reached)
+        return Place(self.reading_path(name), self.path + name)
 
     def reading_path(self, name: str = "") -> Remote:
         """Return the address of the folder, or of a file in it, while it is written, for reading back."""

@@ -63,7 +63,7 @@ def open_sink(
 
 def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
     """Return what a file is written to that belongs to a folder of another process. Others may write the same file."""
-    if place.reached is None:
+    if not is_far(place.path):
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
     from ckptool.migration.output.far import written_at
 
@@ -226,7 +226,7 @@ class OutputFolder(Closing):
                 mode = self._mode()  # asked once: others may take the name, or give it up, meanwhile
                 if mode is not None and not (self._force and stat.S_ISDIR(mode)):
                     raise self._exists()
-                place = parts.name_aside(self.path)
+                place = parts.new_name(self.path, parts.OLD_END)
                 with suppress(FileNotFoundError):
                     os.rename(self.path, place)
                     aside.append(place)

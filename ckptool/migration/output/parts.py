@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 try:
     import fcntl
@@ -22,7 +22,7 @@ except ImportError:  # Windows
 
 _MARK = ".ckptool-"
 _END = ".part"
-_OLD_END = ".old"
+OLD_END = ".old"
 """Of a folder that was moved aside for a new one."""
 _NAME_CHARACTERS = 48
 """How much of the output's name the temporary one repeats: it must not become too long where that is not."""
@@ -36,21 +36,15 @@ class Place(NamedTuple):
     """Where a file of a folder is written until that has its name: plain data, for any process."""
 
     path: str
+    """Or an address, with how it is reached."""
     shown: str
     """What to call it."""
-    reached: dict[str, Any] | None = None
-    """How a store is reached; None for a path."""
 
 
 def new_name(path: str, end: str = _END) -> str:
     """Return a temporary path for an output, in its folder."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{end}")
-
-
-def name_aside(path: str) -> str:
-    """Return a path beside a folder, for it to be moved to while another takes its name."""
-    return new_name(path, _OLD_END)
 
 
 def lock(fd: int, how: Callable[[int, int], None] | None = None) -> bool | None:
@@ -77,7 +71,7 @@ def remove_orphans(folder: str, name: str) -> None:
     """
     head = _head(name)
     try:
-        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith((_END, _OLD_END))]
+        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith((_END, OLD_END))]
     except OSError:
         return
     for entry in found:
@@ -145,7 +139,7 @@ def _remove_unheld(path: str, output: str) -> None:
 
 def _remove_or_restore(path: str, output: str) -> None:
     """Remove a folder; one that was moved aside gets its name back where nothing has it, or stays if it is unknown."""
-    if not path.endswith(_OLD_END):
+    if not path.endswith(OLD_END):
         remove_folder(path)
     elif len(os.path.basename(output)) <= _NAME_CHARACTERS:
         if os.path.lexists(output):
