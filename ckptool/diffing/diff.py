@@ -80,29 +80,28 @@ def diff(
             raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
     if not values and (stat or rtol is not None or atol is not None):
         raise ValueError("stat, rtol and atol need values=True: they are about them")
+    tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
-        scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
-        tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+        scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b), (key_a, key_b)
+        size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
 
         def compared(*, aligned: bool) -> DiffReport:
+            sides = _sides(checkpoints, scope, keys, aligned=aligned)
+            meter = Meter(progress, _common_nbytes(*sides))
             paths = checkpoints[0].path, checkpoints[1].path
-            size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
-            meter = Meter(progress)
             comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
-            one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=aligned)
-            meter.total = _common_nbytes(one, other)
-            found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
-            found.compare(one.tensors, other.tensors, limits.cancellation)
-            order = None if ignore_order or "order" in found.lacks else _order(one, other)
-            found.compare(one.attributes, other.attributes, limits.cancellation)
-            others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
-            likeness = tuple(found.likeness(one, other)) if stat else ()
-            wrapped = bool(found.only_a and found.only_b) and (
-                _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
-            )
-            report = _report(checkpoints, scope, (one, other), found, (key_a, key_b))
-            return report._replace(order=order, others=others, likeness=likeness, wrapped=wrapped)
+            found = _Differences(sides, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
+            cancellation = limits.cancellation
+            found.compare(sides[0].tensors, sides[1].tensors, cancellation)
+            found.compare(sides[0].attributes, sides[1].attributes, cancellation)
+            report = found.report(checkpoints, scope, keys)
+            if ignore_order:
+                report = report._replace(order=None)
+            if found.only_a and found.only_b:
+                other = _sides(checkpoints, scope, keys, aligned=True)
+                report = report._replace(wrapped=_common(*other) > _common(*sides))
+            return report._replace(likeness=tuple(found.likeness())) if stat else report
 
         for checkpoint in checkpoints if values else ():
             checkpoint.announce(checkpoint.tensors.values())
@@ -115,50 +114,8 @@ def diff(
         return report
 
 
-def _report(
-    checkpoints: Sequence[Checkpoint],
-    scope: Scope,
-    sides: tuple[Side, Side],
-    found: _Differences,
-    keys: tuple[str | None, str | None],
-) -> DiffReport:
-    """Return what was found of the tensors, and of the facts about them."""
-    one, other = sides
-    beside = _beside(checkpoints, sides, keys)
-    parts = dict.fromkeys(f"what is in the others: {part.what}" for c in checkpoints if (part := c.part_of) is not None)
-    return DiffReport(
-        a=_file(checkpoints[0], one),
-        b=_file(checkpoints[1], other),
-        scope=scope,
-        tensors=found.tensors,
-        only_a=tuple(found.only_a),
-        only_b=tuple(found.only_b),
-        order=None,
-        shapes=tuple(found.shapes),
-        dtypes=tuple(found.dtypes),
-        devices=tuple(found.devices),
-        layouts=tuple(found.layouts),
-        ties_a=found.ties_a,
-        ties_b=found.ties_b,
-        metadata=tuple(_metadata(one, other)),
-        others=(),
-        values=tuple(found.values),
-        close=tuple(found.close),
-        values_compared=found.comparer is not None,
-        not_compared=(*beside, *parts, *_not_compared(found, one, other), *_not_computed(found, found.comparer)),
-        wrapped=False,
-    )
-
-
-def _beside(
-    checkpoints: Sequence[Checkpoint], sides: tuple[Side, Side], keys: tuple[str | None, str | None]
-) -> Iterator[str]:
-    """Yield what there is beside the weights of each, and may belong to them."""
-    for checkpoint, side, key, label in zip(checkpoints, sides, keys, "AB", strict=True):
-        weights = checkpoint.weights
-        is_chosen = side.key is not None and weights is not None and side.key == weights.key
-        if weights is not None and is_chosen and (what := left_beside(checkpoint, key, weights)):
-            yield f"in {label}, {what}"
+def _common(a: Side, b: Side) -> int:
+    return len(a.tensors.keys() & b.tensors.keys())
 
 
 def _common_nbytes(a: Side, b: Side) -> int:
@@ -183,30 +140,30 @@ def _sides(
 
 
 class _Differences:
-    """What differs between the tensors of two sides, as it is found."""
+    """What differs between two sides, as it is found."""
 
     def __init__(
-        self, a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool, ignore_dtype: bool
+        self, sides: tuple[Side, Side], comparer: ValueComparer | None, *, ignore_device: bool, ignore_dtype: bool
     ) -> None:
-        self.lacks: frozenset[Aspect] = a.lacks | b.lacks
-        self._whole = a.key is None and b.key is None
-        self.comparer = comparer
-        self._ignore_device = ignore_device or "devices" in self.lacks
+        self._a, self._b = sides
+        self._lacks: frozenset[Aspect] = self._a.lacks | self._b.lacks
+        self._comparer = comparer
+        self._ignore_device = ignore_device
         self._ignore_dtype = ignore_dtype
-        self.tensors = 0
+        self._tensors = 0
         self.only_a: list[str] = []
         self.only_b: list[str] = []
-        self.shapes: list[ShapeChange] = []
-        self.dtypes: list[Change] = []
-        self.devices: list[Change] = []
-        self.layouts: list[Change] = []
-        self.ties_a: tuple[tuple[str, ...], ...] = ()
-        self.ties_b: tuple[tuple[str, ...], ...] = ()
-        self.values: list[ValueDiff] = []
-        self.close: list[ValueDiff] = []
-        self.unknown: list[str] = []
+        self._shapes: list[ShapeChange] = []
+        self._dtypes: list[Change] = []
+        self._devices: list[Change] = []
+        self._layouts: list[Change] = []
+        self._ties_a: list[tuple[str, ...]] = []
+        self._ties_b: list[tuple[str, ...]] = []
+        self._values: list[ValueDiff] = []
+        self._close: list[ValueDiff] = []
+        self._unknown: list[str] = []
         """Tensors without bytes or parts that are known."""
-        self.two_types: list[str] = []
+        self._two_types: list[str] = []
         """Tensors of two types where numpy, which compares their values, is missing."""
 
     def compare(
@@ -216,11 +173,11 @@ class _Differences:
         self.only_a += [name for name in a if name not in b]
         self.only_b += [name for name in b if name not in a]
         common = [name for name in a if name in b]
-        self.tensors += len(common)
-        if "ties" not in self.lacks:
+        self._tensors += len(common)
+        if "ties" not in self._lacks:
             ties_a, ties_b = (dict.fromkeys(_ties(each(common, cancellation), tensors)) for tensors in (a, b))
-            self.ties_a += tuple(names for names in ties_a if names not in ties_b)
-            self.ties_b += tuple(names for names in ties_b if names not in ties_a)
+            self._ties_a += [names for names in ties_a if names not in ties_b]
+            self._ties_b += [names for names in ties_b if names not in ties_a]
         for name in each(common, cancellation):
             self._compare_infos(name, a[name].info, b[name].info)
 
@@ -229,47 +186,46 @@ class _Differences:
         while todo:
             name, a, b = todo.pop()
             if a.shape != b.shape:
-                self.shapes.append(ShapeChange(name, a.shape, b.shape))
+                self._shapes.append(ShapeChange(name, a.shape, b.shape))
             if a.dtype != b.dtype and not self._ignore_dtype:
-                self.dtypes.append(Change(name, a.dtype.name, b.dtype.name))
-            if a.location != b.location and not self._ignore_device:
-                self.devices.append(Change(name, a.location, b.location))
+                self._dtypes.append(Change(name, a.dtype.name, b.dtype.name))
+            if a.location != b.location and not self._ignore_device and "devices" not in self._lacks:
+                self._devices.append(Change(name, a.location, b.location))
             if _layout(a) != _layout(b):
-                self.layouts.append(Change(name, _layout(a), _layout(b)))
+                self._layouts.append(Change(name, _layout(a), _layout(b)))
             parts_a, parts_b = self._parts(name, a), self._parts(name, b)
             self.only_a += [part for part in parts_a if part not in parts_b]
             self.only_b += [part for part in parts_b if part not in parts_a]
             todo += [(part, info, parts_b[part]) for part, info in reversed(parts_a.items()) if part in parts_b]
-            if a.shape == b.shape and self.comparer is not None:
-                self._compare_values(name, a, b, self.comparer)
+            if a.shape == b.shape and self._comparer is not None:
+                self._compare_values(name, a, b, self._comparer)
 
     def _compare_values(self, name: str, a: TensorInfo, b: TensorInfo, comparer: ValueComparer) -> None:
         if a.storage is None or b.storage is None:
             if not (a.parts or b.parts) and a.numel:
-                self.unknown.append(name)
+                self._unknown.append(name)
             return
         try:
             found = comparer.difference(name, a, b)
         except MissingPackage:
             if a.dtype == b.dtype or self._ignore_dtype:
                 raise  # nothing else says whether they differ
-            self.two_types.append(name)
+            self._two_types.append(name)
             return
         if found is not None:
-            (self.values if found.differing else self.close).append(found)
+            (self._values if found.differing else self._close).append(found)
 
-    def likeness(self, a: Side, b: Side) -> Iterator[Likeness]:
+    def likeness(self) -> Iterator[Likeness]:
         """Yield how alike the tensors are whose values differ, but those that numpy does not compute with."""
-        for name in (found.name for found in (*self.values, *self.close)):
-            one = a.tensors.get(name) or a.attributes.get(name)
-            other = b.tensors.get(name) or b.attributes.get(name)
-            if one is not None and other is not None and self.comparer is not None:
+        for name in (found.name for found in (*self._values, *self._close)):
+            one, other = (side.tensors.get(name) or side.attributes.get(name) for side in (self._a, self._b))
+            if one is not None and other is not None and self._comparer is not None:
                 with suppress(UnsupportedFeature):
-                    yield self.comparer.likeness(name, one.info, other.info)
+                    yield self._comparer.likeness(name, one.info, other.info)
 
     def _parts(self, name: str, info: TensorInfo) -> dict[str, TensorInfo]:
         """Return a tensor's parts by name; of weights, those that make up their values and no gradients."""
-        if not self._whole and info.storage is not None and info.layout == "strided":
+        if self._a.key is not None and info.storage is not None and info.layout == "strided":
             return {}
         parts: dict[str, TensorInfo] = {}
         for label, part in info.parts:
@@ -278,6 +234,60 @@ class _Differences:
                 key += "'"
             parts[key] = part
         return parts
+
+    def report(
+        self, checkpoints: Sequence[Checkpoint], scope: Scope, keys: tuple[str | None, str | None]
+    ) -> DiffReport:
+        """Return all that differs, with the facts and the other values of the two sides."""
+        a, b = self._a, self._b
+        return DiffReport(
+            a=_file(checkpoints[0], a),
+            b=_file(checkpoints[1], b),
+            scope=scope,
+            tensors=self._tensors,
+            only_a=tuple(self.only_a),
+            only_b=tuple(self.only_b),
+            order=None if "order" in self._lacks else _order(a, b),
+            shapes=tuple(self._shapes),
+            dtypes=tuple(self._dtypes),
+            devices=tuple(self._devices),
+            layouts=tuple(self._layouts),
+            ties_a=tuple(self._ties_a),
+            ties_b=tuple(self._ties_b),
+            metadata=tuple(_metadata(a, b)),
+            others=_others(checkpoints, a, b, self._comparer, ignore_device=self._ignore_device),
+            values=tuple(self._values),
+            close=tuple(self._close),
+            values_compared=self._comparer is not None,
+            not_compared=tuple(self._not_compared(checkpoints, keys)),
+            wrapped=False,
+        )
+
+    def _not_compared(self, checkpoints: Sequence[Checkpoint], keys: tuple[str | None, str | None]) -> Iterator[str]:
+        """Yield what is adjacent to the weights, not recorded, not readable, or not computed."""
+        sides = (self._a, self._b)
+        for checkpoint, side, key, label in zip(checkpoints, sides, keys, "AB", strict=True):
+            weights = checkpoint.weights
+            is_chosen = weights is not None and side.key == weights.key
+            if weights is not None and is_chosen and (what := left_beside(checkpoint, key, weights)):
+                yield f"in {label}, {what}"
+        yield from dict.fromkeys(
+            f"what is in the others: {part.what}" for one in checkpoints if (part := one.part_of) is not None
+        )
+        for label, side, other in (("A", *sides), ("B", self._b, self._a)):
+            if lost := sorted((side.lacks - other.lacks) & other.has):
+                yield f"{', '.join(lost)}, which {label} does not record"
+        if any(side.has_models for side in sides):
+            yield "what models hold beside tensors, for wrappers were to be ignored"
+        unreadable = [*dict.fromkeys(name for side in sides for name in side.unreadable)]
+        for what, names in zip(UNREAD, (unreadable, self._unknown), strict=True):
+            if names:
+                yield f"{counted(len(names), 'tensor')} {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        missing = self._comparer.numpy_missing if self._comparer is not None else None
+        if missing is not None and self._values:
+            yield f"by how much values differ: {missing.message}"
+        if missing is not None and self._two_types:
+            yield f"the values of {counted(len(self._two_types), 'tensor')} of two types: {missing.message}"
 
 
 def _layout(info: TensorInfo) -> str:
@@ -380,29 +390,3 @@ def _same_storages(
 
 def _is_device(node: Inert) -> bool:
     return isinstance(node, Call) and str(global_of(node.func)) == "torch.device"
-
-
-def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
-    for label, side, other in (("A", a, b), ("B", b, a)):
-        lost = sorted((side.lacks - other.lacks) & other.has)
-        if lost:
-            yield f"{', '.join(lost)}, which {label} does not record"
-    if a.has_models or b.has_models:
-        yield "what models hold beside tensors, for wrappers were to be ignored"
-    unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))
-    for what, names in zip(UNREAD, (list(unreadable), found.unknown), strict=True):
-        if names:
-            yield f"{counted(len(names), 'tensor')} {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-
-
-def _not_computed(found: _Differences, comparer: ValueComparer | None) -> Iterator[str]:
-    if comparer is None or comparer.numpy_missing is None:
-        return
-    if found.values:
-        yield f"by how much values differ: {comparer.numpy_missing.message}"
-    if found.two_types:
-        yield f"the values of {counted(len(found.two_types), 'tensor')} of two types: {comparer.numpy_missing.message}"
-
-
-def _common(a: Side, b: Side) -> int:
-    return len(a.tensors.keys() & b.tensors.keys())

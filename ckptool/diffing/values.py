@@ -18,7 +18,7 @@ from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
-from ckptool.torch_ops.differences import BlockDiff, Likeness, Number, Products, Tolerance
+from ckptool.torch_ops.differences import Difference, Likeness, Number, Products, Tolerance
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
@@ -125,12 +125,16 @@ class ValueComparer:
                 self._meter.read(a.nbytes)
                 return None
         self._spend(a.nbytes)
-        found: ValueDiff | None = None
+        found: Difference | None = None
         for start, left, right in self._pieces(name, a, b):
-            for block in self._compare(left, a, right, b) if a.dtype != b.dtype or left != right else ():
-                found = _joined(found, _located(name, a, start, block)) if block.first is not None else found
+            block = self._compare(left, a, right, b) if a.dtype != b.dtype or left != right else None
+            if block is not None:
+                found = block._replace(at=start + block.at, rel_at=start + block.rel_at).joined(found)
             self._meter.read(len(left))
-        return found
+        if found is None:
+            return None
+        places = {"at": _index(a, found.at), "rel_at": _index(a, found.rel_at)}
+        return ValueDiff(name, a.numel, **(found._asdict() | places))
 
     def _spend(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -175,7 +179,7 @@ class ValueComparer:
         with about(path):
             yield from LazyTensor(name, info).chunks(numel * info.dtype.itemsize, limits=self._limits)
 
-    def _compare(self, left: bytes, a: TensorInfo, right: bytes, b: TensorInfo) -> list[BlockDiff]:
+    def _compare(self, left: bytes, a: TensorInfo, right: bytes, b: TensorInfo) -> Difference | None:
         """Return by how much elements differ or, where numpy is missing, which: all that bits of one type can tell."""
         if self.numpy_missing is None:
             try:
@@ -184,7 +188,7 @@ class ValueComparer:
                 self.numpy_missing = error  # to import it for every block would take long
         if a.dtype != b.dtype or self._tolerance is not None:
             raise self.numpy_missing
-        return [differences.compare_bits(left, right, a.dtype.itemsize)]
+        return differences.compare_bits(left, right, a.dtype.itemsize)
 
 
 def _piece_nbytes(storage: StorageRef | None) -> int:
@@ -212,26 +216,9 @@ def _span_nbytes(info: TensorInfo) -> int:
     return (steps + 1) * info.dtype.itemsize
 
 
-def _located(name: str, info: TensorInfo, start: int, block: BlockDiff) -> ValueDiff:
-    """Return the difference of a piece whose first element is the tensor's ``start``-th."""
-    at, rel_at = (_index(info, start + place) for place in (block.at, block.rel_at))
-    numbers = block.differing, block.nan, block.max_abs, at, block.a, block.b, block.max_rel, rel_at
-    return ValueDiff(name, info.numel, *numbers)
-
-
 def _index(info: TensorInfo, element: int) -> tuple[int, ...]:
     shape, packed = info.shape, info.dtype.packed
     if packed > 1 and shape:  # bytes were counted: name the first element of one
         shape = (*shape[:-1], -(-shape[-1] // packed))
     found = tuple(element // step % size for size, step in zip(shape, row_major(shape), strict=True))
     return (*found[:-1], found[-1] * packed) if found else ()
-
-
-def _joined(old: ValueDiff | None, new: ValueDiff) -> ValueDiff:
-    """Return the difference of two parts of one tensor together."""
-    if old is None:
-        return new
-    larger = new if (new.max_abs or 0) > (old.max_abs or 0) else old
-    steeper = new if (new.max_rel or 0) > (old.max_rel or 0) else old
-    counts = larger._replace(differing=old.differing + new.differing, nan=old.nan + new.nan)
-    return counts._replace(max_rel=steeper.max_rel, rel_at=steeper.rel_at)

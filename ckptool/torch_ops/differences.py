@@ -35,12 +35,10 @@ class Tolerance(NamedTuple):
     atol: float
 
 
-class BlockDiff(NamedTuple):
+class Difference(NamedTuple):
     """How two runs of elements differ; positions count from the first of them."""
 
-    first: int | None
-    """The first element that is not the same bit for bit, or not the same value of two types; None if all are."""
-    differing: int = 0
+    differing: int
     nan: int = 0
     max_abs: float | None = None
     at: int = 0
@@ -49,12 +47,14 @@ class BlockDiff(NamedTuple):
     max_rel: float | None = None
     rel_at: int = 0
 
-    def among(self, places: NDArray[Any]) -> BlockDiff:
-        """Return it with the positions that these elements have among others."""
-        if self.first is None:
+    def joined(self, before: Difference | None) -> Difference:
+        """Return the difference of these elements and of others before them together."""
+        if before is None:
             return self
-        first, at, rel_at = (int(places[one]) for one in (self.first, self.at, self.rel_at))
-        return self._replace(first=first, at=at, rel_at=rel_at)
+        larger = self if (self.max_abs or 0) > (before.max_abs or 0) else before
+        steeper = self if (self.max_rel or 0) > (before.max_rel or 0) else before
+        counts = larger._replace(differing=before.differing + self.differing, nan=before.nan + self.nan)
+        return counts._replace(max_rel=steeper.max_rel, rel_at=steeper.rel_at)
 
 
 def comparable(a_type: str, b_type: str) -> bool:
@@ -62,25 +62,31 @@ def comparable(a_type: str, b_type: str) -> bool:
     return {a_type, b_type} <= _INTEGERS.keys() | _FLOATS
 
 
-def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance | None) -> list[BlockDiff]:
+def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance | None) -> Difference | None:
     """
-    Return how two packed runs of as many elements differ, in some parts.
+    Return how two packed runs of as many elements differ; None if all are the same, bit for bit or, of two types, as
+    numbers.
 
-    Values are widened to float64 or complex128, and are the same if they are the same number; integers are compared as
-    integers. A tolerance is for floating values: integers must be equal.
+    Values are widened to float64 or complex128; integers are compared as integers. A tolerance is for floating values:
+    integers must be equal.
 
     Raises:
         MissingPackage: numpy is not installed.
     """
     np = needed("numpy", "numpy", "'ckptool[stat]'")
     if not comparable(a_type, b_type):
-        return [compare_bits(a, b)]
+        return compare_bits(a, b)
     one, other = (np.frombuffer(data, _bits(name)) for data, name in ((a, a_type), (b, b_type)))
     # Elements of one type that are not the same bit for bit; all of two types.
-    found = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
-    parts = (found[start : start + BLOCK_NUMEL] for start in range(0, len(found), BLOCK_NUMEL))
+    elements = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
+    found: Difference | None = None
     with np.errstate(all="ignore"):  # infinity minus itself, a number by zero
-        return [_compare(one[places], a_type, other[places], b_type, tolerance).among(places) for places in parts]
+        for start in range(0, len(elements), BLOCK_NUMEL):
+            places = elements[start : start + BLOCK_NUMEL]
+            block = _compare(one[places], a_type, other[places], b_type, tolerance)
+            if block is not None:
+                found = block._replace(at=int(places[block.at]), rel_at=int(places[block.rel_at])).joined(found)
+    return found
 
 
 def _bits(name: str) -> str:
@@ -89,7 +95,9 @@ def _bits(name: str) -> str:
     return f"u{nbytes}" if nbytes <= 8 else f"V{nbytes}"
 
 
-def _compare(a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, tolerance: Tolerance | None) -> BlockDiff:
+def _compare(
+    a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, tolerance: Tolerance | None
+) -> Difference | None:
     """Compare elements, given bit for bit; those of one type all differ."""
     np = needed("numpy")
     left, right = _wide(a, a_type), _wide(b, b_type)
@@ -108,17 +116,15 @@ def _compare(a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, toleran
     # Infinity to a number is infinitely far, and in proportion too; NaN is no distance at all.
     relative = np.where(gap == 0, 0.0, np.where(np.isinf(gap), gap, gap / size))
     gap, relative = (np.nan_to_num(one, nan=-1.0, posinf=math.inf) for one in (gap, relative))
-    first = _first(unlike)
-    if first is None:
-        return BlockDiff(None)
+    if not unlike.any():
+        return None
     at, rel_at = int(gap.argmax()), int(relative.argmax())
     max_abs, max_rel = max(0.0, float(gap[at])), max(0.0, float(relative[rel_at]))
     if max_abs == 0:  # negative zeros, NaN
-        outside = _first(differing)
-        at = first if outside is None else outside
+        at = int((differing if differing.any() else unlike).argmax())
     values = left[at].item(), right[at].item()
     nan = int((nan_a ^ nan_b).sum())
-    return BlockDiff(first, int(differing.sum()), nan, max_abs, at, *values, max_rel, rel_at if max_rel else at)
+    return Difference(int(differing.sum()), nan, max_abs, at, *values, max_rel, rel_at if max_rel else at)
 
 
 def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
@@ -141,35 +147,30 @@ def _other_integers(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool) -> BlockDiff:
+def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool) -> Difference | None:
     np = needed("numpy")
     unlike = left != right
-    first = _first(unlike)
-    if first is None:
-        return BlockDiff(None)
+    if not unlike.any():
+        return None
     # The distance as an unsigned number of 64 bits: exact, however far apart the two are.
     gap = np.where(left < right, right - left, left - right).view("u8")
     relative = np.where(unlike, gap.astype("f8") / np.abs(right.astype("f8")), 0.0)
     at, rel_at = int(gap.argmax()), int(relative.argmax())
     a, b = ((bool if boolean else int)(one[at]) for one in (left, right))
-    return BlockDiff(first, int(unlike.sum()), 0, int(gap[at]), at, a, b, float(relative[rel_at]), rel_at)
+    return Difference(int(unlike.sum()), 0, int(gap[at]), at, a, b, float(relative[rel_at]), rel_at)
 
 
-def _first(mask: NDArray[Any]) -> int | None:
-    found = int(mask.argmax())
-    return found if mask[found] else None
-
-
-def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> BlockDiff:
+def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> Difference | None:
     """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
     code = CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)
     differ = list(map(ne, left, right))
     if len(left) * itemsize != len(a):  # complex128: as many numbers as bytes, of 16 each
         differ = [any(differ[start : start + itemsize]) for start in range(0, len(a), itemsize)]
-    count = sum(differ)
-    first = differ.index(True) if count else None
-    return BlockDiff(first, count, at=first or 0, rel_at=first or 0)
+    if not any(differ):
+        return None
+    first = differ.index(True)
+    return Difference(sum(differ), at=first, rel_at=first)
 
 
 class Likeness(NamedTuple):

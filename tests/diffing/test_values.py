@@ -22,7 +22,7 @@ from ckptool.diffing.values import ValueComparer, ValueDiff
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops import differences
-from ckptool.torch_ops.differences import BlockDiff, Tolerance, compare, compare_bits
+from ckptool.torch_ops.differences import Tolerance, compare, compare_bits
 from tests.against_torch import oracle
 from tests.each import each
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
@@ -337,11 +337,13 @@ def test_what_differs_is_counted_alike_without_torch(changed: list[int], dtype: 
     for element in changed:
         b[element * size + element % size] ^= 1  # in another byte of each
 
-    computed = (compare(a, name, b, name, None) or [BlockDiff(None)])[0]
-    counted = compare_bits(a, b, size)
-    assert (counted.first, counted.differing) == (computed.first, computed.differing)
-    assert (counted.first, counted.differing) == (changed[0] if changed else None, len(changed))
-    assert (counted.at, counted.max_abs, counted.max_rel) == (changed[0] if changed else 0, None, None)
+    computed, counted = compare(a, name, b, name, None), compare_bits(a, b, size)
+    if not changed:
+        assert computed is counted is None
+        return
+    assert computed is not None
+    assert counted == (len(changed), 0, None, changed[0], None, None, None, changed[0])
+    assert computed.differing == counted.differing
 
 
 def test_types_that_are_no_numbers_differ_from_all_others() -> None:
