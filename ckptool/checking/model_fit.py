@@ -56,7 +56,7 @@ def examine(
     fit = _Fit(checkpoint, chosen.key, expected, {name: one.info.shape for name, one in tensors.items()}, model)
     yield from fit.findings()
     if places:
-        from ckptool.torch_ops.models import kinds_apart, tied_apart
+        from ckptool.torch_ops.models import kinds_apart, values_apart
 
         taken = {name: tensors[old] for name, old in fit.pairs.items()}
         if apart := kinds_apart(taken, places):
@@ -64,7 +64,7 @@ def examine(
             return
         tied: list[tuple[str, str]] = []
         with suppress(Failure):  # of bytes that cannot be read, others tell
-            tied = tied_apart(taken, places)
+            tied = values_apart(taken, places)
         if tied:
             pairs = some([f"{kept} and {name}" for kept, name in tied])
             yield note("CK607", f"{model} ties names for which the file has different values: {pairs}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -37,101 +37,98 @@ def as_it_is(weights: Weights) -> Weights:
     return weights
 
 
-def choose_targets(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    *,
-    strict: bool = True,
-    allow_missing: bool = False,
-    include: Sequence[str] = (),
-    prefix: str = "",
-    made: Made = as_it_is,
-) -> tuple[StateDict, FillPlan] | None:
-    """
-    Return the chosen state dict and how it fits; of several, the only one that does.
+class Choice(NamedTuple):
+    """Which weights of a checkpoint a model is to get."""
 
-    ``include`` are globs of names of the model; of the file, only names below the ``prefix`` are taken, without it.
-    ``made`` says what is made of the weights first.
+    model: torch.nn.Module
+    checkpoint: Checkpoint
+    key: str | None
+    weights: WeightsChoice
+    allow_missing: bool = False
+    made: Made = as_it_is
+    """What is made of the weights first."""
 
-    None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan explains
-    (entries for a module that is None, a number that was saved as a list of one).
+    def targets(
+        self, *, strict: bool = True, include: Sequence[str] = (), prefix: str = ""
+    ) -> tuple[StateDict, FillPlan] | None:
+        """
+        Return the chosen state dict and how it fits; of several, the only one that does.
 
-    Raises:
-        WeightsNotFound, WeightsMismatch, UnsupportedFeature: As ``plan``.
-        UnsupportedFeature: A part is asked for, and the model takes part in loading.
-    """
-    is_part = bool(include or prefix)
-    if (own := own_loader(model)) is not None:
-        if is_part:
-            hint = "Load the part with ckptool.load(), and give it to model.load_state_dict(part, strict=False)."
-            raise UnsupportedFeature(f"the model is filled by its own code, for {own}, as a whole", hint=hint)
-        return None
+        ``include`` are globs of names of the model; of the file, only names below the ``prefix`` are taken, without it.
 
-    def fits(found: Mapping[str, LazyTensor]) -> bool:
-        head = f"{prefix.rstrip('.')}." if prefix else ""
-        below = {name[len(head) :]: one for name, one in found.items() if name.startswith(head)} if prefix else found
-        with suppress(WeightsMismatch, WeightsNotFound):
-            return bool(below and plan(model, below, include=include))
+        None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan
+        explains (entries for a module that is None, a number that was saved as a list of one).
+
+        Raises:
+            WeightsNotFound, WeightsMismatch, UnsupportedFeature: As ``plan``.
+            UnsupportedFeature: A part is asked for, and the model takes part in loading.
+        """
+        model, is_part = self.model, bool(include or prefix)
+        if (own := own_loader(model)) is not None:
+            if is_part:
+                hint = "Load the part with ckptool.load(), and give it to model.load_state_dict(part, strict=False)."
+                raise UnsupportedFeature(f"the model is filled by its own code, for {own}, as a whole", hint=hint)
+            return None
+
+        def fits(found: Mapping[str, LazyTensor]) -> bool:
+            head = f"{prefix.rstrip('.')}." if prefix else ""
+            below = {name[len(head) :]: one for name, one in found.items() if name.startswith(head)}
+            with suppress(WeightsMismatch, WeightsNotFound):
+                return bool(below and plan(model, below, include=include))
+            return False
+
+        try:
+            chosen = self.made(self._chosen(fits, "wrappers" if prefix else None).part((), prefix))
+            filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
+            return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
+        except WeightsMismatch:
+            if not is_part and self._torch_takes(strict=strict):
+                return None
+            raise
+
+    def _torch_takes(self, *, strict: bool) -> bool:
+        with suppress(Failure):
+            chosen = chosen_weights(self.checkpoint, self.key, self.weights)
+            state = torch_state_dict(self.checkpoint, chosen, Assembly(placement(META)))
+            return rehearse(self.model, state, strict=strict, device=META) is not None
         return False
 
-    try:
-        chosen = _chosen(checkpoint, key, weights, fits, "wrappers" if prefix else None, allow_missing=allow_missing)
-        chosen = made(chosen.part((), prefix))
-        filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
-        return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
-    except WeightsMismatch:
-        if not is_part and _torch_takes(model, checkpoint, key, weights, strict=strict):
-            return None
-        raise
+    def through_own_code(self, load: Callable[[Weights, Renames], T]) -> T:
+        """
+        Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and
+        how they were renamed; if that fails, for the weights under the file's names: the model may know more than it
+        shows.
 
+        Where the file does not say which version of a class it was saved with, or no file of its format can, it is that
+        of the model's own module; if that does not fit, the first, which is what the class has a conversion for.
 
-def _torch_takes(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool
-) -> bool:
-    with suppress(Failure):
-        chosen = chosen_weights(checkpoint, key, weights)
-        state = torch_state_dict(checkpoint, chosen, Assembly(placement(META)))
-        return rehearse(model, state, strict=strict, device=META) is not None
-    return False
+        Raises:
+            WeightsNotFound: There are no weights, or several could be meant.
+            CkptoolError: What ``load`` raises first.
+        """
+        model, checkpoint = self.model, self.checkpoint
+        chosen = self.made(self._chosen(lambda found: name_changes(model, found)[1]))
+        changes, _ = name_changes(model, chosen.tensors)
+        ways: list[tuple[Weights, Renames]] = [(chosen, ())]
+        if changes:
+            rules = tuple(change.rule for change in changes)
+            with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
+                ways.insert(0, (self.made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))
+        if chosen.assumed or not (chosen.modules or checkpoint.traits.keeps_versions):
+            ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
+        return _first_that_loads(ways, load)
 
-
-def through_own_code(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    load: Callable[[Weights, Renames], T],
-    *,
-    allow_missing: bool = False,
-    made: Made = as_it_is,
-) -> T:
-    """
-    Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
-    they were renamed; if that fails, for the weights under the file's names: the model may know more than it shows.
-
-    Where the file does not say which version of a class it was saved with, or no file of its format can, it is that of
-    the model's own module; if that does not fit, the first, which is what the class has a conversion for.
-
-    Raises:
-        WeightsNotFound: There are no weights, or several could be meant.
-        CkptoolError: What ``load`` raises first.
-    """
-
-    def fits(found: Mapping[str, LazyTensor]) -> bool:
-        return name_changes(model, found)[1]
-
-    chosen = made(_chosen(checkpoint, key, weights, fits, allow_missing=allow_missing))
-    changes, _ = name_changes(model, chosen.tensors)
-    ways: list[tuple[Weights, Renames]] = [(chosen, ())]
-    if changes:
-        rules = tuple(change.rule for change in changes)
-        with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
-            ways.insert(0, (made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))
-    if chosen.assumed or not (chosen.modules or checkpoint.traits.keeps_versions):
-        ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
-    return _first_that_loads(ways, load)
+    def _chosen(self, fits: Callable[[StateDict], bool], strip: Strip = None) -> Weights:
+        """Return the weights that were chosen, or that alone fit; else those of a model without tensors."""
+        checkpoint, key = self.checkpoint, self.key
+        try:
+            return chosen_weights(checkpoint, key, self.weights, strip, fits, allow_missing=self.allow_missing)
+        except (IncompleteWeights, WeightsMismatch, WeightsNotFound) as error:
+            is_chosen = isinstance(error, IncompleteWeights) or self.weights != "auto"
+            bare = None if is_chosen else _without_tensors(checkpoint, key)
+            if bare is None:
+                raise
+            return prepare(checkpoint, bare, NameChanges())
 
 
 def _first_that_loads(ways: Sequence[tuple[Weights, Renames]], load: Callable[[Weights, Renames], T]) -> T:
@@ -151,26 +148,6 @@ def _with_versions_of(model: torch.nn.Module, weights: Weights) -> Weights:
     taken = weights.assumed if weights.modules else dict(model.named_modules())
     own = {path: {"version": module._version} for path, module in model.named_modules() if path in taken}
     return weights._replace(modules={**weights.modules, **own})
-
-
-def _chosen(
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    fits: Callable[[StateDict], bool],
-    strip: Strip = None,
-    *,
-    allow_missing: bool,
-) -> Weights:
-    """Return the weights that were chosen, or that alone fit; else those of a model without tensors, if it is one."""
-    try:
-        return chosen_weights(checkpoint, key, weights, strip, fits, allow_missing=allow_missing)
-    except (IncompleteWeights, WeightsMismatch, WeightsNotFound) as error:
-        is_chosen = isinstance(error, IncompleteWeights) or weights != "auto"
-        bare = None if is_chosen else _without_tensors(checkpoint, key)
-        if bare is None:
-            raise
-        return prepare(checkpoint, bare, NameChanges())
 
 
 def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | None:

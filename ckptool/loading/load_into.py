@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +21,7 @@ from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.choice import as_it_is, choose_targets, through_own_code
+from ckptool.loading.choice import Choice, as_it_is
 from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.load import (
     cast_of,
@@ -47,8 +46,7 @@ from ckptool.sources.files import Origin, filler_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import identity
-from ckptool.torch_ops.models import codes_for_floats
+from ckptool.torch_ops.models import codes_for_floats, values_apart
 from ckptool.torch_ops.values import narrows
 
 logger = logging.getLogger("ckptool")
@@ -113,22 +111,17 @@ def load_into(
     check_model(model)
     check_arguments(load_into, locals())
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
+    breaks = break_quantized or dequantize
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
         made = partial(dense, checkpoint, dtype=dtype or _type_of(model)) if dequantize else as_it_is
-        choice = partial(choose_targets, model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
-        targets = choice(include=include, prefix=prefix, made=made)
-        if targets is not None:
-            refuse_broken_plan(checkpoint, targets[1], dtype, allowed=break_quantized or dequantize)
-            report = _load(model, checkpoint, assembly, started, *targets, mmap, progress, strict=strict, verify=verify)
-        else:
-            load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
-            breaks = break_quantized or dequantize
-            load = partial(load, allow_missing=allow_missing, dtype=dtype, break_quantized=breaks)
-            report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing, made=made)
+        choice = Choice(model, checkpoint, key, weights, allow_missing, made)
+        load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
+        targets = choice.targets(strict=strict, include=include, prefix=prefix)
+        report = load.planned(*targets) if targets is not None else choice.through_own_code(load.through_own_code)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()
@@ -148,49 +141,67 @@ def _type_of(model: torch.nn.Module) -> torch.dtype | None:
     return types.pop() if len(types) == 1 and not any(one.is_meta for one in model.parameters()) else None
 
 
-def _load_itself(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    assembly: Assembly,
-    started: float,
-    chosen: Weights,
-    changes: Renames,
-    *,
-    strict: bool,
-    verify: bool,
-    allow_missing: bool,
-    dtype: torch.dtype | None,
-    break_quantized: bool,
-) -> LoadReport:
-    """Let a model load weights in its own way."""
-    refuse_broken(chosen.tensors.values())
-    if verify:
-        check_storages(chosen.tensors.values(), ())
-    entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
-    try:
-        rehearsed = rehearse(model, entries, strict=strict)
-        if not break_quantized:
-            own = dict(model.named_parameters())
-            _refuse_integers((one, own.get(name)) for name, one in chosen.tensors.items())
-            gone = set(rehearsed.unexpected) if rehearsed is not None else ()
-            taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
-            refuse_broken_quantized(checkpoint, ((one, cast_of(one, dtype)) for one in taken_in))
-        refuse_overflows_in(model, entries)
-        apart = tied_apart(model, checkpoint, chosen.tensors, strict=strict)
-        taken = fill(model, entries, rehearsed, strict=strict)
-    except KeyMismatch as error:
-        unmade = [name for name in chosen.others if name not in entries and name in error.missing]
-        if unmade:
-            fact = f"The file has {some(unmade)}, but only code could make what it holds."
-            error.hint = f"{fact} {error.hint}" if error.hint else fact
-        raise
-    report = report_through(model, checkpoint.path, chosen, taken, started)
-    return report._replace(changes=changes, tied_apart=apart)
+class _Load(NamedTuple):
+    """One load into a model, as the caller wants it."""
+
+    choice: Choice
+    assembly: Assembly
+    started: float
+    dtype: torch.dtype | None
+    mmap: Mmap
+    progress: Progress | None
+    strict: bool
+    verify: bool
+    breaks_quantized: bool
+
+    def planned(self, found: StateDict, filling: FillPlan) -> LoadReport:
+        """Fill a model as it was planned, and return the report."""
+        model, checkpoint = self.choice.model, self.choice.checkpoint
+        refuse_broken_plan(checkpoint, filling, self.dtype, allowed=self.breaks_quantized)
+        if self.verify:
+            check_storages(filling.taken.values(), ())
+        apart = tied_apart(model, filling.taken, strict=self.strict)
+        fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
+        checkpoint.announce(one.source for one in filling.targets)
+        made = self.assembly.tensors(fresh, self.progress) if fresh else {}
+        rest = [one for one in filling.targets if one.name not in made]
+        smaller = (one for one in rest if narrows(torch_dtype(one.source.info), one.tensor.dtype))
+        values = ((one.name, _values(one, self.mmap), one.tensor.dtype) for one in smaller)
+        in_own_thread(lambda: refuse_overflows(values))
+        checkpoint.check_unchanged()
+        _fill(rest, self.mmap, self.progress)
+        assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
+        return report_of(model, checkpoint.path, found, filling, self.started, apart)
+
+    def through_own_code(self, chosen: Weights, changes: Renames) -> LoadReport:
+        """Let a model load weights in its own way, and return the report."""
+        model, checkpoint, strict = self.choice.model, self.choice.checkpoint, self.strict
+        refuse_broken(chosen.tensors.values())
+        if self.verify:
+            check_storages(chosen.tensors.values(), ())
+        entries = torch_state_dict(checkpoint, chosen, self.assembly, allow_missing=self.choice.allow_missing)
+        try:
+            rehearsed = rehearse(model, entries, strict=strict)
+            if not self.breaks_quantized:
+                own = dict(model.named_parameters())
+                _refuse_integers((one, own.get(name)) for name, one in chosen.tensors.items())
+                gone = set(rehearsed.unexpected) if rehearsed is not None else ()
+                taken_in = (one for name, one in chosen.tensors.items() if name not in gone)
+                refuse_broken_quantized(checkpoint, ((one, cast_of(one, self.dtype)) for one in taken_in))
+            refuse_overflows_in(model, entries)
+            apart = tied_apart(model, chosen.tensors, strict=strict)
+            taken = fill(model, entries, rehearsed, strict=strict)
+        except KeyMismatch as error:
+            unmade = [name for name in chosen.others if name not in entries and name in error.missing]
+            if unmade:
+                fact = f"The file has {some(unmade)}, but only code could make what it holds."
+                error.hint = f"{fact} {error.hint}" if error.hint else fact
+            raise
+        report = report_through(model, checkpoint.path, chosen, taken, self.started)
+        return report._replace(changes=changes, tied_apart=apart)
 
 
-def tied_apart(
-    model: torch.nn.Module, checkpoint: Checkpoint, taken: Mapping[str, LazyTensor], *, strict: bool
-) -> tuple[tuple[str, str], ...]:
+def tied_apart(model: torch.nn.Module, taken: Mapping[str, LazyTensor], *, strict: bool) -> tuple[tuple[str, str], ...]:
     """
     Return pairs of names that a model ties, and for which a file has two different values; the last name's would count.
 
@@ -198,20 +209,7 @@ def tied_apart(
         WeightsMismatch: There are some, and it is ``strict``.
     """
     own = model_tensors(model)
-    first: dict[int, str] = {}
-    tied = [(name, one) for name in taken if name in own and (one := first.setdefault(id(own[name]), name)) != name]
-    if not tied:
-        return ()
-    from ckptool.diffing.values import ValueComparer  # few files have both
-
-    comparer = ValueComparer(checkpoint.file_nbytes)
-    apart = []
-    for name, kept in tied:
-        if identity(taken[kept].info) == identity(taken[name].info):
-            continue
-        with suppress(UnsupportedFeature):  # of bytes that cannot be compared
-            if comparer.difference(name, taken[kept].info, taken[name].info) is not None:
-                apart.append((kept, name))
+    apart = tuple(values_apart(taken, {name: own[name] for name in taken if name in own}))
     if apart and strict:
         pairs = some([f"{kept} and {name}" for kept, name in apart])
         raise WeightsMismatch(
@@ -219,7 +217,7 @@ def tied_apart(
             kind="tied-values",
             hint="Untie them, or say ckptool.load_into(model, path, strict=False): then the last name's value counts.",
         )
-    return tuple(apart)
+    return apart
 
 
 def refuse_broken_plan(
@@ -240,35 +238,6 @@ def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
     if fact := codes_for_floats(taken):
         hint = "Make them dense (`dequantize=True`); if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(fact, kind="breaks-quantized", hint=hint)
-
-
-def _load(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    assembly: Assembly,
-    started: float,
-    found: StateDict,
-    filling: FillPlan,
-    mmap: Mmap,
-    progress: Progress | None,
-    *,
-    strict: bool,
-    verify: bool,
-) -> LoadReport:
-    """Fill a model as it was planned, and return the report."""
-    if verify:
-        check_storages(filling.taken.values(), ())
-    apart = tied_apart(model, checkpoint, filling.taken, strict=strict)
-    fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
-    checkpoint.announce(one.source for one in filling.targets)
-    made = assembly.tensors(fresh, progress) if fresh else {}
-    rest = [one for one in filling.targets if one.name not in made]
-    smaller = (one for one in rest if narrows(torch_dtype(one.source.info), one.tensor.dtype))
-    in_own_thread(lambda: refuse_overflows((one.name, _values(one, mmap), one.tensor.dtype) for one in smaller))
-    checkpoint.check_unchanged()
-    _fill(rest, mmap, progress)
-    assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
-    return report_of(model, checkpoint.path, found, filling, started, apart)
 
 
 def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:

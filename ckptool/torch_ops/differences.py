@@ -8,11 +8,14 @@ nothing.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from operator import ne
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from ckptool.errors import UnsupportedFeature
 from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
-from ckptool.tensors.reading import CODES
+from ckptool.tensors.reading import CODES, LazyTensor
+from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.needed import needed
 from ckptool.torch_ops.statistics import as_float64, or_none
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 BLOCK_NUMEL: Final = 1 << 14
 """Elements that are widened at a time: what stays in a core's cache as float64."""
+_CHUNK_NUMEL: Final = 1 << 18
 _INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
 _FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4}
 
@@ -171,6 +175,19 @@ def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> Difference | None:
         return None
     first = differ.index(True)
     return Difference(sum(differ), at=first, rel_at=first)
+
+
+def differ(a: LazyTensor, b: LazyTensor) -> bool:
+    """Say whether two tensors of one shape have different values; not where these are not known, or no plain bytes."""
+    if identity(a.info) == identity(b.info):
+        return False
+    if a.dtype != b.dtype and not comparable(a.dtype, b.dtype):
+        return a.numel > 0
+    with suppress(UnsupportedFeature):
+        chunks = zip(*(one.chunks(_CHUNK_NUMEL * one.info.dtype.itemsize) for one in (a, b)), strict=True)
+        unlike = (pair for pair in chunks if a.dtype != b.dtype or pair[0] != pair[1])
+        return any(a.dtype == b.dtype or compare(x, a.dtype, y, b.dtype, None) for x, y in unlike)
+    return False
 
 
 class Likeness(NamedTuple):

@@ -17,7 +17,8 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.tensors.tensor import TensorInfo
+from ckptool.torch_ops.differences import differ
 from ckptool.torch_ops.needed import needed
 from ckptool.torch_ops.values import lost_in_cast
 
@@ -97,7 +98,7 @@ def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappin
         )
     if unlike := kinds_apart(tensors, places):
         raise MigrationRefused(f"{spec} does not take these weights; {unlike[0]}", kind="key-mismatch", hint=_KINDS)
-    if apart := tied_apart(tensors, places):
+    if apart := values_apart(tensors, places):
         first, second = apart[0]
         raise MigrationRefused(
             f"{spec} ties {first!r} and {second!r}, for which the file has different values",
@@ -145,12 +146,11 @@ def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
     return f"{what}: {some(codes)}" if codes else None
 
 
-def tied_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+def values_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Return pairs of names that a model has for one tensor, and for which a file has two values."""
     first: dict[int, str] = {}
     pairs = [(first.setdefault(id(place), name), name) for name, place in places.items() if name in tensors]
-    apart = (pair for pair in pairs if len({identity(tensors[name].info) for name in pair}) > 1)
-    return [(kept, name) for kept, name in apart if tensors[kept].read() != tensors[name].read()]
+    return [pair for pair in pairs if differ(*(tensors[name] for name in pair))]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, let_go
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.choice import choose_targets, through_own_code
+from ckptool.loading.choice import Choice
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
 from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows_in, tied_apart
@@ -294,9 +294,10 @@ class LiveModel(Closing):
         seen = None if path is None else (path, version_under(path, cancellation))
         with self._turn(cancellation), opened(source, limits) as checkpoint:
             checkpoint.check_index()
-            targets = choose_targets(self.model, checkpoint, *self._which)
+            choice = Choice(self.model, checkpoint, *self._which)
+            targets = choice.targets()
             if targets is None:
-                done = self._replace_through(checkpoint, started, limits)
+                done = self._replace_through(choice, started, limits)
             else:
                 refuse_broken_plan(checkpoint, targets[1], self._dtype)
                 done = self._replace(checkpoint, *targets, started, limits)
@@ -321,7 +322,7 @@ class LiveModel(Closing):
         self, checkpoint: Checkpoint, found: StateDict, filling: FillPlan, started: float, limits: Limits
     ) -> Reload:
         model, cancellation = self.model, limits.cancellation
-        tied_apart(model, checkpoint, filling.taken, strict=True)
+        tied_apart(model, filling.taken, strict=True)
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors(filling.taken)
         checkpoint.check_unchanged()
@@ -337,13 +338,13 @@ class LiveModel(Closing):
         )
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
-    def _replace_through(self, checkpoint: Checkpoint, started: float, limits: Limits) -> Reload:
+    def _replace_through(self, choice: Choice, started: float, limits: Limits) -> Reload:
         """Let a copy of the model load in its own way, and serve that; in place, then the model itself."""
-        model, cancellation = self.model, limits.cancellation
+        model, checkpoint, cancellation = choice.model, choice.checkpoint, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
 
         def load(chosen: Weights, changes: Renames) -> Reload:
-            tied_apart(model, checkpoint, chosen.tensors, strict=True)
+            tied_apart(model, chosen.tensors, strict=True)
             state = torch_state_dict(checkpoint, chosen, assembly)
             checkpoint.check_unchanged()
             tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
@@ -365,7 +366,7 @@ class LiveModel(Closing):
             report = report_through(self.model, checkpoint.path, chosen, taken[0], started)
             return Reload(report._replace(changes=changes), digest)
 
-        return through_own_code(model, checkpoint, *self._which, load)
+        return choice.through_own_code(load)
 
     def _serve(
         self,
