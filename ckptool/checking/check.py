@@ -280,7 +280,7 @@ def check(
         raise ValueError("model_arguments are for a model, and none is given")
     devices = (devices,) if isinstance(devices, str) else devices
     if devices is not None:
-        from ckptool.torch_ops.device_names import device_there  # few calls name any
+        from ckptool.torch_ops.devices import device_there  # few calls name any
 
         devices = [device_there(one) for one in devices]
     if values:

@@ -17,12 +17,13 @@ from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.placement import CPU
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import entries_of, is_lazy, model_tensors, partly
+from ckptool.loading.model_plan import entries_of, model_tensors, partly
 from ckptool.names.matching import is_benign
 
 T = TypeVar("T")

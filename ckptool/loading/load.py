@@ -49,6 +49,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import command_line, shown_path
 from ckptool.sources.source import Progress
+from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -162,7 +163,7 @@ def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) ->
     """Return weights in which what is quantised is dense, of a type if one is named."""
     from ckptool.dense.weights import make_dense  # few files have some
 
-    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    name = None if dtype is None else spelled(dtype)
     return make_dense(checkpoint, chosen, name, at_once=True)[0]
 
 
@@ -220,14 +221,14 @@ def refuse_broken_quantized(
     are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
     only logged.
     """
-    types = {one.name: str(cast or one.dtype).removeprefix("torch.") for one, cast in left}
+    types = {one.name: spelled(cast or one.dtype) for one, cast in left}
     inside = (name for name, _ in within(checkpoint.tensors, others)) if others else ()
     found = quantization_among(checkpoint, {*types, *inside})
     if found is None:
         return
     for name in (name for name, _ in found.within(others) if name not in types):
         one = checkpoint.tensors.get(name)
-        types[name] = str(cast_of(one, dtype) or one.dtype).removeprefix("torch.") if one is not None else ""
+        types[name] = spelled(cast_of(one, dtype) or one.dtype) if one is not None else ""
     wrong = found.damage(types, is_cast=dtype is not None)
     if wrong is not None and warns:
         logger.warning("%s: %s", checkpoint.path, show(wrong))

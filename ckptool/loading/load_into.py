@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -37,7 +38,7 @@ from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
 from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
-from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, is_lazy, model_tensors
+from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some

@@ -18,11 +18,12 @@ from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, Weigh
 from ckptool.loading.memory.placement import torch_dtype
 from ckptool.messages import some
 from ckptool.names import matching
-from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
+from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
 from ckptool.names.renaming import Filter
 from ckptool.names.suggestions import guess_renames, nearest
+from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.reading import LazyTensor
-from ckptool.torch_ops.models import why_unlike
+from ckptool.torch_ops.models import shapes_of, why_unlike
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
 """The hint where names are left over; a ``LiveModel`` never loads partially."""
@@ -94,7 +95,7 @@ def plan(
     for target in targets:
         if not target.tensor.is_meta:
             _check_copy(target)
-    cast = [(one.name, one.source.info.dtype.name, _name(one.tensor.dtype)) for one in targets]
+    cast = [(one.name, one.source.info.dtype.name, spelled(one.tensor.dtype)) for one in targets]
     return FillPlan(
         targets,
         matched,
@@ -133,11 +134,6 @@ def _refuse_others(others: Collection[str], expected: Collection[str], changes: 
             )
 
 
-def is_lazy(tensor: object) -> bool:
-    """Say whether a tensor of a lazy module has no shape yet."""
-    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
-
-
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's own parameters and buffers by the names of its ``state_dict()``."""
     return {name: value for name, value in entries_of(model).items() if isinstance(value, torch.Tensor)}
@@ -155,8 +151,7 @@ def entries_of(model: torch.nn.Module) -> dict[str, Any]:
 def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
     tensors = model_tensors(model)
-    expected = {name: ANY_SHAPE if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in tensors.items()}
-    best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
+    best = matching.match(shapes_of(tensors), {name: tensor.info.shape for name, tensor in found.items()})
     wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
     if best.pairs and wrapper is not None and _is_certain(best, tensors):
         return (*best.changes, *wrapper), best.loads
@@ -252,10 +247,6 @@ def _reshaped(one: matching.Reshaped) -> str:
 
 def _listed(what: str, names: list[str]) -> str:
     return f"{what}: {some(names, _LISTED)}" if names else ""
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def is_own_memory(tensor: torch.Tensor) -> bool:

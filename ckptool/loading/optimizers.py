@@ -18,6 +18,7 @@ from ckptool.messages import some, zero_now
 from ckptool.names.matching import ANY_SHAPE, match
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
+from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.values import narrows
 
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
@@ -138,7 +139,7 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
                 if name != "step" and parameter.is_floating_point() and narrows(value.dtype, parameter.dtype):
                     smaller.append((what, value, parameter.dtype))
     for dtype, names in in_own_thread(lambda: note_losses(smaller, {}, "optimizer state")).items():
-        fact = zero_now(names, str(dtype).removeprefix("torch."))
+        fact = zero_now(names, spelled(dtype))
         raise UnsupportedFeature(fact, kind="underflow", hint="Build the model in the type that the state has.")
 
 

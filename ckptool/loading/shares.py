@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from ckptool.checkpoints.weights import Weights, names_matching
 from ckptool.errors import UnsupportedFeature
-from ckptool.tensors.pieces import boxes_of
-from ckptool.tensors.reading import LazyTensor, part_of
-from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
 
 Cut: TypeAlias = tuple[int, int, int]
 """The dimension that a tensor is cut along, the number of the rank from 0 on, and how many ranks there are."""
@@ -57,38 +57,14 @@ def _part(tensor: LazyTensor, dim: int, rank: int, world: int) -> TensorInfo:
     if left:
         fact = f"{shape[dim]:,} = {world:,} * {rows:,} + {left:,}"
         raise _uneven(tensor, f"{shape} has no {world:,} equal parts along dimension {dim}: {fact}")
-    part = tensor[(*[slice(None)] * (dim % len(shape)), slice(rank * rows, (rank + 1) * rows))]
-    info = part.info
+    info = tensor[(*[slice(None)] * (dim % len(shape)), slice(rank * rows, (rank + 1) * rows))].info
     if info.is_contiguous or info.storage is None:
         return info
-    storage = StorageRef(info.storage.key, info.location, info.nbytes, _Gathered(part), 0)
-    return info._replace(stride=row_major(info.shape), storage_offset=0, storage=storage, conj=False, neg=False)
+    whole = Piece((0,) * len(shape), info.shape, "", lambda: info)
+    source = PiecesSource(info.shape, info.dtype, [whole], info.storage.source.cancellation, name=tensor.name)
+    packed = in_pieces(info.storage.key, info.shape, info.dtype, source, info.location)
+    return packed._replace(requires_grad=info.requires_grad, kind=info.kind, subclass=info.subclass)
 
 
 def _uneven(tensor: LazyTensor, fact: str) -> UnsupportedFeature:
     return UnsupportedFeature(f"tensor {tensor.name!r} {fact}", kind="uneven-shard", hint="Cut it in another way.")
-
-
-class _Gathered:
-    """The elements of a view, one after the other: a source that reads them where they are."""
-
-    is_compressed = False
-
-    def __init__(self, view: LazyTensor) -> None:
-        self._view = view
-        self.nbytes = view.info.nbytes
-        self.cancellation = view.info.storage.source.cancellation if view.info.storage is not None else None
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes from ``offset``: whole elements, as all who read tensors want them."""
-        info, itemsize = self._view.info, self._view.info.dtype.itemsize
-        first = offset // itemsize
-        boxes = boxes_of(info.shape, first, first + -(-nbytes // itemsize))
-        return b"".join(LazyTensor(self._view.name, part_of(info, *box)).read() for box in boxes)
-
-    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - a source
-        """The file does not hold these bytes as they are."""
-        return None
-
-    def close(self) -> None:
-        """The checkpoint closes what it reads from."""

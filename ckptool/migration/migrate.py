@@ -31,7 +31,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes
-from ckptool.torch_ops.device_names import device_tag
+from ckptool.torch_ops.devices import device_tag
 from ckptool.torch_ops.needed import check_installed
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ckptool.sources.files import FileSource
 from ckptool.sources.naming import below, is_far, local_name, shown_path
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
-from ckptool.torch_ops.device_names import device_meant
+from ckptool.torch_ops.devices import device_meant
 
 if TYPE_CHECKING:
     from ckptool.sources.folder import FolderSource

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckptool.errors import UnsupportedFeature
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
-from ckptool.tensors.dtypes import DType
+from ckptool.tensors.dtypes import DType, spelled
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import Kind, StorageRef, TensorInfo, row_major
 
@@ -91,7 +91,7 @@ class CallerTensors:
         return info._replace(kind=kind, requires_grad=tensor.requires_grad)
 
     def _of_plain(self, name: str, tensor: torch.Tensor, layout: str, location: str) -> TensorInfo:
-        dtype, shape = _dtype(name, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape)
+        dtype, shape = _dtype(name, spelled(tensor.dtype)), tuple(tensor.shape)
         if layout != "strided":
             found = {method.lstrip("_"): getattr(tensor, method)() for method in _SPARSE[layout]}
             parts = tuple((part, self._of_plain(name, one, "strided", location)) for part, one in found.items())

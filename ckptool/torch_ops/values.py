@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.messages import MANY_ZEROED
-from ckptool.tensors.dtypes import DTYPES, FLOAT4
+from ckptool.tensors.dtypes import DTYPES, FLOAT4, spelled
 from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def narrows(own: torch.dtype, target: torch.dtype) -> bool:
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
-    return str(dtype).removeprefix("torch.") in _INTEGERS
+    return spelled(dtype) in _INTEGERS
 
 
 def _ends(dtype: torch.dtype) -> tuple[int, int]:

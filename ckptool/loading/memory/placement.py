@@ -14,8 +14,7 @@ import torch
 from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.tensors.tensor import TensorInfo
-from ckptool.torch_ops.device_names import device_there
-from ckptool.torch_ops.devices import cuda_missing
+from ckptool.torch_ops.devices import cuda_missing, device_there
 
 MapLocation: TypeAlias = (
     str | torch.device | Mapping[str, str | torch.device] | Callable[[torch.UntypedStorage, str], Any] | None

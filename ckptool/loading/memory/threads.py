@@ -80,7 +80,7 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
 def is_castable(dtype: torch.dtype) -> bool:
     """Say whether ``dtype=`` is about tensors of this type: floating, and neither packed nor scaled."""
-    return str(dtype).removeprefix("torch.") in CASTABLE
+    return spelled(dtype) in CASTABLE
 
 
 def castable(dtype: object) -> torch.dtype | None:
@@ -149,11 +149,11 @@ def note_losses(found: Iterable[tuple[str, torch.Tensor, torch.dtype]], zeroed: 
 def warn_of_zeros(zeroed: Zeroed) -> None:
     """Log which tensors have lost many values, and for which type."""
     for dtype, names in zeroed.items():
-        logger.warning("%s", show(zero_now(names, str(dtype).removeprefix("torch."))))
+        logger.warning("%s", show(zero_now(names, spelled(dtype))))
 
 
 def _overflow(name: str, values: torch.Tensor, dtype: torch.dtype, lost: Lost) -> UnsupportedFeature:
-    into, kept = (str(one).removeprefix("torch.") for one in (dtype, values.dtype))
+    into, kept = (spelled(one) for one in (dtype, values.dtype))
     has_wider = dtype == torch.float16 and values.dtype not in (torch.float64, torch.complex128)
     what, hint = f"are too large for {into}", f"Take {'bfloat16 or ' * has_wider}the file's own type, {kept}, as"
     hint = f"{hint} dtype= or in the model."
