@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress, islice
 from math import prod
-from operator import attrgetter, eq, mul
+from operator import eq, mul
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, each
@@ -135,11 +135,6 @@ class TensorInfo(NamedTuple):
         return storage.crc32 if storage is not None and self.nbytes == storage.nbytes and self.is_as_stored else 0
 
 
-_STORAGE: Final = attrgetter("storage")
-_SOURCE: Final = attrgetter("source")
-_OFFSET: Final = attrgetter("offset")
-
-
 def is_size(value: object) -> bool:
     """Say whether a value from a file can be a size, a stride or an offset of torch's."""
     return type(value) is int and 0 <= value < MAX_SIZE
@@ -196,21 +191,16 @@ def identity(info: TensorInfo) -> tuple[object, ...]:
 
 def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> Sequence[TensorInfo]:
     """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
-    places = _places(infos)
+    storages = [info.storage for info in infos]
+    places = [None if one is None else (id(one.source), one.offset) for one in storages]
     ordered = sorted(place for place in places if place is not None)  # a set of all would take ten times the memory
     shared = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
     if not shared and len(ordered) == len(infos):
         return infos
-    known: set[tuple[object, ...]] = set()
-    found = []
-    for info, place in each(zip(infos, places, strict=True), cancellation):
-        if place is None or place in shared:
-            key = identity(info)
-            if key in known:
-                continue
-            known.add(key)
-        found.append(info)
-    return found
+    found: dict[object, TensorInfo] = {}
+    for number, (info, place) in each(enumerate(zip(infos, places, strict=True)), cancellation):
+        found.setdefault(identity(info) if place is None or place in shared else number, info)
+    return list(found.values())
 
 
 def storages_nbytes(infos: Iterable[TensorInfo]) -> int:
@@ -223,16 +213,6 @@ def storages_nbytes(infos: Iterable[TensorInfo]) -> int:
         if info.storage is not None:
             found[id(info.storage.source), info.storage.offset] = info.storage.nbytes
     return sum(found.values())
-
-
-def _places(infos: Sequence[TensorInfo]) -> Sequence[tuple[int, int] | int | None]:
-    """Return where the storage of each tensor begins, and in which source if there are several; None without one."""
-    storages = list(map(_STORAGE, infos))
-    if all(storages):
-        sources = list(map(_SOURCE, storages))
-        if sources and sources.count(sources[0]) == len(sources):
-            return list(map(_OFFSET, storages))
-    return [None if storage is None else (id(storage.source), storage.offset) for storage in storages]
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
