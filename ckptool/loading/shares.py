@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ckptool.checkpoints.weights import Weights, names_matching
 from ckptool.errors import UnsupportedFeature
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.pieces import in_pieces, packed
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
@@ -60,10 +60,8 @@ def _part(tensor: LazyTensor, dim: int, rank: int, world: int) -> TensorInfo:
     info = tensor[(*[slice(None)] * (dim % len(shape)), slice(rank * rows, (rank + 1) * rows))].info
     if info.is_contiguous or info.storage is None:
         return info
-    whole = Piece((0,) * len(shape), info.shape, "", lambda: info)
-    source = PiecesSource(info.shape, info.dtype, [whole], info.storage.source.cancellation, name=tensor.name)
-    packed = in_pieces(info.storage.key, info.shape, info.dtype, source, info.location)
-    return packed._replace(requires_grad=info.requires_grad, kind=info.kind, subclass=info.subclass)
+    whole = in_pieces(info.storage.key, info.shape, info.dtype, packed(info, tensor.name), info.location)
+    return whole._replace(requires_grad=info.requires_grad, kind=info.kind, subclass=info.subclass)
 
 
 def _uneven(tensor: LazyTensor, fact: str) -> UnsupportedFeature:

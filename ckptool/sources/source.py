@@ -167,6 +167,20 @@ class StreamSource:
             self._stream.close()
 
 
+class NotInFile:
+    """A source whose bytes no file holds as they are, made of others that close themselves."""
+
+    __slots__ = ()
+    is_compressed = False
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
+        """Return None: no file holds these bytes as they are."""
+        return
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+
 class BytesSource:
     """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptool.errors import OutputFailed
+from ckptool.sources.source import NotInFile
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
-class MadeSource:
+class MadeSource(NotInFile):
     """``nbytes`` bytes that pieces are made of, one after the other, each time that it is read from its begin."""
 
     cancellation = None  # what they are made of is read with that of its own source
-    is_compressed = False
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -49,13 +49,6 @@ class MadeSource:
     def was_read(self) -> bool:
         """Whether any of it was read."""
         return self._position > 0
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
-        """Return None: no file holds these bytes."""
-        return
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
 
     def tensor(self, like: TensorInfo, dtype: DType, shape: tuple[int, ...] | None = None) -> TensorInfo:
         """Return what has these bytes: in all else, and in its shape unless one is given, a tensor ``like`` this."""

@@ -22,6 +22,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.source import NotInFile
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import Box as Box
 from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, part_of
@@ -191,7 +192,7 @@ class Extent(NamedTuple):
             _compare(found, self.crc32, self.what)
 
 
-class PiecesSource:
+class PiecesSource(NotInFile):
     """
     The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
 
@@ -215,8 +216,6 @@ class PiecesSource:
         "steps",
         "sums",
     )  # there is one for each tensor
-
-    is_compressed = False
 
     def __init__(
         self,
@@ -460,13 +459,6 @@ class PiecesSource:
                 found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
                 _compare(found, storage.crc32, self._place(self.pieces[index]))
 
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
-        """The whole is in no file as it is."""
-        return
-
-    def close(self) -> None:
-        """Its files belong to the folder, which closes them."""
-
 
 def _compare(found: int, saved: int, what: str) -> None:
     if found != saved:
@@ -495,6 +487,13 @@ def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSou
     storage = StorageRef(name, location, source.nbytes, source, 0)
     stride = source.steps if shape == source.shape else row_major(shape)
     return TensorInfo(dtype, shape, stride, 0, storage, location)
+
+
+def packed(info: TensorInfo, name: str = "") -> PiecesSource:
+    """Return a source of the elements of a tensor, whatever its strides, packed in row-major order."""
+    whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
+    cancellation = info.storage.source.cancellation if info.storage is not None else None
+    return PiecesSource(info.shape, info.dtype, [whole], cancellation, name=name)
 
 
 class PartChecksums:

@@ -7,7 +7,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource, NotInFile, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType, spelled
 from ckptool.tensors.reading import LazyTensor
@@ -28,11 +28,10 @@ _SPARSE: Final = {
 _CLASSES: Final = ("Tensor", "Parameter", "Buffer")
 
 
-class StorageSource:
+class StorageSource(NotInFile):
     """The bytes of a storage of torch, on whichever device it is."""
 
     cancellation = None
-    is_compressed = False
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         import torch
@@ -43,13 +42,6 @@ class StorageSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         piece = self._bytes[offset : offset + nbytes].cpu()
         return string_at(piece.data_ptr(), nbytes)
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
-        """Return None: no file holds these bytes."""
-        return
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
 
 
 class CallerTensors:

@@ -34,7 +34,7 @@ from ckptool.limits import Limits
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, read_in_steps
+from ckptool.sources.source import BytesSource, NotInFile, ReadAhead, SliceSource, Source, read_in_steps
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -238,10 +238,8 @@ def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> b
     return data
 
 
-class _UndoneSource:
+class _UndoneSource(NotInFile):
     """The bytes of an item as they were before it was changed. They are in memory only while they are read."""
-
-    is_compressed = False
 
     def __init__(self, content: Callable[[], bytes], cancellation: Cancellation | None) -> None:
         self._content = content
@@ -252,13 +250,6 @@ class _UndoneSource:
         if self.cancellation is not None and nbytes > 1 << 22:
             return read_in_steps(self.read, offset, nbytes)
         return self._content()[offset : offset + nbytes]
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
-        """The file does not hold these bytes as they are."""
-        return
-
-    def close(self) -> None:
-        """Its file belongs to the folder, which closes it."""
 
 
 class SafetensorsItems:

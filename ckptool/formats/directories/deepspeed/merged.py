@@ -36,9 +36,10 @@ from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.source import NotInFile
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, packed
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 Shape = tuple[int, ...]
@@ -398,15 +399,12 @@ def widened(info: TensorInfo) -> TensorInfo:
     return TensorInfo(dtypes.BY_NAME["float32"], info.shape, row_major(info.shape), 0, storage, info.location)
 
 
-class _WideningSource:
-    is_compressed = False
-
+class _WideningSource(NotInFile):
     def __init__(self, info: TensorInfo) -> None:
         assert info.storage is not None and info.dtype.name in NARROW  # noqa: PT018 - the caller saw it
-        whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
         self._dtype = info.dtype.name
-        self._narrow = PiecesSource(info.shape, info.dtype, [whole], info.storage.source.cancellation)
-        self.cancellation = info.storage.source.cancellation
+        self._narrow = packed(info)
+        self.cancellation = self._narrow.cancellation
         self.nbytes = 4 * info.numel
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -420,10 +418,3 @@ class _WideningSource:
             wide = bytearray(pack(f"<{count}f", *unpack(f"<{count}e", narrow)))
         start = offset - 4 * first
         return bytes(wide[start : start + nbytes])
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
-        """No file has these bytes."""
-        return
-
-    def close(self) -> None:
-        """Its bytes are another source's."""
