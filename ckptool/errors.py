@@ -41,7 +41,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
 
 OPTION: Final = r"`(\w+)=([^`]*)`"
 """An option in a hint: a keyword of the library, and often its value."""
@@ -185,6 +188,14 @@ class TruncatedFile(UnreadableFile):
     """The file ends before the data that it announces: ``needed`` and ``actual`` count bytes."""
 
     default_kind = "truncated"
+
+    @classmethod
+    def early(cls, what: str, kind: str, actual: int, needed: int | None = None, offset: int | None = None) -> Self:
+        """Return the error for something of a kind that ends too early; ``what`` says where, in numbers."""
+        hint = "Download the file again."
+        return cls(
+            f"truncated: {what}", kind=f"truncated-{kind}", hint=hint, offset=offset, needed=needed, actual=actual
+        )
 
 
 class MalformedFile(UnreadableFile):

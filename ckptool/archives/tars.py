@@ -193,14 +193,8 @@ def _ambiguous(what: str, position: int) -> AmbiguousFile:
 
 
 def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:
-    return TruncatedFile(
-        f"truncated: a tar member ends at byte {needed:,}, the file has {actual:,}",
-        kind="truncated-tar",
-        hint="Download the file again.",
-        offset=offset,
-        needed=needed,
-        actual=actual,
-    )
+    fact = f"a tar member ends at byte {needed:,}, the file has {actual:,}"
+    return TruncatedFile.early(fact, "tar", actual, needed, offset)
 
 
 def _checksum_is_right(header: bytes) -> bool:

@@ -334,10 +334,4 @@ def _containers(values: Iterable[object]) -> list[dict[str, object] | list[objec
 
 
 def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:
-    return TruncatedFile(
-        f"truncated: {what} at byte {needed:,}, the file has {actual:,}",
-        kind="truncated-safetensors",
-        hint="Download the file again.",
-        needed=needed,
-        actual=actual,
-    )
+    return TruncatedFile.early(f"{what} at byte {needed:,}, the file has {actual:,}", "safetensors", actual, needed)

@@ -15,6 +15,7 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 
 from __future__ import annotations
 
+from bisect import bisect
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -188,16 +189,18 @@ class LegacyStream:
                 needed=len(announced),
                 actual=len(names),
             )
-        total = position + sum(8 + announced[name].nbytes for name in names)
-        if total > self._source.nbytes:
-            self._raise_truncated(announced, names, position, total)
         starts = list(accumulate((8 + announced[name].nbytes for name in names), initial=position))
+        total, nbytes = starts[-1], self._source.nbytes
+        if total > nbytes:
+            whole = f"{bisect(starts, nbytes) - 1:,} of {len(names):,} storages are whole"
+            fact = f"its storages end at byte {total:,}, the file has {nbytes:,}; {whole}"
+            raise TruncatedFile.early(fact, "legacy", nbytes, total)
         far = far_under(self._source)
         if far is not None:
             self._compare_later(*far, [announced[name] for name in names], starts)
         ahead = ReadAhead(self._source)
         for name, start in zip(names, starts, strict=False):
-            if far is None or total < self._source.nbytes:
+            if far is None or total < nbytes:
                 self._check_storage(ahead, announced[name], start)
             self._storages[name] = TypedStorage(self._ref(announced[name], start + 8), announced[name].dtype)
         return total
@@ -230,22 +233,6 @@ class LegacyStream:
 
     def _ref(self, named: StorageId, offset: int) -> StorageRef:
         return StorageRef(named.key, named.location, named.nbytes, self._source, offset)
-
-    def _raise_truncated(self, announced: dict[str, StorageId], names: list[str], position: int, total: int) -> None:
-        whole = 0
-        for name in names:
-            position += 8 + announced[name].nbytes
-            if position > self._source.nbytes:
-                break
-            whole += 1
-        raise TruncatedFile(
-            f"truncated: its storages end at byte {total:,}, the file has {self._source.nbytes:,}; "
-            f"{whole:,} of {len(names):,} storages are whole",
-            kind="truncated-legacy",
-            hint="Download the file again.",
-            needed=total,
-            actual=self._source.nbytes,
-        )
 
 
 def end_of_stream(source: Source, at: int, limits: Limits) -> int:

@@ -243,10 +243,4 @@ def _read(source: Source, offset: int, nbytes: int) -> bytes:
 
 
 def _truncated(needed: int, actual: int) -> TruncatedFile:
-    return TruncatedFile(
-        f"truncated: a member needs {needed:,} bytes and has {actual:,}",
-        kind="truncated-tar",
-        hint="Download the file again.",
-        needed=needed,
-        actual=actual,
-    )
+    return TruncatedFile.early(f"a member needs {needed:,} bytes and has {actual:,}", "tar", actual, needed)

@@ -216,14 +216,9 @@ def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
     announced = _announced_nbytes(source)
     if announced is None or announced <= source.nbytes:
         return error
-    return TruncatedFile(
-        f"truncated: its data.pkl announces {announced:,} bytes of tensors, the file has {source.nbytes:,} "
-        f"({source.nbytes / announced:.0%}) and no zip central directory",
-        kind="truncated-zip",
-        hint="Download the file again.",
-        needed=announced,
-        actual=source.nbytes,
-    )
+    share = f"the file has {source.nbytes:,} ({source.nbytes / announced:.0%}) and no zip central directory"
+    fact = f"its data.pkl announces {announced:,} bytes of tensors, {share}"
+    return TruncatedFile.early(fact, "zip", source.nbytes, announced)
 
 
 def _announced_nbytes(source: Source) -> int | None:

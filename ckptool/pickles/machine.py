@@ -357,14 +357,8 @@ class Machine(Pickle):
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos
         needed, left = end - self.pos, self.source.nbytes - begin
-        return TruncatedFile(
-            f"truncated: a pickle needs at least {needed:,} bytes at {begin:,}, the file has {left:,} left",
-            kind="truncated-pickle",
-            hint="Download the file again.",
-            offset=begin,
-            needed=needed,
-            actual=left,
-        )
+        fact = f"a pickle needs at least {needed:,} bytes at {begin:,}, the file has {left:,} left"
+        return TruncatedFile.early(fact, "pickle", left, needed, begin)
 
     def malformed(self, what: str) -> MalformedFile:
         offset = self.base + self.opcode
