@@ -97,8 +97,6 @@ class Entry(NamedTuple):
     nbytes: int
     header: int
     """Offset of the local header."""
-    fields: bytes
-    """The fields that its local header repeats in the same order, from the version needed to the length of the name."""
 
 
 def find_directory(source: Source) -> tuple[Directory, list[str]]:
@@ -114,12 +112,8 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(END_MAGIC)
     if at < 0 or len(tail) - at < END.size:
-        raise TruncatedFile(
-            f"truncated: no zip central directory in the last {len(tail):,} bytes",
-            kind="truncated-zip",
-            hint="Download the file again.",
-            actual=source.nbytes,
-        )
+        fact = f"no zip central directory in the last {len(tail):,} bytes"
+        raise TruncatedFile.early(fact, "zip", source.nbytes)
     end = tail_start + at
     _, disk, start_disk, disk_count, count, nbytes, offset, comment = END.unpack_from(tail, at)
     if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
@@ -212,9 +206,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         if extra_n or FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
-        # From the version needed to the length of the name: a usual local header has the same bytes.
-        repeated = data[name_at - 40 : name_at - 16]
-        entry = Entry(name, flags, method, crc, stored, nbytes, header, repeated)
+        entry = Entry(name, flags, method, crc, stored, nbytes, header)
         if method or disk or attributes or stored != nbytes or flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
             _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)

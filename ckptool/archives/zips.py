@@ -55,7 +55,6 @@ from ckptool.archives.zip_directory import (
     LOCAL_MAGIC,
     METHODS,
     SEVERAL,
-    UNICODE_PATH_TAG,
     Entry,
     ambiguous,
     find_directory,
@@ -71,9 +70,7 @@ from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68 + len(NUMPY)
 """Bytes of extra fields that writers use to align payloads, at most, and as many of the payload as tell an array."""
-_UNKNOWN = bytes(12)
 _UNREAD = "the local headers of {count} members were not read, which is done together with what they hold"
-_UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
 # Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
 _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
@@ -109,7 +106,6 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     records: dict[str, Record] = {}
     position = 0
     ahead = ReadAhead(source)
-    paddings: set[bytes] = set()
     entries.sort(key=attrgetter("header"))
     names = _names(entries)
     places = _places(source, entries, names, directory.offset)
@@ -119,9 +115,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if entry.header > position:
             notes.append(_note_gap(source, position, entry.header))
         record, position = (
-            (place and _read_placed(entry, name, place))
-            or _read_usual(ahead, entry, name, directory.offset, paddings)
-            or _read_member(ahead, entry, name, directory.offset)
+            _read_placed(entry, name, place) if place else _read_member(ahead, entry, name, directory.offset)
         )
         if name in records:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
@@ -186,92 +180,46 @@ def _refuse_twins(entries: list[Entry]) -> None:
             raise ambiguous(f"member {show_member(entry.name)} is there {what}", entry.header)
 
 
-def _read_usual(
-    ahead: ReadAhead, entry: Entry, decoded: str, limit: int, paddings: set[bytes]
-) -> tuple[Record, int] | None:
-    """
-    Return what ``_read_member`` would of a member as most are, in fewer steps, or None if it is not like that.
-
-    Its local header repeats the fields of its entry byte for byte, or has zeros for what the writer did not know yet;
-    its extra fields are ``paddings`` seen before, without meaning; its descriptor is the short one, in the same block.
-    """
-    name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
-    block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
-    begin = at + LOCAL.size + len(name)
-    head = block[at : at + 28]
-    repeats = flags & FLAG_DESCRIPTOR and head == LOCAL_MAGIC + fields[:10] + _UNKNOWN + fields[22:]
-    if not (repeats or head == LOCAL_MAGIC + fields) or block[begin - len(name) : begin] != name:
-        return None
-    extra_n = block[at + 28] | block[at + 29] << 8
-    extra = block[begin : begin + extra_n]
-    if (
-        block.startswith(NUMPY, begin + extra_n)
-        or begin + extra_n + min(len(NUMPY), stored_nbytes) > len(block)
-        or not stored_nbytes
-        or stored_nbytes >= FULL32
-        or nbytes >= FULL32
-    ):
-        return None
-    if extra not in paddings:
-        if _UNICODE_PATH in extra or zip64_field(extra, name, header) is not None:
-            return None
-        paddings.add(extra)
-    offset = header + LOCAL.size + len(name) + extra_n
-    end = offset + stored_nbytes
-    if flags & FLAG_DESCRIPTOR:
-        at = begin + extra_n + stored_nbytes
-        if at + 16 > len(block):
-            block, at = ahead.window(end, 16)
-        if block[at : at + 16] != DESCRIPTOR_MAGIC + fields[10:22]:
-            return None
-        end += 16
-    if end > limit:
-        return None
-    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), end
-
-
 def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:
     """Return the record of a member whose local header agrees with its entry, and the offset of the next header."""
-    name, flags, method, crc32, stored_nbytes, nbytes, header, _ = entry
+    name, flags, method, crc32, stored_nbytes, nbytes, header = entry
     block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
     if header + LOCAL.size > limit or not block.startswith(LOCAL_MAGIC, at):
         raise ambiguous(f"member {show_member(name)} has no local header where the directory says", header)
     local = LOCAL.unpack_from(block, at)
     _, _, local_flags, local_method, _, _, local_crc, local_stored, local_nbytes, name_n, extra_n = local
-    block, at = ahead.window(header, LOCAL.size + name_n + extra_n)
-    at += LOCAL.size
     offset = header + LOCAL.size + name_n + extra_n
     end = offset + stored_nbytes
     if end > limit:
-        raise TruncatedFile(
-            f"truncated: record {show_member(name)} ends at byte {end:,}, the members end at {limit:,}",
-            kind="truncated-zip",
-            hint="Download the file again.",
-            offset=offset,
-            needed=end,
-            actual=limit,
-        )
-    same_name = name_n == len(name) and block.startswith(name, at)
+        fact = f"record {show_member(name)} ends at byte {end:,}, the members end at {limit:,}"
+        raise TruncatedFile.early(fact, "zip", limit, end, offset)
+    if at + offset - header + len(NUMPY) > len(block):
+        block, at = ahead.window(header, offset - header + min(len(NUMPY), stored_nbytes))
+    at += LOCAL.size
     # Python from 3.14 on, appending to a zip, takes the mark of UTF-8 from names of ASCII, but in the directory alone.
-    unlike = (local_flags ^ flags) & ~(FLAG_UTF8 if name.isascii() else 0)
-    if not same_name or unlike or local_method != method:
+    unlike = local_flags ^ flags
+    if name_n != len(name) or not block.startswith(name, at) or local_method != method:
         raise _disagree(entry)
-    extra = block[at + name_n : at + name_n + extra_n]
-    if FULL32 in (local_stored, local_nbytes):
+    if unlike and unlike & ~(FLAG_UTF8 if name.isascii() else 0):
+        raise _disagree(entry)
+    at += name_n
+    extra = block[at : at + extra_n]
+    if local_stored == FULL32 or local_nbytes == FULL32:
         if flags & FLAG_DESCRIPTOR and zip64_field(extra, name, header) is None:
             local_nbytes, local_stored = nbytes, stored_nbytes
         else:
             local_nbytes, local_stored, _ = widen(extra, name, (local_nbytes, local_stored, 0), header)
     elif extra:
         zip64_field(extra, name, header)
-    is_array = ahead.read(offset, min(len(NUMPY), stored_nbytes)) == NUMPY
+    is_array = block.startswith(NUMPY, at + extra_n) and stored_nbytes >= len(NUMPY)
     sizes = (crc32, stored_nbytes, nbytes)
     found = (local_crc, local_stored, local_nbytes)
     next_header = end
     if flags & FLAG_DESCRIPTOR:
         # The writer did not know them yet: zeros here, the values in a descriptor after the payload.
         agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
-        next_header += _descriptor_nbytes(*ahead.window(end, min(24, limit - end)), limit - end, sizes)
+        block, at = ahead.window(end, min(24, limit - end))
+        next_header += _descriptor_nbytes(block, at, limit - end, sizes)
         agree = agree and next_header > end
     else:
         agree = found == sizes
