@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, Failure, LimitExceeded
 from ckptool.limits import Limits
-from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
+from ckptool.sources.source import BytesSource, SliceSource, Source
 
 if TYPE_CHECKING:
     from ckptool.sources.checksums import Take
@@ -124,7 +124,7 @@ class Archive(Mapping[str, Record]):
     def prefetch(self, names: Iterable[str]) -> None:
         """Say which members will be read next: of a file far away, they are asked for at once."""
         records = [record for record in map(self.records.get, names) if record is not None]
-        prefetch(self.source, [(record.offset, record.offset + record.stored_nbytes) for record in records])
+        self.source.prefetch([(record.offset, record.offset + record.stored_nbytes) for record in records])
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""
@@ -147,7 +147,7 @@ class Archive(Mapping[str, Record]):
         return str(self.open(name).read(0, record.nbytes), "utf-8", "replace").strip()
 
 
-class InflatedSource:
+class InflatedSource(Source):
     """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
 
     is_compressed = True
@@ -161,9 +161,6 @@ class InflatedSource:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         return inflate(self._source, self._record, self.limits)[offset : offset + nbytes]
-
-    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - the file holds them compressed
-        return None
 
     def close(self) -> None:
         self._source.close()

@@ -65,7 +65,7 @@ from ckptool.archives.zip_directory import (
 )
 from ckptool.errors import AmbiguousFile, Failure, LimitExceeded, MalformedFile, MissingPackage, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, far_under, prefetch
+from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, far_under
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68 + len(NUMPY)
@@ -100,7 +100,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     if directory.members > limits.entries:
         fact = f"the zip has {directory.members:,} members; {limits.entries:,} are allowed"
         raise LimitExceeded(fact, needed=directory.members, actual=limits.entries)
-    prefetch(source, [(directory.offset, directory.end)])
+    source.prefetch([(directory.offset, directory.end)])
     entries = read_entries(source, directory)
     _refuse_twins(entries)
     records: dict[str, Record] = {}
@@ -139,7 +139,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
         return repeat(None, len(entries))
     far, shift = under
     places = list(placed(entries, limit))
-    prefetch(source, header_ranges(entries, places, limit))
+    source.prefetch(header_ranges(entries, places, limit))
     left = [number for number, place in enumerate(places) if place is not None]
 
     def compare(which: int) -> None:

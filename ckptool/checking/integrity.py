@@ -22,7 +22,7 @@ from ckptool.errors import Failure, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import Take, checksum_of_range, checksums_of_file
-from ckptool.sources.source import Meter, prefetch
+from ckptool.sources.source import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -52,7 +52,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | N
         CkptoolError: The file cannot be read any more, or changed meanwhile.
     """
     for one in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
-        prefetch(one, [(0, one.nbytes)])
+        one.prefetch([(0, one.nbytes)])
     inside = _parts(checkpoint, limits, meter)
     files = {part.file for part in checkpoint.parts}
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in files)):

@@ -26,7 +26,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
 from ckptool.sources.naming import command_line, is_far, is_folder
-from ckptool.sources.source import far_under, versions_of
+from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY, identity
 
 _OTHERS: Final = ("checkpoint", "folder", "variant")
@@ -73,7 +73,7 @@ def said_by_the_reader(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def journals(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK179: a file has the journal of an edit in place beside it, or something of that name."""
-    for path, _version in versions_of(checkpoint.source):
+    for path, _version in checkpoint.source.versions():
         if os.path.lexists(journal_path(path)):
             yield note("CK179", *told(path))
 

@@ -290,13 +290,11 @@ class Checkpoint(Parsed, Closing):
     @property
     def is_folder(self) -> bool:
         """Whether it is several files of a folder, none of which stands for all of it."""
-        return getattr(self.source, "is_folder", False)
+        return self.source.is_folder
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""
-        check = getattr(self.source, "check_unchanged", None)
-        if check is not None:  # a file, or a folder: bytes and streams cannot tell
-            check()
+        self.source.check_unchanged()
 
     def announce(self, tensors: Iterable[LazyTensor]) -> None:
         """Say which tensors will be read next: of files far away, their bytes are fetched ahead."""

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from ckptool.errors import LimitExceeded, MissingPackage, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import read_into
 from ckptool.sources.source import SILENT, Meter
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
@@ -170,7 +169,7 @@ class ValueComparer:
         for position in range(0, nbytes, size or 1):
             for (source, offset, path), buffer in zip(ranges, buffers, strict=True):
                 with about(path):
-                    read_into(source, offset + position, memoryview(buffer)[: nbytes - position])
+                    source.read_into(offset + position, memoryview(buffer)[: nbytes - position])
             if buffers[0] != buffers[1]:  # behind the last bytes, both have what was the same before
                 return False
         return True

@@ -43,7 +43,7 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some
 from ckptool.names.matching import Renames, may_be_missing
-from ckptool.sources.files import Origin, filler_under
+from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
@@ -257,7 +257,7 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
         offset = storage.offset + info.storage_offset * info.dtype.itemsize
         if device != CPU:
             devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
-        elif filler_under(storage.source, offset) is not None:
+        elif not storage.source.is_compressed:
             host.read_into(storage.source, offset, memory)
         else:
             others.append(target)

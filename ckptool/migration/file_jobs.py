@@ -30,7 +30,7 @@ from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.writing import Writing
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import open_source
-from ckptool.sources.source import Meter, Progress, Source, versions_of
+from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -233,7 +233,7 @@ def _mark(plan: Planned) -> int:
 
 
 def _versions(source: Source) -> Versions:
-    return {path: list(version) for path, version in versions_of(source)}
+    return {path: list(version) for path, version in source.versions()}
 
 
 def _refuse_others(known: Mapping[str, Version], found: Mapping[str, Version]) -> None:

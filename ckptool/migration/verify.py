@@ -21,7 +21,7 @@ from ckptool.migration.changes import retagged
 from ckptool.migration.planned import Plan
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, Meter, prefetch
+from ckptool.sources.source import BytesSource, Meter
 from ckptool.tensors.payloads import CHUNK_NBYTES, Payload, StoragePayload
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor
@@ -53,7 +53,7 @@ def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> 
     """Read a file back, every byte of it."""
     source, _ = open_source(path, limits.cancellation)
     with closing(source):
-        prefetch(source, [(0, source.nbytes)])
+        source.prefetch([(0, source.nbytes)])
         ranges = list(zip(written.starts, written.ends, strict=True))
         found, rest = checksums_of_file(source, ranges, meter)
     for (start, end), one, other in zip(ranges, found, written.checksums, strict=True):

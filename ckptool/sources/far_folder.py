@@ -19,7 +19,6 @@ from ckptool.sources.remote.address import Remote, as_remote
 from ckptool.sources.remote.bucket import Bucket, StoredFile
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Tail
 from ckptool.sources.remote.source import RemoteSource
-from ckptool.sources.source import versions_of
 
 _KEPT_NBYTES: Final = 32 << 20
 
@@ -216,7 +215,7 @@ class FarFolder(FolderSource):
         for name in tuple(self._opened):
             yield f"{self.path}/{name}", self._listing.facts[self._prefix + name]
         for one in self._others:
-            yield from versions_of(one)
+            yield from one.versions()
 
     def check_unchanged(self) -> None:
         """Each answer says whether it is of the version that was listed."""

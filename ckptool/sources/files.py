@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from shlex import join, quote
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, reason_of
@@ -30,12 +30,12 @@ from ckptool.sources.paths import is_likely, is_network
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
-    FillsBuffers,
     SliceSource,
     Source,
+    SourceInFolder,
+    StepwiseSource,
     StreamSource,
     changed,
-    read_in_steps,
 )
 from ckptool.sources.versions import check_names, check_same, identity_of
 
@@ -51,23 +51,19 @@ _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-class FileSource:
+class FileSource(StepwiseSource, SourceInFolder):
     """A regular file, read with ``pread``; ``held`` is the one under ``path``, where it was opened already."""
 
-    is_compressed = False
-
     def __init__(self, path: str, cancellation: Cancellation | None = None, held: Descriptor | None = None) -> None:
+        super().__init__()
         self.cancellation = cancellation
-        self._siblings: list[FileSource] = []
         self._held = Descriptor(open_regular(path)) if held is None else held
         self.path = path
         self.nbytes = self._held.status.st_size
+        self.version = identity_of(self._held.status)[2:4]
+        """Its size and its time."""
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        if self.cancellation is not None:
-            self.cancellation.check()
-            if nbytes > STEP_NBYTES:
-                return read_in_steps(self.read, offset, nbytes)
+    def _read(self, offset: int, nbytes: int) -> bytes:
         with self._held as fd:
             try:
                 data = os.pread(fd, nbytes, offset)
@@ -81,7 +77,6 @@ class FileSource:
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from ``offset``: what ``read`` does, without new memory for each piece."""
         filled = 0
         step = buffer.nbytes if self.cancellation is None else STEP_NBYTES
         while filled < buffer.nbytes:
@@ -128,47 +123,31 @@ class FileSource:
         with self._held as fd:
             return fd
 
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
-    def open_sibling(self, name: str) -> FileSource:
-        """
-        Return a file that this one names: see ``descriptors.open_sibling``. It is part of this one, and ends with it.
-
-        Raises:
-            CkptoolError: It is missing, or not to be opened by what a file says.
-        """
-        path = os.path.join(os.path.dirname(self.path), name)
-        found = pooled(path, self.cancellation, partial(descriptors.open_sibling, self.path, self.place, name))
-        self._siblings.append(found)
+    def open_sibling(self, name: str) -> SourceInFolder:
+        found = super().open_sibling(name)
         if self._held.is_closed:
             found.close()
             raise ValueError(CLOSED)
         return found
+
+    def _open_beside(self, name: str) -> FileSource:
+        path = os.path.join(os.path.dirname(self.path), name)
+        return pooled(path, self.cancellation, partial(descriptors.open_sibling, self.path, self.place, name))
 
     @property
     def place(self) -> tuple[int, int]:
         """The device and the inode that it has, which no two files have in common."""
         return self._held.place
 
-    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the path of the file, and of those beside it that belong to it, each with its size and its time."""
-        yield self.path, identity_of(self._held.status)[2:4]
-        for one in self._siblings:
-            yield from one.versions()
-
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
         with self._held as fd:
             check_same(self.path, self._held.status, status_of(fd))
-        for one in self._siblings:
-            one.check_unchanged()
+        super().check_unchanged()
         check_names(self._siblings)
 
     def close(self) -> None:
         self._held.close()
-        for one in self._siblings:
-            one.close()
+        super().close()
 
 
 def pooled(path: str, cancellation: Cancellation | None, opening: Callable[[], int]) -> FileSource:
@@ -341,40 +320,6 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     while isinstance(source, SliceSource):
         source = source.whole
     return (source, position) if isinstance(source, FileSource) and position is not None else None
-
-
-class _Copying:
-    """Fills buffers from a source that only returns bytes, a little at a time."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        for start in range(0, buffer.nbytes, STEP_NBYTES):
-            count = min(STEP_NBYTES, buffer.nbytes - start)
-            buffer[start : start + count] = self._source.read(offset + start, count)
-
-
-def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
-    """
-    Return what fills buffers with the bytes of a source, a file where it is one, and where in it ``offset`` lies.
-
-    None for what inflates its whole content at each read.
-    """
-    under = file_under(source, offset) if hasattr(os, "preadv") else None
-    if under is not None or source.is_compressed:
-        return under
-    own = hasattr(source, "read_into") and not isinstance(source, FileSource)
-    return cast("FillsBuffers", source) if own else _Copying(source), offset
-
-
-def read_into(source: Source, offset: int, buffer: memoryview) -> None:
-    """Fill a buffer with the bytes of a source from ``offset``, without a copy where it can."""
-    under = filler_under(source, offset)
-    if under is None:
-        buffer[:] = source.read(offset, buffer.nbytes)
-    else:
-        under[0].read_into(under[1], buffer)
 
 
 def packaged(path: str | os.PathLike[str]) -> str:

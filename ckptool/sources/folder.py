@@ -28,18 +28,17 @@ from ckptool.sources.descriptors import (
     unavailable,
 )
 from ckptool.sources.files import FileSource, not_permitted, pooled
-from ckptool.sources.source import CLOSED, Source, versions_of
+from ckptool.sources.source import CLOSED, Source
 from ckptool.sources.versions import AGAIN, check_names
 
 
-class FolderSource:
+class FolderSource(Source):
     """
     An open directory. It has no bytes of its own (``nbytes`` is 0); its files end with it.
 
     ``files`` and ``folders`` are the names in it, sorted, as they were when it was opened.
     """
 
-    is_compressed = False
     is_folder = True
     nbytes = 0
     _is_closed = True
@@ -180,25 +179,17 @@ class FolderSource:
         yield from tuple(self._opened.items())
 
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the paths of the files that were opened so far, each with what tells its version."""
         for one in (*self._opened.values(), *self._others):
-            yield from versions_of(one)
+            yield from one.versions()
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""
         self._check_open()
         return b""
 
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
-        """No offset of a folder is one of a file."""
-        return
-
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if one of its files was written to since it was opened."""
         for one in (*self._opened.values(), *self._others):
-            check = getattr(one, "check_unchanged", None)
-            if check is not None:  # a file, or a folder
-                check()
+            one.check_unchanged()
         check_names(self._opened.values())
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """
-Sources of bytes: the protocol, and those that need no file system.
+Sources of bytes: what all have in common, and those that need no file system.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed meanwhile, because every caller has compared its claim with ``nbytes`` first.
@@ -14,99 +14,127 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
 
+if TYPE_CHECKING:
+    from ckptool.sources.remote.source import RemoteSource
+
+FarSource: TypeAlias = "RemoteSource"
+"""A source of which each read may take a while, and many at once take no longer."""
 CLOSED = "the checkpoint is closed"
 
 Compare: TypeAlias = "Callable[[int], None]"
 
 
-class Source(Protocol):
-    """``nbytes`` bytes that can be read at any position."""
+class Source:
+    """
+    ``nbytes`` bytes that can be read at any position.
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
+    Most sources are near and plain: no file holds their bytes as they are, and there is nothing to release.
+    """
 
-    @property
-    def cancellation(self) -> Cancellation | None:
-        """What stops reads, and what they are made for; None if nothing does."""
-        ...
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether each read inflates the whole content anew: who reads it more than once keeps it in memory."""
-        ...
+    __slots__ = ()
+    nbytes: int
+    """Size in bytes."""
+    cancellation: Cancellation | None = None
+    """What stops reads, and what they are made for; None if nothing does."""
+    is_compressed = False
+    """Whether each read inflates the whole content anew: who reads it more than once keeps it in memory."""
+    is_folder = False
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
-        ...
+        raise NotImplementedError
 
-    def file_offset(self, offset: int) -> int | None:
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes from ``offset``: what ``read`` does, without new memory for each piece."""
+        step = buffer.nbytes if self.is_compressed else STEP_NBYTES
+        for start in range(0, buffer.nbytes, step or 1):
+            count = min(step, buffer.nbytes - start)
+            buffer[start : start + count] = self.read(offset + start, count)
+
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - of most, no file has the bytes
         """Return the offset in the file itself; None where the file does not hold these bytes as they are."""
-        ...
+        return None
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what will be read next, in the order of the file; only where it is far away that makes a difference."""
+
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        """Yield the path of each file that was opened so far, and what another version of it would have different."""
+        return iter(())
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if a file was written to since it was opened, as far as that can be told."""
 
     def close(self) -> None:
         """Release what the source holds. Reading afterwards is an error."""
-        ...
 
 
-class FillsBuffers(Protocol):
-    """A source that reads into memory that is there already."""
+class StepwiseSource(Source):
+    """A source whose reads can be cancelled: long ones are made in steps."""
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer with the bytes from ``offset``."""
-        ...
+    def read(self, offset: int, nbytes: int) -> bytes:
+        if self.cancellation is not None:
+            self.cancellation.check()
+            if nbytes > STEP_NBYTES:
+                starts = range(0, nbytes, STEP_NBYTES)
+                return b"".join(self.read(offset + start, min(STEP_NBYTES, nbytes - start)) for start in starts)
+        return self._read(offset, nbytes)
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        raise NotImplementedError
 
 
-def versions_of(source: Source) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield the path of each file that was opened so far, and what another version of it would have different."""
-    versions = getattr(source, "versions", None)
-    yield from () if versions is None else versions()
+class SourceInFolder(Source):
+    """A file that can open what lies beside it, which is part of it then, and ends with it."""
 
+    path: str
+    """What to call it."""
+    version: tuple[object, ...] = ()
+    """What another version of it would have different; empty where nothing is known of that."""
 
-class SourceInFolder(Source, Protocol):
-    """A source that can open what lies beside it, which ends with it."""
-
-    @property
-    def path(self) -> str:
-        """What to call it."""
-        ...
+    def __init__(self) -> None:
+        self._siblings: list[SourceInFolder] = []
 
     @property
     def place(self) -> tuple[int, int]:
         """What no two files have in common."""
-        ...
+        raise NotImplementedError
 
     def open_sibling(self, name: str) -> SourceInFolder:
-        """Return a file that this one names."""
-        ...
+        """
+        Return a file that this one names.
 
+        Raises:
+            CkptoolError: It is missing, or not to be opened by what a file says.
+        """
+        found = self._open_beside(name)
+        self._siblings.append(found)
+        return found
 
-class FarSource(Source, Protocol):
-    """A source of which each read may take a while, and many at once take no longer."""
+    def _open_beside(self, name: str) -> SourceInFolder:
+        raise NotImplementedError
 
-    @property
-    def unchecked(self) -> Source:
-        """The same bytes, of which nothing is compared with anything."""
-        ...
+    def file_offset(self, offset: int) -> int | None:
+        return offset
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch what will be read next, in the order of the file, instead of what was announced before."""
-        ...
+    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        yield self.path, self.version
+        for one in self._siblings:
+            yield from one.versions()
 
-    def compare_later(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
-        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
-        ...
+    def check_unchanged(self) -> None:
+        for one in self._siblings:
+            one.check_unchanged()
 
-    def notes(self) -> Iterator[str]:
-        """Yield what was left unread of the index, and was not compared since."""
-        ...
+    def close(self) -> None:
+        for one in self._siblings:
+            one.close()
 
 
 def far_under(source: Source) -> tuple[FarSource, int] | None:
@@ -115,21 +143,11 @@ def far_under(source: Source) -> tuple[FarSource, int] | None:
     while isinstance(source, SliceSource):
         start += source.start
         source = source.whole
-    return (cast("FarSource", source), start) if hasattr(source, "prefetch") else None
+    return (cast("FarSource", source), start) if hasattr(source, "compare_later") else None
 
 
-def prefetch(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
-    """Say what will be read next of a source; only for one that is far away it makes a difference."""
-    under = far_under(source)
-    if under is not None:
-        far, shift = under
-        far.prefetch([(start + shift, stop + shift) for start, stop in ranges])
-
-
-class StreamSource:
+class StreamSource(StepwiseSource):
     """A file object that can seek. Reads take turns, and leave its position where they ended."""
-
-    is_compressed = False
 
     def __init__(self, stream: BinaryIO, cancellation: Cancellation | None = None, *, owned: bool = False) -> None:
         self.cancellation = cancellation
@@ -139,13 +157,9 @@ class StreamSource:
         self._lock = threading.Lock()
         self.nbytes = stream.seek(0, io.SEEK_END)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def _read(self, offset: int, nbytes: int) -> bytes:
         if self._closed:
             raise ValueError(CLOSED)
-        if self.cancellation is not None:
-            self.cancellation.check()
-            if nbytes > STEP_NBYTES:
-                return read_in_steps(self.read, offset, nbytes)
         with self._lock:
             self._stream.seek(offset)
             chunks: list[bytes] = []
@@ -167,24 +181,8 @@ class StreamSource:
             self._stream.close()
 
 
-class NotInFile:
-    """A source whose bytes no file holds as they are, made of others that close themselves."""
-
-    __slots__ = ()
-    is_compressed = False
-
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
-        """Return None: no file holds these bytes as they are."""
-        return
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
-
-
-class BytesSource:
+class BytesSource(StepwiseSource):
     """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
-
-    is_compressed = False
 
     def __init__(
         self,
@@ -202,13 +200,9 @@ class BytesSource:
         self._closed = False
         self.nbytes = self._data.nbytes
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def _read(self, offset: int, nbytes: int) -> bytes:
         if self._closed:
             raise ValueError(CLOSED)
-        if self.cancellation is not None:
-            self.cancellation.check()
-            if nbytes > STEP_NBYTES:
-                return read_in_steps(self.read, offset, nbytes)
         return bytes(self._data[offset : offset + nbytes])
 
     def file_offset(self, offset: int) -> int | None:
@@ -220,7 +214,7 @@ class BytesSource:
         self._data.release()
 
 
-class SliceSource:
+class SliceSource(Source):
     """``nbytes`` bytes of another source, from ``start``."""
 
     def __init__(self, whole: Source, start: int, nbytes: int) -> None:
@@ -233,17 +227,17 @@ class SliceSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         return self.whole.read(self.start + offset, nbytes)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.whole.read_into(self.start + offset, buffer)
+
     def file_offset(self, offset: int) -> int | None:
         return self.whole.file_offset(self.start + offset)
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.whole.prefetch((start + self.start, stop + self.start) for start, stop in ranges)
+
     def close(self) -> None:
         self.whole.close()
-
-
-def read_in_steps(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:
-    """Return what one long read would, from reads that can each be cancelled."""
-    starts = range(0, nbytes, STEP_NBYTES)
-    return b"".join(read(offset + start, min(STEP_NBYTES, nbytes - start)) for start in starts)
 
 
 def changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:

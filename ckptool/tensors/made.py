@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptool.errors import OutputFailed
-from ckptool.sources.source import NotInFile
+from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
-class MadeSource(NotInFile):
+class MadeSource(Source):
     """``nbytes`` bytes that pieces are made of, one after the other, each time that it is read from its begin."""
-
-    cancellation = None  # what they are made of is read with that of its own source
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.nbytes = nbytes

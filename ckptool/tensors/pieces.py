@@ -22,7 +22,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource, file_under
-from ckptool.sources.source import NotInFile
+from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import Box as Box
 from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, part_of
@@ -192,7 +192,7 @@ class Extent(NamedTuple):
             _compare(found, self.crc32, self.what)
 
 
-class PiecesSource(NotInFile):
+class PiecesSource(Source):
     """
     The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
 

@@ -7,7 +7,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptool.errors import UnsupportedFeature
-from ckptool.sources.source import BytesSource, NotInFile, Source
+from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType, spelled
 from ckptool.tensors.reading import LazyTensor
@@ -28,10 +28,8 @@ _SPARSE: Final = {
 _CLASSES: Final = ("Tensor", "Parameter", "Buffer")
 
 
-class StorageSource(NotInFile):
+class StorageSource(Source):
     """The bytes of a storage of torch, on whichever device it is."""
-
-    cancellation = None
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.payloads import Payload
 
 
@@ -21,11 +21,8 @@ class Asked(BytesSource):
         return super().read(offset, nbytes)
 
 
-class Holed:
+class Holed(Source):
     """Some bytes, a hole of zeros, and some bytes more."""
-
-    cancellation = None
-    is_compressed = False
 
     def __init__(self, head: bytes, hole: int, tail: bytes) -> None:
         self._head, self._tail = head, tail
@@ -38,12 +35,6 @@ class Holed:
         head = self._head[offset : offset + nbytes]
         tail = self._tail[max(0, offset - begin) : max(0, offset + nbytes - begin)]
         return head + bytes(nbytes - len(head) - len(tail)) + tail
-
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
-    def close(self) -> None:
-        pass
 
 
 class BytesPayload(Payload):

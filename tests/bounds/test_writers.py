@@ -12,32 +12,26 @@ from ckptool.archives.zip_directory import FULL32
 from ckptool.archives.zips import read_zip
 from ckptool.migration import zip_writer
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
+from ckptool.sources.source import Source
 from tests.each import each
 
 # Zips round 4 GiB, of which only the frame is written
 
 
-class Frame:
+class Frame(Source):
     """A source, of which the parts of a file were written: payloads are holes of zeros in it."""
 
-    cancellation = None
-    is_compressed = False
-
     def __init__(self) -> None:
-        self.position = 0
+        self.nbytes = 0
         self.parts: list[tuple[int, bytes]] = []
         self.payloads: list[tuple[int, int]] = []
 
     def take(self, part: Any) -> None:
         if isinstance(part, bytes):
-            self.parts.append((self.position, part))
+            self.parts.append((self.nbytes, part))
         else:
-            self.payloads.append((self.position, part.nbytes))
-        self.position += len(part) if isinstance(part, bytes) else part.nbytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.position
+            self.payloads.append((self.nbytes, part.nbytes))
+        self.nbytes += len(part) if isinstance(part, bytes) else part.nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
         found = bytearray(nbytes)
@@ -46,12 +40,6 @@ class Frame:
             if low < high:
                 found[low - offset : high - offset] = data[low - begin : high - begin]
         return bytes(found)
-
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
-    def close(self) -> None:
-        pass
 
 
 def written(root: str, *sizes: int) -> Frame:
@@ -109,6 +97,3 @@ def test_a_directory_may_begin_round_4_gib(start: int) -> None:
 def end_record(frame: Frame) -> tuple[int, ...]:
     data = frame.read(frame.nbytes - 22, 22)
     return tuple(int.from_bytes(data[at : at + size], "little") for at, size in ((8, 2), (10, 2), (12, 4), (16, 4)))
-
-
-# Checksums

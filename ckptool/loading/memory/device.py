@@ -17,7 +17,6 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import PIECE, Memory, Progress, Range, buffer_of
-from ckptool.sources.files import read_into
 from ckptool.sources.source import Source
 from ckptool.torch_ops.accelerators import Accelerator, accelerator
 
@@ -108,7 +107,7 @@ def _read(group: list[Range], buffer: torch.Tensor) -> None:
     memory = buffer_of(buffer)
     position = 0
     for source, offset, target in group:
-        read_into(source, offset, memory[position : position + target.numel()])
+        source.read_into(offset, memory[position : position + target.numel()])
         position += target.numel()
 
 

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.sources.files import FileSource, file_under, filler_under
+from ckptool.sources.files import file_under
 from ckptool.sources.source import Source
 
 Mmap: TypeAlias = bool | Literal["auto"]
@@ -119,7 +119,7 @@ class HostMemory(Memory):
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
-        if filler_under(source, offset) is None:
+        if source.is_compressed:
             return torch.frombuffer(bytearray(source.read(offset, nbytes)), dtype=torch.uint8)
         memory = allocate(nbytes)
         self.read_into(source, offset, memory)
@@ -144,15 +144,12 @@ class HostMemory(Memory):
 
 def _read(one: Range) -> int:
     buffer = buffer_of(one.memory)
-    under = filler_under(one.source, one.offset)
-    assert under is not None  # take() and load_into() saw it
-    source, offset = under
-    step = _STEP if isinstance(source, FileSource) else PIECE  # of a tensor in pieces, little each
+    step = PIECE if file_under(one.source, one.offset) is None else _STEP  # of a tensor in pieces, little each
     for start in range(0, len(buffer), step):
         part = buffer[start : start + step]
         if len(part) == step:
             _populate(one.memory.data_ptr() + start, step)
-        source.read_into(offset + start, part)
+        one.source.read_into(one.offset + start, part)
     return one.memory.nbytes
 
 

@@ -25,7 +25,7 @@ from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, mode_there, parts, real_path, refuse_full, sync_folder, take_after
 from ckptool.sources.naming import is_far
-from ckptool.sources.source import Source, versions_of
+from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
     from ckptool.migration.output.far import FarFolder, FarObject, FarOutput
@@ -73,7 +73,7 @@ def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, 
 def mode_of(source: Source) -> int:
     """Return the mode of files made of a source: nobody may do with them what he may not do with each of its files."""
     mode = 0o666
-    for path, _ in versions_of(source):
+    for path, _ in source.versions():
         with suppress(OSError, ValueError):  # far away
             mode &= os.stat(path).st_mode
     return mode | stat.S_IRUSR  # to be read back

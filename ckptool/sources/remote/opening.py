@@ -37,8 +37,6 @@ _END: Final = Struct("<4s8x2L2x")
 class CopiedSource(Beside):
     """A copy of a file: of a small one in memory, on the disk of one that its server gives only as a whole."""
 
-    is_compressed = False
-
     def __init__(
         self,
         held: Source,
@@ -56,12 +54,9 @@ class CopiedSource(Beside):
     def read(self, offset: int, nbytes: int) -> bytes:
         return self._held.read(offset, nbytes)
 
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
     def close(self) -> None:
         self._held.close()
-        self.close_siblings()
+        super().close()
 
 
 def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple[SourceInFolder, str]:

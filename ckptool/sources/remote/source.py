@@ -18,49 +18,30 @@ from typing import Final
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.sources.descriptors import components
 from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range, Tail, Transport
-from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder, versions_of
+from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
 
 
-class Beside:
-    """The face of a source that can open what lies in its folder; what was opened ends with the source."""
-
-    version: tuple[object, ...] = ()
-    """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
+class Beside(SourceInFolder):
+    """A file far away. What was opened beside it ends with it, and so do the threads that fetch them."""
 
     def __init__(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None) -> None:
         """``open_named`` opens a name in the folder of ``path``; ``fetchers`` end with this one."""
+        super().__init__()
         self.path = path
         self._open_named = open_named
-        self._siblings: list[SourceInFolder] = []
         self._fetchers = fetchers
 
-    def open_sibling(self, name: str) -> SourceInFolder:
-        """
-        Return a file that this one names.
-
-        Raises:
-            CkptoolError: It is missing, or its name could lead out of the folder.
-        """
+    def _open_beside(self, name: str) -> SourceInFolder:
         components(name)
-        found = self._open_named(name)
-        self._siblings.append(found)
-        return found
+        return self._open_named(name)
 
     @property
     def place(self) -> tuple[int, int]:
         """What no two open files have in common. Whether two names lead to one is not known far away."""
         return id(self), 0
 
-    def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the address of the file, and of those that were opened beside it, with what servers say of them."""
-        yield self.path, self.version
-        for one in self._siblings:
-            yield from versions_of(one)
-
-    def close_siblings(self) -> None:
-        """Close what was opened beside it, and end the threads."""
-        for one in self._siblings:
-            one.close()
+    def close(self) -> None:
+        super().close()
         if self._fetchers is not None:
             self._fetchers.close()
 
@@ -72,8 +53,6 @@ _SLACK: Final = 512
 
 class RemoteSource(Beside):
     """A file that a transport fetches ranges of, all of one version."""
-
-    is_compressed = False
 
     def __init__(
         self,
@@ -110,7 +89,6 @@ class RemoteSource(Beside):
         return b"".join(self.views(offset, nbytes))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from ``offset``."""
         self._begin(offset, buffer.nbytes)
         filled = 0
         for view in self.views(offset, buffer.nbytes):
@@ -128,7 +106,6 @@ class RemoteSource(Beside):
             offset = part.stop
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch what will be read next, in the order of the file, while other things are done."""
         self._parts.announce((max(0, start - _SLACK), min(self.nbytes, stop + _SLACK)) for start, stop in ranges)
 
     def compare_later(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
@@ -141,19 +118,15 @@ class RemoteSource(Beside):
             if left.undone:
                 yield left.what.format(count=f"{len(left.undone):,}")
 
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if another version is there, where each answer does not tell that itself."""
         check = getattr(self._transport, "check_unchanged", None)
-        if check is not None:
+        if check is not None:  # else each answer tells
             check()
 
     def close(self) -> None:
         self._transport.close()
         self._parts.close()
-        self.close_siblings()
+        super().close()
 
     def _wait(self, part: Part) -> Data:
         try:
@@ -196,10 +169,8 @@ class _Left:
                 self.undone.discard(number)
 
 
-class _Unchecked:
+class _Unchecked(Source):
     """What comparisons themselves read."""
-
-    is_compressed = False
 
     def __init__(self, source: RemoteSource) -> None:
         self._source = source
@@ -211,6 +182,3 @@ class _Unchecked:
 
     def file_offset(self, offset: int) -> int | None:
         return offset
-
-    def close(self) -> None:
-        """It ends with the source."""

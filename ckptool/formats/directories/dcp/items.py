@@ -34,7 +34,7 @@ from ckptool.limits import Limits
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.source import BytesSource, NotInFile, ReadAhead, SliceSource, Source, read_in_steps
+from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, StepwiseSource
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -238,7 +238,7 @@ def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> b
     return data
 
 
-class _UndoneSource(NotInFile):
+class _UndoneSource(StepwiseSource):
     """The bytes of an item as they were before it was changed. They are in memory only while they are read."""
 
     def __init__(self, content: Callable[[], bytes], cancellation: Cancellation | None) -> None:
@@ -246,9 +246,7 @@ class _UndoneSource(NotInFile):
         self.cancellation = cancellation
         self.nbytes = len(content())
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        if self.cancellation is not None and nbytes > 1 << 22:
-            return read_in_steps(self.read, offset, nbytes)
+    def _read(self, offset: int, nbytes: int) -> bytes:
         return self._content()[offset : offset + nbytes]
 
 

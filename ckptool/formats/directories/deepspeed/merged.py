@@ -36,7 +36,7 @@ from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.source import NotInFile
+from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, packed
@@ -399,7 +399,7 @@ def widened(info: TensorInfo) -> TensorInfo:
     return TensorInfo(dtypes.BY_NAME["float32"], info.shape, row_major(info.shape), 0, storage, info.location)
 
 
-class _WideningSource(NotInFile):
+class _WideningSource(Source):
     def __init__(self, info: TensorInfo) -> None:
         assert info.storage is not None and info.dtype.name in NARROW  # noqa: PT018 - the caller saw it
         self._dtype = info.dtype.name
