@@ -109,7 +109,7 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
     remote = as_remote(address)
     bucket = Bucket(remote)
     facts: dict[str, tuple[str | None, int]] = {}
-    try:
+    with bucket.explaining():
         chunks = iter(bucket.library.list(bucket.store, bucket.key or None))
         while (chunk := in_time(lambda: next(chunks, None), cancellation)) is not None:
             facts.update((one["path"], (one["e_tag"], one["size"])) for one in chunk)
@@ -118,8 +118,6 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
                 raise LimitExceeded(
                     f"a folder of more than {FOLDER_OBJECTS:,} objects", hint=hint, actual=FOLDER_OBJECTS
                 )
-    except Exception as error:
-        raise bucket.explained(error) from error
     if not facts:
         raise FileUnavailable("no object has a name that begins so", kind="missing", hint="Check the address.")
     return FarFolder(remote, Listing(bucket, sorted(facts), facts, Beginnings()), cancellation)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -53,22 +55,26 @@ class Bucket:
         if known is not None:
             known[place] = self.store
 
-    def find(self) -> tuple[str | None, int] | None:
+    def find(self, key: str | None = None) -> tuple[str | None, int] | None:
         """
-        Return the tag and the size of the object that the address names; None if there is none.
+        Return the tag and the size of an object, of the one that the address names if none is; None if there is none.
 
         Raises:
             CkptoolError: The store cannot be asked.
         """
-        if not self.key or self.key.endswith("/"):
-            return None
+        key = self.key if key is None else key
+        with self.explaining(), suppress(self.library.exceptions.NotFoundError, FileNotFoundError):
+            meta = self.library.head(self.store, key) if key and not key.endswith("/") else None
+            return meta and (meta["e_tag"], meta["size"])
+        return None
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise errors of ours for those of the library."""
         try:
-            meta = self.library.head(self.store, self.key)
-        except (self.library.exceptions.NotFoundError, FileNotFoundError):
-            return None
+            yield
         except Exception as error:
             raise self.explained(error) from error
-        return meta["e_tag"], meta["size"]
 
     def explained(self, error: Exception) -> CkptoolError:
         """Return the error for one of the library's, by its class and the words that are known to be in it."""
@@ -220,19 +226,15 @@ class StoredFile:
         """The library keeps no file open."""
 
     def _tail_by_size(self, nbytes: int) -> Tail:
-        try:
+        with self._bucket.explaining():
             meta = in_time(lambda: self._bucket.library.head(self._bucket.store, self._key), self._cancellation)
-        except Exception as error:
-            raise self._bucket.explained(error) from error
         self._tag, self._nbytes = meta["e_tag"], meta["size"]
         start = max(0, self._nbytes - nbytes)
         return Tail(self.fetch(start, self._nbytes) if self._nbytes else b"", self._nbytes)
 
     def _get(self, options: dict[str, Any]) -> memoryview:
-        try:
+        with self._bucket.explaining():
             data, meta = in_time(lambda: self._answer(options), self._cancellation)
-        except Exception as error:
-            raise self._bucket.explained(error) from error
         if not self._nbytes:
             self._tag, self._nbytes = meta["e_tag"], meta["size"]
             tag, nbytes = self._listed or (self._tag, self._nbytes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from ckptool.errors import CkptoolError, OutputExists, OutputFailed
@@ -56,24 +56,13 @@ class Stored:
 
     def has(self, key: str) -> bool:
         """Say whether there is an object under a name."""
-        try:
-            self._bucket.library.head(self._bucket.store, key)
-        except Exception as error:
-            found = self._bucket.explained(error)
-            if found.kind == "missing":
-                return False
-            raise self.failed(error) from error
-        return True
+        with self.failing():
+            return self._bucket.find(key) is not None
 
     def is_empty(self, prefix: str) -> bool:
         """Say whether no object has a name that begins so; ``prefix`` ends with a slash."""
-        try:
-            return not any(True for _ in self._listed(prefix))
-        except Exception as error:
-            raise self.failed(error) from error
-
-    def _listed(self, prefix: str) -> Iterator[Any]:
-        yield from (one for chunk in self._bucket.library.list(self._bucket.store, prefix) for one in chunk)
+        with self.failing():
+            return not any(map(len, self._bucket.library.list(self._bucket.store, prefix)))
 
     def copy(self, source: str, key: str, *, force: bool) -> None:
         """
@@ -84,12 +73,11 @@ class Stored:
             OutputFailed: The store refused.
         """
         known = self._bucket.library.exceptions
-        try:
-            self._bucket.library.copy(self._bucket.store, source, key, overwrite=force)
-        except (known.AlreadyExistsError, known.PreconditionError) as error:
-            raise exists(self.address_of(key).shown) from error
-        except Exception as error:
-            raise self.failed(error) from error
+        with self.failing():
+            try:
+                self._bucket.library.copy(self._bucket.store, source, key, overwrite=force)
+            except (known.AlreadyExistsError, known.PreconditionError) as error:
+                raise exists(self.address_of(key).shown) from error
 
     def delete(self, *keys: str) -> None:
         """
@@ -98,18 +86,20 @@ class Stored:
         Raises:
             OutputFailed: The store refused.
         """
-        try:
+        with self.failing():
             self._bucket.library.delete(self._bucket.store, list(keys))
-        except Exception as error:
-            raise self.failed(error) from error
 
-    def failed(self, error: Exception) -> OutputFailed:
-        """Return what to raise for an error of the library."""
-        if isinstance(error, OutputFailed):
-            return error
-        found = self._bucket.explained(error)
-        what = "no such bucket (404)" if found.kind == "missing" else found.message
-        return OutputFailed(f"cannot be written: {what}", kind=found.kind, path=self.address.shown, hint=found.hint)
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Raise OutputFailed for errors of the library."""
+        try:
+            yield
+        except OutputFailed:
+            raise
+        except Exception as error:
+            found = self._bucket.explained(error)
+            what, shown = "no such bucket (404)" if found.kind == "missing" else found.message, self.address.shown
+            raise OutputFailed(f"cannot be written: {what}", kind=found.kind, path=shown, hint=found.hint) from error
 
 
 class Upload:
@@ -130,12 +120,10 @@ class Upload:
         Raises:
             OutputFailed: The store does not take them.
         """
-        try:
+        with self._stored.failing():
             if self._writer is None:
                 self._writer = self._stored.writer(self._key, self._nbytes)
             self._writer.write(bytes(data))  # it keeps what it is given, and a view may get other bytes
-        except Exception as error:
-            raise self._stored.failed(error) from error
 
     def end(self) -> None:
         """
@@ -145,10 +133,8 @@ class Upload:
             OutputFailed: The store does not have all of its parts.
         """
         self.write(b"")  # there may be no bytes
-        try:
+        with self._stored.failing():
             self._writer.close()
-        except Exception as error:
-            raise self._stored.failed(error) from error
         self.is_there = True
 
     def give_up(self) -> None:
