@@ -122,19 +122,13 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
 
 def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
     """Raise the error of the first tensor whose pieces are not all there, before any is read."""
-    stored = [(one, one.info.storage.source) for one in tensors if one.info.storage is not None]
-    if all(fault_of(source) is None for source in {id(source): source for _, source in stored}.values()):
-        return
-    broken = [one for one, source in stored if fault_of(source) is not None]
-    storage = broken[0].info.storage
-    error = fault_of(storage.source) if storage is not None else None
-    assert error is not None  # it is among them for that
-    if len(broken) > 1:
-        names = some([one.name for one in broken])
-        error = type(error)(
-            f"{len(broken):,} tensors are not whole: {names}; {error.message}", kind=error.kind, hint=error.hint
-        )
-    raise error
+    faults = [(one.name, fault_of(one.info.storage.source)) for one in tensors if one.info.storage is not None]
+    broken = [(name, error) for name, error in faults if error is not None]
+    for _, error in broken:
+        if len(broken) == 1:
+            raise error
+        fact = f"{len(broken):,} tensors are not whole: {some([name for name, _ in broken])}; {error.message}"
+        raise type(error)(fact, kind=error.kind, hint=error.hint)
 
 
 def holds_storage(rebuilder: Rebuilder | None, root: Inert) -> bool:

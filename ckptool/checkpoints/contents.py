@@ -90,19 +90,15 @@ class ModelGraph(Protocol):
 
     def is_module(self, node: Inert) -> bool:
         """Say whether a node is a whole model."""
-        ...
 
     def class_name(self, node: Inert) -> str:
         """Return the full name of a model's class."""
-        ...
 
     def walk(self, node: Inert, limits: Limits) -> modules.StateDictWalk:
         """Return what the model's state_dict() would hold."""
-        ...
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
         """Return what any node inside a model holds, by the names that the model's own code would use."""
-        ...
 
 
 def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None = None) -> Contents:
@@ -123,7 +119,7 @@ class _Collector:
         self._graph = graph
         self._tensor = rebuilder.tensor
         self._limits = limits
-        self._contents = Contents(bound_method=modules.is_bound_method(root))
+        self._contents = Contents(bound_method=modules.unbound(root) is not root)
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""

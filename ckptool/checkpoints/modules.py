@@ -5,15 +5,17 @@ The rule is Module.state_dict's own: parameters, then persistent buffers, then c
 dict; entries that are None are skipped; what is reached by several names has every one of them. Plain attributes and
 non-persistent buffers are not in a state_dict, and not here.
 
-What modules add in code is in no file, but what torch's own quantised modules add follows from what they pickle, see
-``quantized_modules``. Of all others the walk names the modules that are known to save something else (``unlisted``),
+What modules add in code is in no file, but what torch's own quantised modules add follows from what they pickle. Of
+all others the walk names the modules that are known to save something else (``unlisted``),
 those with state-dict hooks, and the classes that may override anything.
 
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
@@ -118,11 +120,6 @@ class PickledModules:
         return [("_orig_mod", compiled)] if compiled is not None else nodes.children(node)
 
 
-def is_bound_method(node: Inert) -> bool:
-    """Say whether a node is ``model.state_dict`` saved without its parentheses."""
-    return isinstance(node, Call) and unbound(node) is not node
-
-
 def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     """Return the names, in order, that the ``state_dict()`` of a pickled module would have."""
     walk = StateDictWalk()
@@ -186,9 +183,7 @@ def _is_quantized(class_name: str) -> bool:
 
 def _add_in_code(walk: StateDictWalk, class_name: str, module: Call, prefix: str) -> None:
     """Add the entries that a quantised module adds in code, or note that they are not known."""
-    from ckptool.checkpoints.quantized_modules import added_entries
-
-    added = added_entries(class_name, module)
+    added = _added_entries(class_name, module)
     if added is None:
         walk.unlisted.append((prefix[:-1], class_name))
     else:
@@ -230,11 +225,8 @@ def body_of(node: Inert) -> Body | None:
     attributes, name = attributes_of(node), nodes.class_name(node)
     if attributes is None:
         return None
-    if isinstance(node.state, tuple) and _is_quantized(name):
-        from ckptool.checkpoints.quantized_modules import is_conv
-
-        if is_conv(name):
-            return Body(name, [], [], [], frozenset(), [])
+    if isinstance(node.state, tuple) and _is_quantized(name) and _fields(name) is _CONV:
+        return Body(name, [], [], [], frozenset(), [])  # a tuple, which has none of what others are known by
     parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
     buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
     children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
@@ -312,11 +304,8 @@ def version_of(class_name: str) -> int:
     """
     if not is_version_known(class_name):
         return 1
-    if _is_quantized(class_name):
-        from ckptool.checkpoints.quantized_modules import version_of as quantized_version
-
-        if version := quantized_version(class_name):
-            return version
+    if _is_quantized(class_name) and (version := _quantized_version(class_name)):
+        return version
     return 2 if _OF_VERSION_2.fullmatch(class_name.rpartition(".")[2]) else 1
 
 
@@ -348,3 +337,105 @@ def _is_fact(value: Inert) -> bool:
     if isinstance(value, str):
         return len(value) <= _LONGEST_FACT
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+# What torch's quantised modules add to their state_dict() in code.
+#
+# They keep their weights packed, in objects of C++ that pickle as what was packed, and numbers as plain attributes.
+# ``_save_to_state_dict`` unpacks the one and makes tensors of the other; so does this, with nodes instead of values.
+#
+# See torch/ao/nn/quantized: modules/linear.py, conv.py, embedding_ops.py, functional_modules.py,
+# dynamic/modules/rnn.py, reference/modules/utils.py. Before PyTorch 1.13 the package was torch/nn/quantized.
+
+_ABSENT: Final = Global("", "")
+"""What is not as its class pickles it today."""
+
+
+def _added_entries(class_name: str, module: Call) -> Pairs | None:
+    """
+    Return the entries that a quantised module adds to its ``state_dict()`` in code, in order.
+
+    None if they are not known: it pickled something else than its class does today.
+    """
+    fields = _fields(class_name)
+    held = nodes.attribute_pairs(module) or []
+    if fields is _CONV:
+        state = module.state if isinstance(module.state, tuple) else ()
+        held = [(str(place), one) for place, one in enumerate(state)] if len(state) == _CONV_LENGTH else []
+    found = [(name, read(nodes.lookup(held, place))) for name, place, read in fields]
+    return None if any(value is _ABSENT for _, value in found) or (fields is _CONV and not held) else found
+
+
+def _quantized_version(class_name: str) -> int | None:
+    """Return the ``_version`` of a class of quantised modules; None if it is the one that most classes have."""
+    name = class_name.rpartition(".")[2]
+    if ".sparse." in class_name or ".reference." in class_name:
+        return None
+    if name.startswith("Linear"):
+        return 4 if ".dynamic." in class_name else 3
+    return 2 if ".dynamic." in class_name and name in ("LSTM", "GRU") else None
+
+
+def _fields(class_name: str) -> _Fields:
+    """Return how a class saves itself; nothing if it does as every module."""
+    return next((fields for pattern, fields in _CLASSES if re.search(pattern, class_name)), ())
+
+
+def _number_of(kind: type) -> _Reader:
+    """Return what makes a tensor, as code does, of one of the numbers that say how a layer's output is quantised."""
+    return lambda node: Call(Global("torch", "tensor"), (node,)) if type(node) is kind else _ABSENT
+
+
+def _global(node: Inert) -> Inert:
+    return node if isinstance(node, Global) else _ABSENT
+
+
+def _object(node: Inert) -> Inert:
+    """Return an object of C++, for which its state is ``(what was packed, its class)``."""
+    return node if _unpacked(node) is not None else _ABSENT
+
+
+def _weight_and_bias(node: Inert) -> Inert:
+    packed = _unpacked(node)
+    return packed if isinstance(packed, tuple) and len(packed) == 2 else _ABSENT
+
+
+def _one_weight(node: Inert) -> Inert:
+    packed = _unpacked(node)
+    weights = packed[1] if isinstance(packed, tuple) and len(packed) > 1 else None
+    return weights[0] if isinstance(weights, list) and len(weights) == 1 else _ABSENT
+
+
+def _unpacked(node: Inert) -> Inert:
+    func = nodes.global_of(node.func) if isinstance(node, Call) else None
+    is_object = func is not None and func.module in ("torch", "torch._C") and func.name == "ScriptObject"
+    return node.state[0] if is_object and isinstance(node.state, tuple) and len(node.state) == 2 else None
+
+
+_Reader: TypeAlias = Callable[[Inert], Inert]
+_Fields: TypeAlias = "tuple[tuple[str, str, _Reader], ...]"
+_CONV_LENGTH: Final = 15
+_CONV: Final[_Fields] = (
+    ("weight", "10", lambda node: node),
+    ("bias", "11", lambda node: node),
+    ("scale", "12", _number_of(float)),
+    ("zero_point", "13", _number_of(int)),
+)
+"""What a layer of convolutions has where in its state."""
+_OUTPUT: Final[_Fields] = (("scale", "scale", _number_of(float)), ("zero_point", "zero_point", _number_of(int)))
+_DTYPE: Final = ("dtype", "dtype", _global)
+_CLASSES: Final[tuple[tuple[str, _Fields], ...]] = (
+    (r"\.sparse\.", (("", "", lambda _: _ABSENT),)),
+    (
+        r"\.reference\..*\.(Linear|Conv|Embedding)\w*$",
+        tuple((f"weight_{one}",) * 2 + (_global,) for one in ("qscheme", "dtype")),
+    ),
+    (r"\.reference\.", ()),
+    (r"\.LinearPackedParams$", (_DTYPE, ("_packed_params", "_packed_params", _weight_and_bias))),
+    (r"\.EmbeddingPackedParams$", (_DTYPE, ("_packed_weight", "_packed_weight", _one_weight))),
+    (r"\.PackedParameter$", (("param", "param", _object),)),
+    (r"\.dynamic\..*\.(RNN|LSTM|GRU)Cell$", tuple((f"_packed_weight_{one}",) * 2 + (_object,) for one in ("ih", "hh"))),
+    (r"\.Conv\w*$", _CONV),
+    (r"\.(Linear\w*|QFunctional)$", _OUTPUT),
+)
+"""How classes save themselves, the first that fits: what they add under which name, from where, and made how."""

@@ -219,16 +219,12 @@ def open_regular(path: str) -> int:
         raise FileUnavailable("not a path", kind="missing") from error
     try:
         mode = status_of(fd).st_mode
+        if stat.S_ISREG(mode):
+            refuse_edited(path, "torn", fd=fd)
+            return fd
     except BaseException:
         os.close(fd)
         raise
-    if stat.S_ISREG(mode):
-        try:
-            refuse_edited(path, "torn", fd=fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
         raise folder_instead()

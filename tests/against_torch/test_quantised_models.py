@@ -19,7 +19,7 @@ import torch.ao.quantization as ao
 from torch import nn
 
 import ckptool
-from ckptool.checkpoints import modules, quantized_modules
+from ckptool.checkpoints import modules
 from ckptool.errors import IncompleteWeights, UnsupportedFeature
 from ckptool.loading.extra_state import pack
 from tests.loading.loadable import QUICK
@@ -285,7 +285,7 @@ def test_every_class_of_torch_that_saves_in_code_is_known() -> None:
     names = {f"{cls.__module__}.{cls.__qualname__}" for cls in overriding if not cls.__name__.startswith(bases)}
 
     assert len(names) > 30
-    assert [name for name in names if not quantized_modules._fields(name)] == []
+    assert [name for name in names if not modules._fields(name)] == []
     assert all(modules._is_quantized(name) for name in names)
 
 

@@ -53,24 +53,19 @@ class Transport(Protocol):
     @property
     def shown(self) -> str:
         """What to call the file."""
-        ...
 
     def tail(self, nbytes: int) -> Tail:
         """Return the last ``nbytes`` bytes, or the whole file if it is shorter."""
-        ...
 
     def fetch(self, start: int, stop: int) -> bytes | memoryview:
         """Return exactly the bytes of a range, which is not empty."""
-        ...
 
     @property
     def version(self) -> tuple[object, ...]:
         """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
-        ...
 
     def close(self) -> None:
         """End every connection. A fetch that is under way fails."""
-        ...
 
 
 def memory_of(nbytes: int) -> memoryview:
