@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
 
-if TYPE_CHECKING:
-    from ckptool.sources.remote.source import RemoteSource
-
-FarSource: TypeAlias = "RemoteSource"
-"""A source of which each read may take a while, and many at once take no longer."""
 CLOSED = "the checkpoint is closed"
 
 Compare: TypeAlias = "Callable[[int], None]"
@@ -137,13 +132,28 @@ class SourceInFolder(Source):
             one.close()
 
 
+class FarSource(Source):
+    """A source of which each read may take a while, and many at once take no longer."""
+
+    unchecked: Source
+    """The same bytes, of which nothing is compared with anything."""
+
+    def compare_later(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
+        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
+        raise NotImplementedError
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was left unread of the index, and was not compared since."""
+        raise NotImplementedError
+
+
 def far_under(source: Source) -> tuple[FarSource, int] | None:
     """Return the far source that a source is a slice of, and where in it that begins; None for all that is near."""
     start = 0
     while isinstance(source, SliceSource):
         start += source.start
         source = source.whole
-    return (cast("FarSource", source), start) if hasattr(source, "compare_later") else None
+    return (source, start) if isinstance(source, FarSource) else None
 
 
 class StreamSource(StepwiseSource):

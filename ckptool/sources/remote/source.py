@@ -18,7 +18,7 @@ from typing import Final
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.sources.descriptors import components
 from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts, Range, Tail, Transport
-from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
+from ckptool.sources.source import CLOSED, Compare, FarSource, Source, SourceInFolder
 
 
 class Beside(SourceInFolder):
@@ -51,7 +51,7 @@ _SLACK: Final = 512
 """Fetched around what was announced: the header in front of a payload, and what describes it behind."""
 
 
-class RemoteSource(Beside):
+class RemoteSource(Beside, FarSource):
     """A file that a transport fetches ranges of, all of one version."""
 
     def __init__(
@@ -81,8 +81,7 @@ class RemoteSource(Beside):
         if tail.data:
             self._parts.put(tail.nbytes - len(tail.data), tail.data)
         self._parts.announce([(0, min(tail.nbytes, first))])
-        self.unchecked: Source = _Unchecked(self)
-        """The same bytes, of which nothing is compared with anything."""
+        self.unchecked = _Unchecked(self)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         self._begin(offset, nbytes)
@@ -109,11 +108,9 @@ class RemoteSource(Beside):
         self._parts.announce((max(0, start - _SLACK), min(self.nbytes, stop + _SLACK)) for start, stop in ranges)
 
     def compare_later(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
-        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
         self._left.append(_Left(ranges, compare, what))
 
     def notes(self) -> Iterator[str]:
-        """Yield what was left unread of the index, and was not compared since."""
         for left in self._left:
             if left.undone:
                 yield left.what.format(count=f"{len(left.undone):,}")
