@@ -22,6 +22,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import is_array
 from ckptool.pickles.weights_only import is_allowed
+from ckptool.sources.naming import is_far
 from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:
@@ -70,6 +71,21 @@ def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
     if len(models) != 1 or not models[0].key:
         return Advice(why)  # the others would be left out
     return migration(checkpoint, why, form="state_dict", key=models[0].key)
+
+
+def dense(checkpoint: Checkpoint) -> Advice:
+    """Return the command line that makes plain weights of quantised ones, if it knows the layouts of all of them."""
+    from ckptool.checkpoints.weights import NameChanges, prepare  # few files hold any
+    from ckptool.dense.weights import make_dense
+
+    if checkpoint.weights is None or is_far(checkpoint.path):
+        return Advice(None)
+    try:
+        make_dense(checkpoint, prepare(checkpoint, checkpoint.weights, NameChanges()))
+    except Failure:
+        return Advice(None)
+    form = "safetensors" if checkpoint.traits.is_plain else "state_dict"
+    return migration(checkpoint, "Plain weights, which load anywhere (needs torch).", form=form, dequantize=True)
 
 
 def instead(checkpoint: Checkpoint) -> Advice:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from ckptool.checking.advice import migration, state_dict
+from ckptool.checking.advice import dense, migration, state_dict
 from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, stubs_in
@@ -367,7 +367,7 @@ def quantized(checkpoint: Checkpoint) -> Iterator[Finding]:
     found = quantization_of(checkpoint)
     if found is None:
         return
-    yield note("CK506", f"quantised: {found}")
+    yield note("CK506", f"quantised: {found}", *dense(checkpoint))
     for one in found.schemes:
         if 0 < len(one.unscaled) < len(one.weights) and checkpoint.part_of is None:
             without, every = f"{len(one.unscaled):,}", f"{len(one.weights):,} weights"

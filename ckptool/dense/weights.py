@@ -73,6 +73,7 @@ def make_dense(
         )
     head = weights.state_dict.head
     new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}
+    there = {**checkpoint.tensors, **{path: weights.tensors[name] for path, name in new.items()}}  # with what is tied
     chosen = {one.name: (one, others) for one, others in found.bound if one.name in new}
     usual = Counter(dict.fromkeys(HALF, 0))
     for tensor in weights.tensors.values():
@@ -81,11 +82,11 @@ def make_dense(
     sources: list[DenseSource] = []
     gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
     around = {path[:end] for path in chosen for end, char in enumerate(path) if char == "."}
-    gone |= {path for path in new if _is_of_activations(path, checkpoint.tensors[path], around)}
+    gone |= {path for path in new if _is_of_activations(path, there[path], around)}
     for path, (weight, others) in chosen.items():
-        dense = dense_of(weight, checkpoint.tensors, found.settings, usual.most_common(1)[0][0])
+        dense = dense_of(weight, there, found.settings, usual.most_common(1)[0][0])
         used = {id(part) for part in dense.parts.values()}
-        refuse_unknown(path, [one for one in others if id(checkpoint.tensors.get(one)) not in used])
+        refuse_unknown(path, [one for one in others if id(there.get(one)) not in used])
         name = new[path]
         if not name.endswith(dense.end):
             hint = "Make it dense first, and change names afterwards."
@@ -96,7 +97,7 @@ def make_dense(
         own = dtype or dense.dtype
         source = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
         source.is_compressed = at_once
-        info = source.tensor(checkpoint.tensors[path].info, dtypes.BY_NAME[own], dense.shape)
+        info = source.tensor(there[path].info, dtypes.BY_NAME[own], dense.shape)
         made[path] = name, LazyTensor(name, info)
         sources.append(source)
     tensors: dict[str, LazyTensor] = {}

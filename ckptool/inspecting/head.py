@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,27 +81,38 @@ def head_sections(
     # How to get the weights is said at the end, once; with what takes off a prefix, there.
     others = [one._replace(hint=None, command=None) if one.code == "CK404" and to_load else one for one in findings]
     yield from finding_facts(others)
-    said = [one.command for one in others if one.command]
-    yield Fact("to load", [show(line) for line in to_load if not any(f"Run: {one}".startswith(line) for one in said)])
+    has_command = any((one.command or "").startswith("ckptool migrate") for one in others)
+    yield Fact("to load", [show(line) for line in to_load if not (has_command and line.startswith("Run:"))])
 
 
 def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield what loads the weights of a whole model into one that its class makes, and what writes them alone."""
+    """Yield what loads the weights where that takes more than plain ``torch.load``, and what writes them alone."""
     weights = checkpoint.weights
     walk = walk_of(checkpoint, weights) if weights is not None else None
-    command = state_dict(checkpoint).command if walk is not None else None
-    if walk is None or command is None or checkpoint.traits.program is not None:
+    holds_more = checkpoint.form in ("checkpoint", "training") or checkpoint.is_folder
+    if weights is None or checkpoint.traits.program is not None or (walk is None and not holds_more):
         return
-    classes, path = dict(walk.modules), ""
-    while (inside := f"{path}.{COMPONENTS.get(classes.get(path, ''), '')}".strip(".")) in classes and inside != path:
-        path = inside  # the model in a wrapper
-    own = classes.get(path, "torch.")
-    model = "model" if own.startswith("torch.") else f"{own.rpartition('.')[2]}()"
+    command = state_dict(checkpoint).command
+    if command is None:
+        return
     where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
+    model = "model" if walk is None else _model_of(dict(walk.modules))
     yield f"in Python: ckptool.load_into({model}, {where!r})"
     if model != "model":  # which may be lost
         yield f"code of {model.removesuffix('()')}, without forward(): {command_line(where, 'inspect', skeleton=True)}"
     yield f"Run: {command}"
+    averages = [one.key for one in checkpoint.state_dicts if one.role == "ema" and one is not weights and one.key]
+    if len(averages) == 1 and weights.role == "model":
+        yield f"the averages: key={averages[0]!r}, or --key {shlex.quote(averages[0])} on the command line"
+
+
+def _model_of(classes: Mapping[str, str]) -> str:
+    """Return the call that makes a model, in a wrapper or not, of the classes of its modules by their paths."""
+    path = ""
+    while (inside := f"{path}.{COMPONENTS.get(classes.get(path, ''), '')}".strip(".")) in classes and inside != path:
+        path = inside
+    own = classes.get(path, "torch.")
+    return "model" if own.startswith("torch.") else f"{own.rpartition('.')[2]}()"
 
 
 def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:

@@ -99,6 +99,23 @@ def test_a_whole_model_says_how_it_is_loaded(wrap: str, tmp_path: Path) -> None:
     assert "to load" not in run(FIXTURES / "state-dict-plain-cpu-zip.pth")
 
 
+@pytest.mark.parametrize("what", ["averages", "folder"])
+def test_what_is_more_than_one_state_dict_is_shown_how_to_load(what: str, tmp_path: Path) -> None:
+    model, saved = nn.Linear(3, 2), str(tmp_path / "saved")
+    if what == "averages":
+        ema = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+        torch.save({"model": model.state_dict(), "model_ema": ema}, saved)
+    else:
+        ckptool.save(model.state_dict(), saved, form="dcp")
+    said = run(Path(saved))
+
+    (python,) = re.findall(r"to load +in Python: (.*)", said)
+    eval(python, {"ckptool": ckptool, "model": nn.Linear(3, 2)})
+    (command,) = re.findall(r"Run: ckptool (.*)", said)
+    assert invoke(shlex.split(command)).exit_code == 0
+    assert re.findall("the averages: key='(.*)',", said) == (["model_ema"] if what == "averages" else [])
+
+
 def test_embedded_class_source_is_printed() -> None:
     assert "class LeNet(" in run(LEGACY_MODEL, "--source")
 

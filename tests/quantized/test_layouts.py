@@ -198,7 +198,11 @@ def test_renamed_and_tied_scales_are_no_loss(form: Any, tmp_path: Path) -> None:
     out = tmp_path / ("out" if form == "dcp" else "out.safetensors" if form == "safetensors" else "out.pth")
     ckptool.migrate(tmp_path / "m.pth", out, form=form, strip_module=True, rename=[("^a", "first")])
 
-    assert any(one.code == "CK506" and "2 of 2" in one.message for one in ckptool.check(out).findings)
+    (found,) = [one for one in ckptool.check(out).findings if one.code == "CK506"]
+    assert "2 of 2" in found.message
+    assert found.command is not None
+    assert found.command.endswith("--dequantize")
+    assert {one.dtype for one in ckptool.load(out, dequantize=True).values()} == {torch.bfloat16}
 
 
 class Layer(nn.Module):
