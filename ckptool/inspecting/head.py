@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.checking.advice import state_dict
+from ckptool.checking.advice import migration, state_dict
 from ckptool.checking.finding import Finding, finding_facts
 from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
@@ -103,7 +102,7 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"Run: {command}"
     averages = [one.key for one in checkpoint.state_dicts if one.role == "ema" and one is not weights and one.key]
     if len(averages) == 1 and weights.role == "model":
-        yield f"the averages: key={averages[0]!r}, or --key {shlex.quote(averages[0])} on the command line"
+        yield f"the averages: {migration(checkpoint, form='state_dict', key=averages[0]).command}"
 
 
 def _model_of(classes: Mapping[str, str]) -> str:
