@@ -1,4 +1,4 @@
-"""Files to be edited in place, of each layout; what stock readers find in a file; a record of what an edit does."""
+"""Files to be edited in place, of each layout; what stock readers find in a file; what an edit does to a disk."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ckptool import Changes, MigrationReport, migrate
 from ckptool.migration import output
 from ckptool.migration.output import editing
 from ckptool.sources.journal import journal_path
+from tests.migration.disk import Disk, Files, State
 
 SHORTER: Final = Changes(strip_module=True)
 LONGER: Final = Changes(rename=[("^", "wrapped.in.longer.names.")], to="cuda:1")
@@ -59,13 +60,6 @@ def write(layout: str, folder: Path, count: int = 8) -> Path:
     path = folder / f"model{LAYOUTS[layout].suffix}"
     LAYOUTS[layout].save(weights(count), path)
     return path
-
-
-class Disk:
-    """``os`` as what edits a file sees it; subclasses do more in some of its calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
 
 
 @contextmanager
@@ -125,108 +119,40 @@ def _reference(path: Path) -> object:
         return opened.metadata(), {name: opened.get_tensor(name).tolist() for name in opened.keys()}  # noqa: SIM118
 
 
-class Entry(NamedTuple):
-    """One operation; ``file`` is the name of what it is about."""
-
-    what: str
-    file: str
-    offset: int = 0
-    data: bytes = b""
-    other: str = ""
-
-
 class Stepped(Disk):
     """Asks ``before`` each call that changes something; half way through it, where it writes."""
 
     def before(self, what: str) -> None:
         """Do something first."""
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: str, flags: int, *mode: int) -> int:
         if flags & os.O_CREAT:
             self.before("create")
-        return os.open(path, flags, mode)
+        return super().open(path, flags, *mode)
 
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        os.pwrite(fd, data[: len(data) // 2], offset)
+    def pwrite(self, fd: int, data: Any, position: int) -> int:
+        os.pwrite(fd, data[: len(data) // 2], position)
         self.before("write")
-        return os.pwrite(fd, data, offset)
+        return super().pwrite(fd, data, position)
 
     def fsync(self, fd: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             self.before("sync")
-        os.fsync(fd)
+        super().fsync(fd)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, src: str, dst: str) -> None:
         self.before("rename")
-        os.rename(old, new)  # noqa: PTH104
+        super().rename(src, dst)
 
     def unlink(self, path: str) -> None:
         self.before("unlink")
-        os.unlink(path)  # noqa: PTH108
+        super().unlink(path)
 
 
-class Recorder(Disk):
-    """Does everything, and keeps a log."""
-
-    def __init__(self, path: Path) -> None:
-        self.log: list[Entry] = []
-        self._path = path
-        self._created: dict[int, str] = {}
-
-    def _note(self, what: str, fd: int, offset: int = 0, data: bytes = b"") -> None:
-        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-        name = "" if is_folder else self._created.get(fd, self._path.name)
-        self.log.append(Entry(f"{what}_folder" if is_folder else what, name, offset, data))
-
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        fd = os.open(path, flags, mode)
-        if flags & os.O_CREAT:
-            self._created[fd] = Path(path).name
-            self._note("create", fd)
-        return fd
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        count = os.pwrite(fd, data, offset)
-        self._note("write", fd, offset, bytes(data[:count]))
-        return count
-
-    def ftruncate(self, fd: int, nbytes: int) -> None:
-        os.ftruncate(fd, nbytes)
-        self._note("truncate", fd, nbytes)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-        self._note("sync", fd)
-
-    def rename(self, old: str, new: str) -> None:
-        os.rename(old, new)  # noqa: PTH104
-        self._created.clear()  # closed by now: another file may have its number
-        self.log.append(Entry("rename", Path(old).name, other=Path(new).name))
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)  # noqa: PTH108
-        self.log.append(Entry("unlink", Path(path).name))
-
-
-Files = dict[str, bytes]
-"""What is in a folder, by name."""
-
-
-def done(files: Files, entry: Entry) -> Files:
-    """Return what is in a folder after an operation."""
-    files = dict(files)
-    if entry.what == "create":
-        files[entry.file] = b""
-    elif entry.what == "write":
-        old = files[entry.file].ljust(entry.offset, b"\0")
-        files[entry.file] = old[: entry.offset] + entry.data + old[entry.offset + len(entry.data) :]
-    elif entry.what == "truncate":
-        files[entry.file] = files[entry.file][: entry.offset].ljust(entry.offset, b"\0")
-    elif entry.what == "rename":
-        files[entry.other] = files.pop(entry.file)
-    elif entry.what == "unlink":
-        del files[entry.file]
-    return files
+def start_of(path: Path) -> State:
+    """Return what a disk holds that has one file."""
+    number = path.stat().st_ino
+    return State({path.name: number}, {number: path.read_bytes()})
 
 
 def put(files: Files, path: Path) -> None:
@@ -244,17 +170,15 @@ def put(files: Files, path: Path) -> None:
 def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Files]]:
     """Edit a file, then put what its folder holds after each operation of that back, and yield it with its files."""
     path = write(layout, folder, count)
-    files = {path.name: path.read_bytes()}
-    recorder = Recorder(path)
-    edit(path, LAYOUTS[layout].changes, recorder)
-    for entry in recorder.log:
-        if entry.what == "write" and len(entry.data) > 8:
-            half = done(files, entry._replace(data=entry.data[: len(entry.data) // 2]))
-            put(half, path)
-            yield path, half
-        files = done(files, entry)
-        put(files, path)
-        yield path, files
+    state, disk = start_of(path), Disk()
+    edit(path, LAYOUTS[layout].changes, disk)
+    for entry in disk.log:
+        half = entry._replace(data=entry.data[: len(entry.data) // 2])
+        halfway = [state.after(half)] if len(entry.data) > 8 else []
+        state = state.after(entry)
+        for one in (*halfway, state):
+            put(one.content, path)
+            yield path, one.content
 
 
 def torn(layout: str, folder: Path) -> Path:

@@ -14,27 +14,16 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
-from tests.migration.in_place import (
-    LAYOUTS,
-    Disk,
-    Entry,
-    Files,
-    Recorder,
-    Stepped,
-    done,
-    edit,
-    journal_of,
-    on,
-    put,
-    readings,
-    write,
-)
+from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
+from tests.migration.in_place import LAYOUTS, Stepped, edit, journal_of, on, put, readings, start_of, write
 from tests.scale import in_turn, step, times
 
 SECTOR = 512
@@ -48,18 +37,18 @@ class Recorded:
 
     def __init__(self, layout: str, folder: Path, count: int = 8) -> None:
         self.path = write(layout, folder, count)
-        self.old = self.path.read_bytes()
-        known = dict(readings(self.path))
-        recorder = Recorder(self.path)
-        edit(self.path, LAYOUTS[layout].changes, recorder)
-        self.log = recorder.log
+        self.old, self.start = self.path.read_bytes(), start_of(self.path)
+        known, disk = dict(readings(self.path)), Disk()
+        edit(self.path, LAYOUTS[layout].changes, disk)
+        self.log = disk.log
         self.new = self.path.read_bytes()
         self.known = [known, dict(readings(self.path))]
         assert self.old != self.new
         assert all(len(one) == len(known) >= 1 for one in self.known)
 
-    def start(self) -> Files:
-        return {self.path.name: self.old}
+    def states(self) -> list[State]:
+        """Return what the disk holds before and after each thing that it was asked to do."""
+        return list(accumulate(self.log, State.after, initial=self.start))
 
     def check(self, files: Files) -> str:
         """Look at a state through the eyes of every reader, recover it, and return what came out."""
@@ -97,81 +86,42 @@ def torn(entry: Entry, size: int) -> Iterator[Entry]:
 @LAYOUT
 def test_a_stop_before_and_after_each_operation_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
     edited = Recorded(layout, tmp_path)
-    files, met = edited.start(), []
-    for entry in edited.log:
-        met.append(edited.check(files))
-        files = done(files, entry)
-    met.append(edited.check(files))
+    met = [edited.check(state.content) for state in edited.states()]
 
     assert met == sorted(met, reverse=True)  # first the old one, then the new one
     assert set(met) == {"old", "new"}
-    assert [entry.what for entry in edited.log].count("sync") == 4
+    assert [entry.what for entry in edited.log if entry.file != FOLDER].count("sync") == 4
 
 
 @LAYOUT
 def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
     edited = Recorded(layout, tmp_path, count=3)
-    files = edited.start()
-    for entry in edited.log:
+    for state, entry in zip(edited.states(), edited.log, strict=False):
         parts = list(torn(entry, 1)) if entry.what == "write" else []
         # A short write is of the guard: each of its bytes, always.
         for part in parts if len(parts) < 20 else parts[:: step(997, 23)]:
-            edited.check(done(files, part))
-        files = done(files, entry)
+            edited.check(state.after(part).content)
 
 
 @LAYOUT
 def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Path) -> None:
     edited = Recorded(layout, tmp_path)
-    files = edited.start()
-    before: list[Files] = []
-    for entry in edited.log:
-        before.append(files)
-        files = done(files, entry)
-    for files in [*before[:: step(13, 3)], before[-4]]:  # the last: all is written, but for the new guard
-        put(files, edited.path)
+    *before, _ = edited.states()
+    for state in [*before[:: step(13, 3)], before[-4]]:  # the last: all is written, but for the new guard
+        put(state.content, edited.path)
         if not journal_of(edited.path).exists():
             continue
-        recorder = Recorder(edited.path)
-        with on(recorder):
+        state.names = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+        state.files = {path.stat().st_ino: bytearray(path.read_bytes()) for path in tmp_path.iterdir()}
+        disk = Disk()
+        with on(disk):
             recover(edited.path)
-        for entry in recorder.log:
-            edited.check(files)
+        for entry in disk.log:
+            edited.check(state.content)
             for part in torn(entry, SECTOR) if entry.what == "write" else ():
-                edited.check(done(files, part))
-            files = done(files, entry)
-        edited.check(files)
-
-
-def lost(log: list[Entry], start: Files, chosen: random.Random) -> Files:
-    """Return what may be on a disk when the power fails after a log: what was synced, and of the rest any sectors."""
-    files = dict(start)
-    synced = {
-        name: max((at for at, entry in enumerate(log) if entry.what == "sync" and entry.file == name), default=-1)
-        for name in {entry.file for entry in log}
-    }
-    folder = max((at for at, entry in enumerate(log) if entry.what == "sync_folder"), default=-1)
-    keeps_names = chosen.random() < 0.5
-    for at, entry in enumerate(log):
-        if entry.what in ("rename", "unlink"):
-            if at < folder or keeps_names:
-                files = done(files, entry)
-                synced[entry.other] = synced.get(entry.file, -1)
-        elif entry.what != "write" or at < synced[entry.file]:
-            files = done(files, entry)
-        else:
-            kept = [part for part in sectors(entry) if chosen.random() < 0.5]
-            for part in kept:
-                files = done(files, part)
-    return files
-
-
-def sectors(entry: Entry) -> Iterator[Entry]:
-    start = 0
-    while start < len(entry.data):
-        stop = start + SECTOR - (entry.offset + start) % SECTOR
-        yield entry._replace(offset=entry.offset + start, data=entry.data[start:stop])
-        start = stop
+                edited.check(state.after(part).content)
+            state.do(entry)
+        edited.check(state.content)
 
 
 @LAYOUT
@@ -180,13 +130,15 @@ def test_power_that_fails_leaves_the_old_file_or_the_new_one(layout: str, tmp_pa
     chosen = random.Random(layout)
     for _ in range(times(1, 5)):
         for stop in range(len(edited.log) + 1):
-            edited.check(lost(edited.log[:stop], edited.start(), chosen))
+            choice = chosen.choice(["none", "all", "some"])
+            edited.check(after_power_loss(edited.log[:stop], edited.start, chosen, choice, SECTOR))
 
 
 class Refusing(Stepped):
     """A disk on which one operation fails, and, where it is full for good, each one after it that needs room."""
 
     def __init__(self, number: int, error: int, *, for_good: bool) -> None:
+        super().__init__()
         self._left = number
         self._error = error
         self._for_good = for_good
@@ -235,10 +187,10 @@ def test_a_full_disk_leaves_the_old_file(layout: str, for_good: bool, tmp_path: 
 @LAYOUT
 def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: str, tmp_path: Path) -> None:
     class Flipping(Disk):
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        def pwrite(self, fd: int, data: Any, position: int) -> int:
             is_edit = len(data) > 20 and os.fstat(fd).st_ino == inode and not self.has_flipped
             self.has_flipped = self.has_flipped or is_edit
-            return os.pwrite(fd, bytes([data[0] ^ 1, *data[1:]]) if is_edit else data, offset)
+            return os.pwrite(fd, bytes([data[0] ^ 1, *data[1:]]) if is_edit else data, position)
 
         has_flipped = False
 
@@ -257,8 +209,8 @@ def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
     layout: str, more: int, tmp_path: Path
 ) -> None:
     class Resizing(Disk):
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-            count = os.pwrite(fd, data, offset)
+        def pwrite(self, fd: int, data: Any, position: int) -> int:
+            count = os.pwrite(fd, data, position)
             self.writes += os.fstat(fd).st_ino == inode
             if self.writes == writes:
                 os.ftruncate(fd, os.fstat(fd).st_size + more)
@@ -281,9 +233,7 @@ def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
 
 def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:
     edited = Recorded("slot", tmp_path)
-    files = edited.start()
-    for entry in edited.log[:7]:
-        files = done(files, entry)
+    files = edited.start.after(*edited.log[:7]).content
     put(files, edited.path)
     with edited.path.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -23,7 +23,8 @@ from ckptool.errors import CkptoolError, DamagedFile, MigrationRefused, Unfinish
 from ckptool.sources.journal import Change, Journal, Run
 from tests import build
 from tests.each import each
-from tests.migration.in_place import LAYOUTS, Disk, Files, edit, journal_of, put, states, torn, weights, write
+from tests.migration.disk import Disk, Files
+from tests.migration.in_place import LAYOUTS, edit, journal_of, put, states, torn, weights, write
 from tests.program import invoke
 from tests.scale import step, times
 
@@ -265,12 +266,12 @@ def test_journals_with_a_right_checksum_and_wrong_numbers_change_nothing(
 @each("what", ["mode", "bytes"])
 def test_nothing_is_edited_where_a_journal_would_not_count(what: str, layout: str, tmp_path: Path) -> None:
     class Other(Disk):
-        def rename(self, old: str, new: str) -> None:
+        def rename(self, src: str, dst: str) -> None:
             if what == "mode":  # as on a file system without modes
-                Path(old).chmod(0o666)
+                Path(src).chmod(0o666)
             else:
-                Path(old).write_bytes(Path(old).read_bytes()[:-1] + b"?")
-            os.rename(old, new)  # noqa: PTH104
+                Path(src).write_bytes(Path(src).read_bytes()[:-1] + b"?")
+            super().rename(src, dst)
 
     path = write(layout, tmp_path)
     before = path.read_bytes()
