@@ -31,6 +31,7 @@ from ckptool.migration import torch_plan
 from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
+from tests.migration.refused import refused
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
 from tests.scale import in_turn, scaled, some, step, times
 
@@ -360,9 +361,8 @@ def test_a_disk_that_is_full_to_some_level(
         filler.write_bytes(b"\0" * (free_nbytes(disk) - level * page))
         before = free_nbytes(disk)
         assert before == level * page
-        with pytest.raises(OutputFailed) as caught:
-            migrate(source, target, to="cpu", force=old)
-        error = caught.value
+        error = refused(source, target, to="cpu", force=old, error=OutputFailed)
+        error = error
         assert (error.kind, error.path) == ("disk-full", str(target))
         assert error.needed is not None
         assert error.actual is not None
@@ -398,12 +398,10 @@ def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatc
     monkeypatch.setattr(Output, "fill", never)
 
     for name in ("out.pth", "out.safetensors"):
-        with pytest.raises(OutputFailed, match="not enough space") as caught:
-            migrate(folder / "model.pth", folder / name)
-        assert caught.value.kind == "disk-full"
-        assert caught.value.actual == 500
-        assert caught.value.needed is not None
-        assert caught.value.needed > 700
+        error = refused(folder / "model.pth", folder / name, kind="disk-full", match="not enough space")
+        assert error.actual == 500
+        assert error.needed is not None
+        assert error.needed > 700
     assert names_in(folder) == {"model.pth"}
 
 
@@ -533,8 +531,7 @@ def test_a_source_that_changes_while_we_read_back(
         assert (folder / target).read_bytes() == new
         assert happened
         return
-    with pytest.raises(SourceChanged):
-        migrate(folder / "source", folder / target)
+    refused(folder / "source", folder / target, error=SourceChanged)
     assert names_in(folder) <= {"source"}
 
 
@@ -599,11 +596,10 @@ def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> Non
                 damaged = bytearray(data)
                 damaged[start + position] ^= 1 << bit
                 source.write_bytes(damaged)
-                with pytest.raises(MalformedFile, match=f"storage '{key}' is damaged") as caught:
-                    migrate(source, target, form=form, to="cpu")
-                assert caught.value.kind == "damaged-record"
-                assert caught.value.path == str(source)
-                assert names_in(folder) == {"source.pth"}
+                error = refused(
+                    source, target, form=form, to="cpu", kind="damaged-record", match=f"storage '{key}' is damaged"
+                )
+                assert error.path == str(source)
 
 
 def test_damage_to_what_is_not_taken_is_no_hindrance(folder: Path) -> None:
@@ -660,10 +656,9 @@ def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Pa
         position = number * total // count if count > total else dice.randrange(total)
         with pytest.MonkeyPatch.context() as patch:
             done = flipping(patch, position, 1 << dice.randrange(8) if number % 2 else dice.randrange(1, 256))
-            with pytest.raises(OutputFailed) as caught:
-                migrate(source, place, to="cpu", force=True)
+            error = refused(source, place, to="cpu", force=True, error=OutputFailed)
         assert done == [position]
-        assert (caught.value.kind, caught.value.path) == ("verification-failed", str(place))
+        assert (error.kind, error.path) == ("verification-failed", str(place))
         assert place.read_bytes() == OLD
         assert names_in(folder) == {source.name, target}
 
@@ -706,10 +701,7 @@ def test_a_pickle_that_says_something_else_is_noticed(
     if what == "nothing":
         assert migrate(source, folder / "out.pth", form=form).verified
         return
-    with pytest.raises(OutputFailed) as caught:
-        migrate(source, folder / "out.pth", form=form)
-    assert caught.value.kind == "verification-failed"
-    assert names_in(folder) == {"source.pth"}
+    refused(source, folder / "out.pth", form=form, kind="verification-failed")
 
 
 def test_without_verification_it_would_not_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -740,11 +732,8 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     for reader in ("ckptool.formats", "ckptool.migration.verify"):
         monkeypatch.setattr(f"{reader}.open_source", open_source)
-    with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "source.pth", folder / target)
-    assert not isinstance(caught.value, check)
-    assert caught.value.kind == "verification-failed"
-    assert names_in(folder) == {"source.pth"}
+    error = refused(folder / "source.pth", folder / target, kind="verification-failed")
+    assert not isinstance(error, check)
 
 
 # A system that refuses
@@ -861,7 +850,4 @@ def test_a_disk_that_does_not_take_what_was_written(way: str, folder: Path, monk
 
     (folder / "source.pth").write_bytes(checkpoint())
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OutputFailed):
-        migrate(folder / "source.pth", folder / "out.pth")
-
-    assert names_in(folder) == {"source.pth"}
+    refused(folder / "source.pth", folder / "out.pth", error=OutputFailed)

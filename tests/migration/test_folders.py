@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from ckptool import MigrationRefused, migrate
+from ckptool import migrate
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import opening as folders
 from ckptool.migration.output.opening import OutputFolder
 from tests import build
 from tests.each import each
 from tests.migration import test_faults
+from tests.migration.refused import refused
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
 from tests.scale import in_turn, scaled, step
@@ -72,10 +73,9 @@ def test_a_folder_appears_whole(folder: Path) -> None:
 def test_what_exists_stays(folder: Path) -> None:
     before = content(old_one(folder))
 
-    with pytest.raises(OutputExists) as caught:
-        migrate(folder / "model.pth", folder / "out", **SHARDS)
+    error = refused(folder / "model.pth", folder / "out", **SHARDS, error=OutputExists)
 
-    assert (caught.value.path, caught.value.option) == (str(folder / "out"), "force")
+    assert (error.path, error.option) == (str(folder / "out"), "force")
     assert content(folder / "out") == before
     assert names_in(folder) == {"model.pth", "out"}
 
@@ -116,10 +116,7 @@ def test_no_place_for_a_folder(place: tuple[str, str], force: bool, folder: Path
     os.mkfifo(folder / "pipe")
     before = names_in(folder)
 
-    with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / name, force=force, **SHARDS)
-
-    assert caught.value.kind == kind
+    refused(folder / "model.pth", folder / name, force=force, **SHARDS, kind=kind)
     assert names_in(folder) == before
     assert (folder / "file").read_bytes() == b"stays"
 
@@ -127,18 +124,21 @@ def test_no_place_for_a_folder(place: tuple[str, str], force: bool, folder: Path
 def test_a_folder_with_folders_in_it_is_never_replaced(folder: Path) -> None:
     (old_one(folder) / "epoch 3").mkdir()
 
-    with pytest.raises(OutputFailed, match=r"1 folder in it: epoch 3") as caught:
-        migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
-
-    assert caught.value.kind == "not-replaced"
+    refused(
+        folder / "model.pth",
+        folder / "out",
+        force=True,
+        **SHARDS,
+        kind="not-replaced",
+        match=r"1 folder in it: epoch 3",
+    )
     assert names_in(folder / "out") == {"model.safetensors", "config.json", "epoch 3"}
 
 
 def test_the_current_folder_is_never_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(old_one(folder))
 
-    with pytest.raises(OutputFailed, match="the current folder"):
-        migrate(folder / "model.pth", ".", force=True, **SHARDS)
+    refused(folder / "model.pth", ".", force=True, **SHARDS, match="the current folder", error=OutputFailed)
 
     assert names_in(folder / "out") == {"model.safetensors", "config.json"}
 
@@ -152,19 +152,13 @@ def test_the_folder_of_the_source_is_never_replaced(linked: bool, folder: Path) 
         source.symlink_to(folder / "model.pth")
     before = names_in(source.parent)
 
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(source, source.parent, force=True, **SHARDS)
-
-    assert caught.value.kind == "part-of-source"
+    refused(source, source.parent, force=True, **SHARDS, kind="part-of-source")
     assert names_in(source.parent) == before
 
 
 @each("name", ["out.safetensors", "out.pth", "out.pt", "out.json", "model.safetensors.index.json"])
 def test_the_name_of_a_file_is_refused(name: str, folder: Path) -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(folder / "model.pth", folder / name, **SHARDS)
-
-    assert caught.value.kind == "another-suffix"
+    refused(folder / "model.pth", folder / name, **SHARDS, kind="another-suffix")
 
 
 def test_without_a_name_it_stands_beside_the_source(folder: Path) -> None:
@@ -172,8 +166,7 @@ def test_without_a_name_it_stands_beside_the_source(folder: Path) -> None:
 
     assert Path(report.target).parent == folder
     assert content(Path(report.target)) == new_one(folder)
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", **SHARDS)
+    refused(folder / "model.pth", **SHARDS, error=OutputExists)
 
 
 @pytest.mark.parametrize("happens", ["goes", "comes", "changes"])
@@ -225,10 +218,9 @@ def test_a_failure_leaves_nothing_and_names_the_target(
         return real(self, *args)
 
     monkeypatch.setattr(folders.Output, stage, fail)
-    with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / "out", force=True, **SHARDS)
+    error = refused(folder / "model.pth", folder / "out", force=True, **SHARDS, error=OutputFailed)
 
-    assert Path(str(caught.value.path)).parent == folder / "out"
+    assert Path(str(error.path)).parent == folder / "out"
     assert content(folder / "out") == before
     assert names_in(folder) == {"model.pth", "out"}
 
@@ -242,11 +234,7 @@ def test_what_is_on_the_disk_is_not_what_was_written(folder: Path, monkeypatch: 
         sync(self)
 
     monkeypatch.setattr(folders.Output, "sync", spoil)
-    with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / "out", **SHARDS)
-
-    assert caught.value.kind == "verification-failed"
-    assert names_in(folder) == {"model.pth"}
+    refused(folder / "model.pth", folder / "out", **SHARDS, kind="verification-failed")
 
 
 def test_what_killed_processes_left_is_removed(folder: Path) -> None:

@@ -13,8 +13,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import ckptool
-from ckptool import MigrationRefused, WeightsNotFound, migrate
+from ckptool import WeightsNotFound, migrate
 from tests.each import each
+from tests.migration.refused import refused
 from tests.program import invoke
 from tests.scale import in_turn
 
@@ -91,11 +92,10 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_a_path_of_which_a_part_is_not_there_is_dropped_in_no_way(source: str, way: str, folder: Path) -> None:
     before = Path(source).read_bytes()
     for path in WRONG[source]:
-        with pytest.raises(MigrationRefused) as caught:
-            migrate(source, **WAYS[way], drop=[path])
-        assert caught.value.kind == "nothing-to-drop", path
-        assert repr(path) in caught.value.message
-        assert caught.value.hint
+        error = refused(source, **WAYS[way], drop=[path])
+        assert error.kind == "nothing-to-drop", path
+        assert repr(path) in error.message
+        assert error.hint
     assert Path(source).read_bytes() == before
     assert not list(folder.glob("out*"))
 
@@ -131,16 +131,15 @@ def test_a_path_that_means_two_things_is_refused_until_it_is_clear(folder: Path)
     torch.save({"model": {"model.a": torch.ones(1), "head": torch.ones(2)}, "optimizer": 1, "w": 2}, "twice.pth")
     for option in ("drop", "include", "exclude"):
         text = "model" if option == "drop" else "model.*"
-        with pytest.raises(MigrationRefused, match=r"as a full path, and 'model\.model") as caught:
-            migrate("twice.pth", "out.pth", **{option: text})
-        assert caught.value.kind == "two-readings"
+        refused(
+            "twice.pth", "out.pth", **{option: text}, kind="two-readings", match=r"as a full path, and 'model\.model"
+        )
     run("inspect", "twice.pth", "--include", "model.*", code=2)
     migrate("twice.pth", "out.pth", drop="model.model")
     assert names("out.pth") == ["model.head"]
     migrate("twice.pth", "out.pth", exclude="model.model.*", force=True)
     assert names("out.pth") == ["model.head"]
-    with pytest.raises(MigrationRefused, match="none of the 2 tensors is left"):
-        migrate("twice.pth", "out.pth", drop=".model", force=True)
+    refused("twice.pth", "out.pth", drop=".model", force=True, match="none of the 2 tensors is left")
     run("inspect", "twice.pth", "--include", ".model.*")
 
 
@@ -258,10 +257,9 @@ def test_what_is_about_no_name_is_refused_unless_it_may_be(case: str, way: str, 
     if way == "in place" and case == "keep_dtype":
         return
     before = Path("train.pth").read_bytes()
-    with pytest.raises(MigrationRefused) as caught:
-        migrate("train.pth", **WAYS[way], **NOTHING[case])
-    assert (caught.value.kind, caught.value.option) == ("no-such-name", "allow_unmatched")
-    assert "The nearest names are" in str(caught.value.hint)
+    error = refused("train.pth", **WAYS[way], **NOTHING[case])
+    assert (error.kind, error.option) == ("no-such-name", "allow_unmatched")
+    assert "The nearest names are" in str(error.hint)
     assert Path("train.pth").read_bytes() == before
     assert not list(folder.glob("out*"))
 
@@ -395,9 +393,7 @@ def test_a_text_is_a_list_of_one(given: dict[str, Any], left: list[str], folder:
 
 @pytest.mark.parametrize("rename", ["x", ["x"], ("^0", "x"), "(=x", [("(", "x")]])
 def test_what_is_no_rename_is_refused(rename: Any, folder: Path) -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        migrate("train.pth", "out.pth", rename=rename)
-    assert caught.value.kind == "bad-pattern"
+    refused("train.pth", "out.pth", rename=rename, kind="bad-pattern")
 
 
 @each("dtype", ["float16", "fp16", "half", "FP16", "torch.float16", torch.float16])
@@ -415,8 +411,7 @@ def test_a_type_has_many_names(dtype: Any, folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp17", "int8", torch.int8])
 def test_what_is_no_type_to_cast_to_is_refused(dtype: Any, folder: Path) -> None:
-    with pytest.raises(MigrationRefused, match="not a type to cast to"):
-        migrate("state.pth", "out.pth", dtype=dtype)
+    refused("state.pth", "out.pth", dtype=dtype, match="not a type to cast to")
     with pytest.raises(ValueError, match="nothing to cast weights to"):
         ckptool.load("state.pth", dtype=dtype)
     run("migrate", "state.pth", "out.pth", "--dtype", str(dtype), code=2)
@@ -507,7 +502,6 @@ def test_the_best_known_key_still_counts(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_part_of_a_directory_is_dropped_by_its_name(folder: Path) -> None:
     dcp.save({"model": {"a": torch.ones(2), "b": torch.ones(3)}}, checkpoint_id="dir", no_dist=True)
-    with pytest.raises(MigrationRefused, match=r"nothing called 'model\.c'"):
-        migrate("dir", "out", form="dcp", drop="model.c")
+    refused("dir", "out", form="dcp", drop="model.c", match=r"nothing called 'model\.c'")
     migrate("dir", "out", form="dcp", drop="model.a")
     assert names("out") == ["model.b"]

@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
-from ckptool import CkptoolError, migrate
+from ckptool import migrate
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
 from tests import build
+from tests.migration.refused import refused
 from tests.scale import in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, modes")
@@ -89,11 +90,10 @@ def umask() -> Iterator[Callable[[int], int]]:
 def test_what_exists_stays(way: str, folder: Path) -> None:
     (folder / "out.pth").write_bytes(OLD)
 
-    with pytest.raises(OutputExists) as caught:
-        migrate(folder / "model.pth", folder / "out.pth")
+    error = refused(folder / "model.pth", folder / "out.pth", error=OutputExists)
 
-    assert (caught.value.kind, caught.value.path) == ("output-exists", str(folder / "out.pth"))
-    assert caught.value.option == "force"
+    assert (error.kind, error.path) == ("output-exists", str(folder / "out.pth"))
+    assert error.option == "force"
     assert (folder / "out.pth").read_bytes() == OLD
     assert names_in(folder) == {"model.pth", "out.pth"}
 
@@ -164,8 +164,7 @@ def test_a_file_system_without_links_will_do(
     monkeypatch.undo()
     assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
     assert names_in(folder) == {"model.pth", "out.pth"}
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / "out.pth")
+    refused(folder / "model.pth", folder / "out.pth", error=OutputExists)
 
 
 # The source is the target
@@ -221,8 +220,7 @@ def test_the_source_is_not_overwritten_by_another_name(
     one, other = str(folder / "model.pth"), alias(folder)
     before = names_in(folder)
 
-    with pytest.raises(OutputExists):
-        migrate(*((other, one) if turned_round else (one, other)), to="cpu", form="same")
+    refused(*((other, one) if turned_round else (one, other)), to="cpu", form="same", error=OutputExists)
 
     assert (folder / "model.pth").read_bytes() == checkpoint()
     assert names_in(folder) == before
@@ -249,8 +247,7 @@ def test_the_source_can_be_replaced_by_its_result(
 def test_the_other_name_of_a_hard_link_keeps_the_old_bytes(way: str, folder: Path, tmp_path: Path) -> None:
     os.link(folder / "model.pth", folder / "other.pth")
 
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / "other.pth", to="cpu")
+    refused(folder / "model.pth", folder / "other.pth", to="cpu", error=OutputExists)
     assert (folder / "model.pth").read_bytes() == (folder / "other.pth").read_bytes() == checkpoint()
 
     migrate(folder / "model.pth", folder / "other.pth", to="cpu", force=True)
@@ -266,8 +263,7 @@ def test_a_link_stays_and_its_target_is_replaced(way: str, folder: Path, tmp_pat
     (tmp_path / "store" / "blob").write_bytes(OLD)
     (folder / "out.pth").symlink_to("../store/blob")
 
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same")
+    refused(folder / "model.pth", folder / "out.pth", to="cpu", form="same", error=OutputExists)
     migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same", force=True)
 
     assert (folder / "out.pth").readlink() == Path("../store/blob")
@@ -300,10 +296,7 @@ def test_no_place_for_a_file(place: tuple[str, str], force: bool, folder: Path) 
     os.mkfifo(folder / "pipe")
     before = names_in(folder)
 
-    with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force)
-
-    assert caught.value.kind == kind
+    refused(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force, kind=kind)
     assert names_in(folder) == before
     assert names_in(folder / "folder") == {"model.pth"}
 
@@ -326,8 +319,7 @@ def test_a_folder_gets_a_file_of_the_sources_name(place: str, folder: Path, monk
 
 def test_the_folder_of_the_source_holds_the_source_already(folder: Path) -> None:
     before = (folder / "model.pth").read_bytes()
-    with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder, to="cpu")
+    refused(folder / "model.pth", folder, to="cpu", error=OutputExists)
     assert (folder / "model.pth").read_bytes() == before
 
     migrate(folder / "model.pth", folder, to="cpu", force=True)
@@ -339,10 +331,9 @@ def test_a_folder_that_may_not_be_written_to(folder: Path) -> None:
     if os.access(folder / "locked", os.W_OK):
         pytest.skip("root may write anywhere")
 
-    with pytest.raises(OutputFailed, match="permission denied") as caught:
-        migrate(folder / "model.pth", folder / "locked" / "out.pth")
+    error = refused(folder / "model.pth", folder / "locked" / "out.pth", match="permission denied", error=OutputFailed)
 
-    assert caught.value.path == str(folder / "locked" / "out.pth")
+    assert error.path == str(folder / "locked" / "out.pth")
 
 
 def test_a_folder_that_may_not_be_listed(folder: Path) -> None:
@@ -461,8 +452,7 @@ def test_failures_leave_no_descriptor_open(way: str, folder: Path, monkeypatch: 
     before = open_descriptors()
 
     def fail(*options: Any, **named: Any) -> None:
-        with pytest.raises(CkptoolError):
-            migrate(*options, **named)
+        refused(*options, **named)
 
     for _ in range(5):
         fail(folder / "model.pth", folder / "out.pth")

@@ -12,9 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptool import CkptoolError, MigrationRefused, migrate, open_checkpoint
+from ckptool import CkptoolError, migrate, open_checkpoint
 from ckptool.migration.safetensors_plan import size_in_bytes
 from tests.corpus.files import FOLDER
+from tests.migration.refused import refused
 
 INDEX = "model.safetensors.index.json"
 
@@ -228,28 +229,20 @@ def test_sizes(text: str | int, nbytes: int) -> None:
 )
 def test_no_sizes(text: str | int, tmp_path: Path) -> None:
     torch.save(state_dict(3), tmp_path / "model.pth")
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size=text)
-
-    assert caught.value.kind == "not-a-size"
-    assert not (tmp_path / "out").exists()
+    refused(tmp_path / "model.pth", tmp_path / "out", max_shard_size=text, kind="not-a-size")
 
 
 def test_too_many_shards_to_be_read_are_refused(tmp_path: Path) -> None:
     torch.save(state_dict(*([2] * 1001)), tmp_path / "model.pth")
-    with pytest.raises(MigrationRefused, match="1,001 shards") as caught:
-        migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size=2)
+    error = refused(tmp_path / "model.pth", tmp_path / "out", max_shard_size=2, match="1,001 shards")
 
-    assert caught.value.option == "max_shard_size"
+    assert error.option == "max_shard_size"
 
 
 @pytest.mark.parametrize("form", ["state_dict", "same", "model"])
 def test_files_of_torch_are_no_shards(form: Any, tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2) if form == "model" else state_dict(3), tmp_path / "model.pth")
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(tmp_path / "model.pth", tmp_path / "out", form=form, max_shard_size=10)
-
-    assert caught.value.kind == "contradiction"
+    refused(tmp_path / "model.pth", tmp_path / "out", form=form, max_shard_size=10, kind="contradiction")
 
 
 def test_a_dry_run_names_the_files_and_writes_none(tmp_path: Path) -> None:

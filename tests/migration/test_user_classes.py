@@ -15,6 +15,7 @@ from torch import nn
 import ckptool
 from ckptool.errors import MigrationRefused, OutputFailed
 from tests.loading.same import assert_same, saved
+from tests.migration.refused import refused
 from tests.scale import in_turn
 
 ROOT = Path(__file__).parents[2]
@@ -183,10 +184,19 @@ def test_a_class_that_does_not_take_the_weights_says_why(tmp_path: Path) -> None
     saved(nn.Linear(3, 2).state_dict(), tmp_path / "x.pth")
 
     for model in ("nowhere.odd:Net", "torch.nn:Identity"):
-        with pytest.raises(MigrationRefused, match=r"cannot be built|does not take these weights"):
-            ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=model, dry_run=True)
-    with pytest.raises(MigrationRefused, match="does not take these weights; no such thing"):
-        ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Refusing")
+        refused(
+            tmp_path / "x.pth",
+            tmp_path / "y.pth",
+            model=model,
+            dry_run=True,
+            match=r"cannot be built|does not take these weights",
+        )
+    refused(
+        tmp_path / "x.pth",
+        tmp_path / "y.pth",
+        model=f"{__name__}:Refusing",
+        match="does not take these weights; no such thing",
+    )
 
 
 class Forgetful(nn.Linear):
@@ -203,9 +213,7 @@ class Forgetful(nn.Linear):
 def test_a_model_that_saves_other_weights_is_not_published(tmp_path: Path) -> None:
     saved(nn.Linear(3, 2).state_dict(), tmp_path / "x.pth")
 
-    with pytest.raises(OutputFailed, match="'bias'"):
-        ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Forgetful")
-    assert not (tmp_path / "y.pth").exists()
+    refused(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Forgetful", match="'bias'", error=OutputFailed)
 
 
 class Tied(nn.Module):
@@ -224,6 +232,10 @@ def test_two_values_for_what_a_class_ties_are_refused(are_equal: bool, tmp_path:
     if are_equal:
         assert ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Tied").verified
         return
-    with pytest.raises(MigrationRefused, match=r"ties 'a\.weight' and 'b\.weight'") as caught:
-        ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", model=f"{__name__}:Tied")
-    assert caught.value.kind == "tied-values"
+    refused(
+        tmp_path / "x.pth",
+        tmp_path / "y.pth",
+        model=f"{__name__}:Tied",
+        kind="tied-values",
+        match=r"ties 'a\.weight' and 'b\.weight'",
+    )
