@@ -22,8 +22,8 @@ from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
+from ckptool.migration.migrate import WriteOptions, migrate_by, unmatched
 from ckptool.migration.migrate import migrate as migrate_file
-from ckptool.migration.migrate import migrate_by, unmatched
 from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
@@ -411,9 +411,8 @@ def _outcome(source: str, target: str | None, arguments: dict[str, Any], writers
     try:
         if writers is None:
             return migrate_file(source, target, **arguments)
-        unasked = ("in_place", "deep", "compact", "reflink")
-        asked = {name: value for name, value in arguments.items() if name not in unasked}
-        return migrate_by(writers, source, target, **asked)
+        given = {name: arguments[name] for name in ("force", "verify", "dry_run", "progress", "read_back")}
+        return migrate_by(writers, source, target, arguments["changes"], WriteOptions(**given))
     except CkptoolError as error:
         return error
 

@@ -21,7 +21,7 @@ from ckptool.merging.adapters import Adapter, read_adapter
 from ckptool.merging.averages import AverageMerge
 from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
-from ckptool.migration.migrate import OnWritten, migrate_by
+from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
@@ -90,19 +90,8 @@ def merge(
                 _checked(shares, len(others) + 1),
                 asked,
             )
-        report = migrate_by(
-            None,
-            os.fspath(base),
-            os.fspath(dst),
-            asked,
-            force=force,
-            verify=verify,
-            dry_run=dry_run,
-            progress=progress,
-            read_back=read_back,
-            limits=limits,
-            merge=merging,
-        )
+        how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
+        report = migrate_by(None, os.fspath(base), os.fspath(dst), asked, how, merge=merging)
     return report._replace(notes=(*report.notes, *merging.notes))
 
 

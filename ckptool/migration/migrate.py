@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -45,6 +45,18 @@ elif TYPE_CHECKING:
 
 OnWritten: TypeAlias = Callable[[int, int], None]
 """Called with the bytes that are written, or read back, and the bytes that there will be."""
+
+
+class WriteOptions(NamedTuple):
+    """How a result is written, whatever is in it; see ``migrate``."""
+
+    force: bool = False
+    verify: bool = True
+    dry_run: bool = False
+    reflink: bool = False
+    progress: OnWritten | None = None
+    read_back: OnWritten | None = None
+    limits: Limits = DEFAULT_LIMITS
 
 
 def migrate(
@@ -106,14 +118,14 @@ def migrate(
     check_arguments(migrate, locals())
     asked = changes_of(changes, options)
     path, target = os.fspath(src), None if dst is None else os.fspath(dst)
-    write = partial(migrate_by, None, path, dry_run=dry_run, progress=progress, read_back=read_back, limits=limits)
+    how = WriteOptions(force, verify, dry_run, reflink, progress, read_back, limits)
     if not in_place:
         if deep or compact:
             option = "deep" if deep else "compact"
             raise ValueError(
                 f"{option} is for in_place: what is copied is compared in any case, and has nothing unused"
             )
-        return write(target, asked, force=force, verify=verify, reflink=reflink)
+        return migrate_by(None, path, target, asked, how)
     if target is not None:
         raise ValueError("in_place edits src itself: there is no dst")
     if force or not verify or not reflink:
@@ -121,7 +133,8 @@ def migrate(
     if not compact:
         return migrate_in_place(path, _checked(asked, None), dry_run=dry_run, deep=deep, limits=limits)
     with open_for_editing(path):  # the copy is none of those that share bytes: they have all that their source has
-        return write(path, asked._replace(form=asked.form or "same"), force=True)
+        asked = asked._replace(form=asked.form or "same")
+        return migrate_by(None, path, path, asked, how._replace(force=True, reflink=False))
 
 
 def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unmatched]:
@@ -141,14 +154,8 @@ def migrate_by(
     src: str,
     dst: str | None,
     changes: Changes,
+    how: WriteOptions = WriteOptions(),  # noqa: B008 - it never changes
     *,
-    force: bool = False,
-    verify: bool = True,
-    dry_run: bool = False,
-    reflink: bool = False,
-    progress: OnWritten | None = None,
-    read_back: OnWritten | None = None,
-    limits: Limits = DEFAULT_LIMITS,
     opened: Callable[[], Checkpoint] | None = None,
     merge: Merge | None = None,
 ) -> MigrationReport:
@@ -162,7 +169,7 @@ def migrate_by(
         SourceChanged: Not all of them found the same source.
         CkptoolError: What ``migrate`` raises.
     """
-    asked = _checked(changes, dst)
+    asked, limits = _checked(changes, dst), how.limits
     with opened() if opened else open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -171,15 +178,15 @@ def migrate_by(
         held = (tensor.info for tensor in checkpoint.tensors.values())
         refuse_repeated(plan.file.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        clone = as_clone(checkpoint, plan, asked) if reflink else None
+        clone = as_clone(checkpoint, plan, asked) if how.reflink else None
         plan = clone or plan
         planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         planned = planned._replace(calls=selection.kept_calls(plan, asked), how="clone" if clone else "copy")
         check_cancelled(checkpoint.source.cancellation)
-        if dry_run:
+        if how.dry_run:
             if not is_far(plan.target):
-                with open_sink(plan.target, is_folder=plan.file.is_folder, force=force, progress=None, mode=0o600):
+                with open_sink(plan.target, is_folder=plan.file.is_folder, force=how.force, progress=None, mode=0o600):
                     pass  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
                 from ckptool.torch_ops.models import model_tensors, refuse_mismatch
@@ -190,21 +197,21 @@ def migrate_by(
             return planned._replace(notes=(*planned.notes, unread)) if planned.casts and not asked.saturate else planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        on_written, mode = _cancellable(progress, limits.cancellation), mode_of(checkpoint.source)
+        on_written, mode = _cancellable(how.progress, limits.cancellation), mode_of(checkpoint.source)
         elsewhere = None
         if writers is not None and plan.file.is_folder:
             from ckptool.migration.file_jobs import hand_out  # most folders are written here
 
-            elsewhere = partial(hand_out, writers, src, dst, on_written, read_back)
-        meter = Meter(read_back, plan.file.nbytes)
-        writing = Writing(checkpoint, plan, asked, limits if verify else None, meter)
+            elsewhere = partial(hand_out, writers, src, dst, on_written, how.read_back)
+        meter = Meter(how.read_back, plan.file.nbytes)
+        writing = Writing(checkpoint, plan, asked, limits if how.verify else None, meter)
         is_folder = plan.file.is_folder
-        with open_sink(plan.target, is_folder=is_folder, force=force, progress=on_written, mode=mode) as sink:
+        with open_sink(plan.target, is_folder=is_folder, force=how.force, progress=on_written, mode=mode) as sink:
             nbytes = writing.run(sink, elsewhere)
             notes = (*planned.notes, *(plan.casting.notes if plan.casting else ()), *sink.notes)
     return planned._replace(
         written=True,
-        verified=verify,
+        verified=how.verify,
         read_back_by=tuple(writing.readers),
         notes=notes,
         nbytes=nbytes,

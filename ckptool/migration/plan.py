@@ -175,10 +175,7 @@ def _picks(changes: Changes) -> bool:
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:
     """Return the form to write: the one that was asked for, as far as the source can take it."""
     picks = _picks(changes) or merges
-    sharded = changes.max_shard_size is not None
-    form = changes.form or _default_form(
-        dst, checkpoint, sharded=sharded, builds=changes.model is not None, picks=picks
-    )
+    form = changes.form or _default_form(dst, checkpoint, changes, picks=picks)
     if form == "same" and checkpoint.traits.is_plain:
         form = "safetensors"
     elif form == "same" and checkpoint.shards and checkpoint.root is None:  # each shard is a tree of its own
@@ -199,17 +196,12 @@ def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozen
     return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
 
-def _default_form(dst: str | None, checkpoint: Checkpoint, *, sharded: bool, builds: bool, picks: bool) -> TargetForm:
-    """
-    Return the form to write where none is named: by the target's suffix, else by the other changes.
-
-    ``sharded`` says that shards are to be written, ``builds`` that a model is to be built, ``picks`` that certain
-    weights were picked.
-    """
+def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, picks: bool) -> TargetForm:
+    """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
-    if sharded:
+    if changes.max_shard_size is not None:
         return "safetensors"
-    if builds:
+    if changes.model is not None:
         return "model"
     if suffix == ".safetensors" or (not suffix and checkpoint.traits.is_plain):
         return "safetensors"

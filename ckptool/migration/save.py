@@ -32,7 +32,7 @@ from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
-from ckptool.migration.migrate import OnWritten, migrate_by
+from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
 from ckptool.migration.plan import form_of
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.tree_edits import metadata_node
@@ -120,16 +120,8 @@ def save(
         chosen, asked = (asked.key, asked.weights), asked._replace(key=None, weights="auto")
         taken = _Taken(state, target, asked, *chosen, missing, allow_new, limits, notes)
         opened = partial(_like, os.fspath(like), taken)
-    report = migrate_by(
-        *(None, os.fspath(like or _NAME), target, asked),
-        force=force,
-        verify=verify,
-        dry_run=dry_run,
-        progress=progress,
-        read_back=read_back,
-        limits=limits,
-        opened=opened,
-    )
+    how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
+    report = migrate_by(None, os.fspath(like or _NAME), target, asked, how, opened=opened)
     return report._replace(notes=(*report.notes, *notes))
 
 

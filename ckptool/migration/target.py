@@ -11,19 +11,16 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
-from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import below, is_far, local_name, shown_path
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 from ckptool.torch_ops.devices import device_meant
-
-if TYPE_CHECKING:
-    from ckptool.sources.folder import FolderSource
 
 _OTHERS: Final = frozenset({
     ".onnx", ".gguf", ".ggml", ".npz", ".npy", ".h5", ".hdf5", ".keras", ".tflite", ".pb", ".mlmodel", ".mlpackage",
@@ -54,7 +51,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
     # A file of the name that the shards of an index have would be another model in their folder.
-    is_twin = checkpoint.shards and not done and _folder_of(checkpoint) is None
+    is_twin = checkpoint.shards and not done and not isinstance(checkpoint.source, FolderSource)
     return f"{stem}.migrated{suffix}" if path == checkpoint.path or is_twin else path
 
 
@@ -87,7 +84,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
-    if _folder_of(checkpoint) is not None:
+    if isinstance(checkpoint.source, FolderSource):
         path = os.path.normpath(checkpoint.path)
         if os.path.basename(path) in (os.curdir, os.pardir):
             path = os.path.abspath(path)
@@ -179,8 +176,8 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
-    of_files = _folder_of(checkpoint) is not None
-    if (checkpoint.shards or checkpoint.member or of_files) and any(_is_same(dst, path) for path in _files(checkpoint)):
+    is_more = checkpoint.shards or checkpoint.member or isinstance(checkpoint.source, FolderSource)
+    if is_more and any(_is_same(dst, path) for path in _files(checkpoint)):
         raise MigrationRefused(
             f"{dst!r} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
@@ -190,9 +187,8 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
     yield checkpoint.path
-    folder = _folder_of(checkpoint)
-    if folder is not None:
-        yield from (file.path for _, file in folder.opened())
+    if isinstance(checkpoint.source, FolderSource):
+        yield from (file.path for _, file in checkpoint.source.opened())
     for shard in checkpoint.shards:
         if hasattr(shard.source, "path"):  # a file, here or far away
             yield shard.source.path
@@ -200,11 +196,3 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _is_same(dst: str, path: str) -> bool:
     return shown_path(dst) == path if is_far(dst) else is_same_file(dst, path)
-
-
-def _folder_of(checkpoint: Checkpoint) -> FolderSource | None:
-    if isinstance(checkpoint.source, FileSource):
-        return None
-    from ckptool.sources.folder import FolderSource  # most are one file
-
-    return checkpoint.source if isinstance(checkpoint.source, FolderSource) else None

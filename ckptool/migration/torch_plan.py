@@ -7,9 +7,9 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
@@ -22,7 +22,6 @@ from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import shared_nodes, write_pickle
-from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
@@ -44,10 +43,12 @@ class Kept(NamedTuple):
     """Where the tensors of a safetensors file begin, if they stay where they are."""
 
 
-def _file(root: str, pickled: bytes, storages: Sequence[StoragePayload]) -> OutFile:
-    """Return the file of a pickle and the storages that it refers to."""
+def _planned(root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> Planned:
+    """Return the plan of a pickle and the storages that it refers to."""
+    storages = rewriter.storages
     nbytes = torch_zip_nbytes(root, len(pickled), [payload.nbytes for payload in storages])
-    return OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
+    file = OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
+    return Planned(files=[file], pickles=(pickled,), retagged=rewriter.retagged, **facts)
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> Planned:
@@ -67,14 +68,9 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, roo
     if weights.modules:
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter, cancellation)
-    return Planned(
-        files=[_file(root, pickled, rewriter.storages)],
-        pickles=(pickled,),
-        expected=tuple(_expected(checkpoint, weights)),
-        retagged=rewriter.retagged,
-        renamed=weights.renamed,
-        dropped=(*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts)),
-    )
+    expected = tuple(_expected(checkpoint, weights))
+    dropped = (*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts))
+    return _planned(root, pickled, rewriter, expected=expected, renamed=weights.renamed, dropped=dropped)
 
 
 class EditedTree(NamedTuple):
@@ -154,14 +150,8 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickl
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
     if edited.casting is not None:
         edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    return Planned(
-        files=[_file(root, pickled, rewriter.storages)],
-        pickles=(pickled,),
-        expected=edited.expected,
-        retagged=rewriter.retagged,
-        renamed=edited.renamed,
-        dropped=edited.dropped,
-    )
+    facts = {"expected": edited.expected, "renamed": edited.renamed, "dropped": edited.dropped}
+    return _planned(root, pickled, rewriter, **facts)
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
@@ -32,11 +34,11 @@ def edit(
     Return the new full names of tensors and other entries by the old ones; the full names of weights that were not to
     be taken, in order; and the paths of entries that go with everything in them.
     """
-    edits = _Edits()  # both kinds of edits may meet in one mapping, which is replaced once
+    edits: _Edits = {}  # both kinds of edits may meet in one mapping, which is replaced once
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
     dropped = _drop(checkpoint, drop, edits)
-    for node, other in edits.mappings():
-        rewriter.replace(node, other)
+    for one in edits.values():
+        rewriter.replace(one.node, one.mapping())
     return new_names, left_out, dropped
 
 
@@ -78,44 +80,32 @@ def _dict_node(facts: ModuleFacts) -> Dict:
     return Dict([(key, _dict_node(fact) if isinstance(fact, dict) else fact) for key, fact in facts.items()])
 
 
-class _Edits:
-    """Keys of mappings that go or get another name, by mapping. A node is known by its id, for nodes have no hash."""
+@dataclass
+class _Edit:
+    """Keys of a mapping that go or get another name."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[int, Inert] = {}
-        self._keys: dict[int, dict[str | int, str | None]] = {}
-        self._modules: dict[int, dict[str, ModuleFacts]] = {}
+    node: Inert
+    keys: dict[str | int, str | None] = field(default_factory=dict)
+    """New ones by old ones; None for those that go."""
+    modules: dict[str, ModuleFacts] = field(default_factory=dict)
 
-    def rename(self, node: Inert, names: dict[str, str | None], modules: dict[str, ModuleFacts]) -> None:
-        self._nodes[id(node)] = node
-        self._keys.setdefault(id(node), {}).update(names)
-        self._modules[id(node)] = modules
-
-    def drop(self, node: Inert, key: str | int) -> None:
-        self._nodes[id(node)] = node
-        self._keys.setdefault(id(node), {})[key] = None
-
-    def mappings(self) -> list[tuple[Inert, Inert]]:
-        """Return each mapping, and the mapping that takes its place."""
-        found = []
-        for own, node in self._nodes.items():
-            keys = self._keys[own]
-            pairs = [
-                (keys.get(key, key) if type(key) in (str, int) else key, value)
-                for key, value in nodes.mapping_pairs(node) or []
-                if not (type(key) in (str, int) and keys.get(key, key) is None)
-            ]
-            found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
-        return found
+    def mapping(self) -> Inert:
+        """Return the mapping that takes its place, with facts of ``modules`` where it had metadata."""
+        keys = self.keys
+        pairs = [
+            (keys.get(key, key) if type(key) in (str, int) else key, value)
+            for key, value in nodes.mapping_pairs(self.node) or []
+            if not (type(key) in (str, int) and keys.get(key, key) is None)
+        ]
+        made = mapping_like(self.node, pairs)
+        if self.modules and isinstance(made, Call) and isinstance(made.state, Dict):
+            metadata = metadata_node(self.modules)
+            made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])
+        return made
 
 
-def _mapping_like(node: Inert, pairs: nodes.Pairs, modules: dict[str, ModuleFacts] | None) -> Inert:
-    """Return a mapping of the same class with other pairs, and with facts of ``modules`` where it had metadata."""
-    made = mapping_like(node, pairs)
-    if modules and isinstance(made, Call) and isinstance(made.state, Dict):
-        metadata = metadata_node(modules)
-        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])
-    return made
+_Edits: TypeAlias = dict[int, _Edit]
+"""By mapping. A node is known by its id, for nodes have no hash."""
 
 
 def _rename_state_dicts(
@@ -144,7 +134,9 @@ def _rename_state_dicts(
         gone = set(weights.dropped)
         if not renamed and not gone:
             continue
-        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
+        edit = edits.setdefault(id(state_dict.node), _Edit(state_dict.node))
+        edit.keys.update({**renamed, **dict.fromkeys(gone)})
+        edit.modules = weights.modules
         head = state_dict.head
         new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
@@ -192,6 +184,6 @@ def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[s
                 hint="Drop the entry that it is in, or take the weights alone: `form='state_dict'`.",
             )
         for mapping, key in entries:
-            edits.drop(mapping, key)
+            edits.setdefault(id(mapping), _Edit(mapping)).keys[key] = None
         paths[path] = None
     return tuple(paths)

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import Failure, OutputFailed
+from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import retagged
 from ckptool.migration.planned import Plan
@@ -158,8 +159,6 @@ def _open_pieces(info: TensorInfo, source: PiecesSource, opened: set[object]) ->
 
 def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
     """Read back a whole model that torch saved, and compare every tensor's bytes with the weights."""
-    from ckptool.formats import open_checkpoint
-
     with open_checkpoint(path, limits=limits) as found:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():

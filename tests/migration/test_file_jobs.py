@@ -23,7 +23,7 @@ from ckptool import Changes, SourceChanged, migrate
 from ckptool.errors import CkptoolError, DamagedFile, OutputExists, OutputFailed
 from ckptool.migration import dcp_plan
 from ckptool.migration.file_jobs import Job, Opened, Tell, Written
-from ckptool.migration.migrate import migrate_by
+from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.names import renaming
 from tests.each import each
 from tests.scale import in_turn, scale
@@ -110,7 +110,7 @@ def test_the_bytes_and_the_report_are_those_of_one_process(
 
     expected = migrate(sources[source], tmp_path / "one", CHANGES[change], **telling("one"))
     target = str(tmp_path / "two")
-    found = migrate_by(elsewhere, str(sources[source]), target, CHANGES[change], **telling("two"))
+    found = migrate_by(elsewhere, str(sources[source]), target, CHANGES[change], WriteOptions(**telling("two")))
 
     assert_same(tmp_path / "one", tmp_path / "two")
     assert found == expected._replace(target=target)
@@ -132,7 +132,7 @@ def assert_nothing_there(target: Path) -> None:
 
 
 def with_shards(writers: Callable[[Sequence[Job], Tell], Done], source: Path, target: Path, **options: Any) -> Any:
-    return migrate_by(writers, str(source), str(target), Changes(max_shard_size=1200), **options)
+    return migrate_by(writers, str(source), str(target), Changes(max_shard_size=1200), WriteOptions(**options))
 
 
 @pytest.mark.parametrize("named", [False, True])
