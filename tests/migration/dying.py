@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,7 @@ def watch(at: int, marker: str, after: bool, always: bool) -> None:
     """Let this process die, once it is given work."""
     from ckptool.cli import migrate_pool
 
-    write = migrate_pool._Writing.__call__
-
-    def call(*arguments: Any) -> None:
-        _watch(at, marker, after, always)
-        setattr(migrate_pool._Writing, "__call__", write)  # noqa: B010
-        write(*arguments)
-
-    setattr(migrate_pool._Writing, "__call__", call)  # noqa: B010
-
-
-def _watch(at: int, marker: str, after: bool, always: bool) -> None:
-    numbers = itertools.count(1)
-    make = os.open
+    write, make = migrate_pool._Writing.__call__, os.open
 
     def die() -> None:
         try:
@@ -47,22 +36,37 @@ def _watch(at: int, marker: str, after: bool, always: bool) -> None:
         except FileExistsError:
             if not always:
                 return
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_me()
 
-    def watched(name: str) -> None:
-        real = getattr(os, name)
+    def call(*arguments: Any) -> None:
+        die_at(at, CALLS, after=after, die=die)
+        setattr(migrate_pool._Writing, "__call__", write)  # noqa: B010
+        write(*arguments)
 
+    setattr(migrate_pool._Writing, "__call__", call)  # noqa: B010
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(at: int, calls: Sequence[str], *, after: bool, die: Callable[[], None] = kill_me) -> Iterator[int]:
+    """Let this process die at a call of the system, or ``after`` it; return what yields the number of the next one."""
+    numbers = itertools.count(1)
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
             mine = next(numbers)  # of all threads
             if mine == at and not after:
                 die()
             try:
                 return real(*args, **named)
-            finally:
+            finally:  # after a call that failed, too
                 if mine == at and after:
                     die()
 
-        setattr(os, name, call)
+        return call
 
-    for name in CALLS:
-        watched(name)
+    for name in calls:
+        setattr(os, name, watched(getattr(os, name)))
+    return numbers

@@ -417,20 +417,6 @@ def test_a_result_is_as_private_as_its_source(mode: int, tmp_path: Path) -> None
         os.umask(old)
 
 
-def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
-    path = write("slot", tmp_path)
-    path.chmod(0o600)
-    out = tmp_path / "out.pth"
-    for mode in (0o600, 0o644, 0o640):
-        out.write_bytes(b"old")
-        out.chmod(mode)
-        migrate(path, out, force=True)
-        assert list(modes(out)) == [mode]
-    out.unlink()
-    migrate(path, out, force=True)
-    assert list(modes(out)) == [0o600]
-
-
 def test_several_sources_are_as_private_as_the_most_private(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
     save_file({"b": torch.ones(2)}, tmp_path / "two.safetensors")

@@ -100,6 +100,7 @@ def test_what_exists_stays(way: str, folder: Path) -> None:
 
 def test_what_exists_is_replaced_when_asked(way: str, folder: Path, tmp_path: Path) -> None:
     (folder / "out.pth").write_bytes(OLD)
+    (folder / "out.pth").chmod(0o640)
 
     report = migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
 
@@ -107,6 +108,7 @@ def test_what_exists_is_replaced_when_asked(way: str, folder: Path, tmp_path: Pa
     assert report.verified
     assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
     assert (folder / "model.pth").read_bytes() == checkpoint()
+    assert stat.S_IMODE((folder / "out.pth").stat().st_mode) == 0o640
     assert names_in(folder) == {"model.pth", "out.pth"}
 
 
@@ -372,6 +374,7 @@ def test_an_old_file_keeps_its_owner(way: str, folder: Path) -> None:
     os.chown(folder / "out.pth", 1234, 2345)
     (folder / "out.pth").chmod(0o640)
 
+    (folder / "model.pth").chmod(0o600)
     migrate(folder / "model.pth", folder / "out.pth", force=True)
 
     found = (folder / "out.pth").stat()

@@ -255,7 +255,6 @@ def test_a_dry_run_names_the_files_and_writes_none(tmp_path: Path) -> None:
 
 
 def test_what_a_shard_says_beside_tensors_comes_back(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
 
     save_file(state_dict(6, 6), tmp_path / "model.safetensors", {"format": "pt", "made by": "a test"})
     migrate(tmp_path / "model.safetensors", tmp_path / "out", max_shard_size=10)
@@ -263,15 +262,6 @@ def test_what_a_shard_says_beside_tensors_comes_back(tmp_path: Path) -> None:
 
     with safe_open(tmp_path / "back.safetensors", "pt") as opened:
         assert opened.metadata()["made by"] == "a test"
-
-
-@pytest.mark.parametrize("framework", ["pt", "mlx", "tf"])
-def test_each_shard_names_the_framework_that_the_source_names(framework: str, tmp_path: Path) -> None:
-    save_file({name: torch.ones(8) for name in "abc"}, tmp_path / "a.safetensors", metadata={"format": framework})
-    migrate(tmp_path / "a.safetensors", tmp_path / "shards", max_shard_size=40)
-
-    found = [safe_open(path, "pt").metadata()["format"] for path in (tmp_path / "shards").glob("*.safetensors")]
-    assert found == [framework] * 3
 
 
 # What lies beside the weights of a model
