@@ -386,7 +386,6 @@ def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatc
         assert error.actual == 500
         assert error.needed is not None
         assert error.needed > 700
-    assert names_in(folder) == {"model.pth"}
 
 
 # A source that changes
@@ -517,7 +516,6 @@ def test_a_source_that_changes_while_we_read_back(
         assert happened
         return
     refused(folder / "source", folder / target, error=SourceChanged)
-    assert names_in(folder) <= {"source"}
 
 
 # A source that is damaged
@@ -624,7 +622,6 @@ def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Pa
         assert done == [position]
         assert (error.kind, error.path) == ("verification-failed", str(place))
         assert place.read_bytes() == OLD
-        assert names_in(folder) == {source.name, target}
 
 
 def pair(one: bytes, other: bytes) -> dict[str, bytes]:

