@@ -237,7 +237,6 @@ def test_json_is_read_by_the_strict_parser() -> None:
     users = {name for name in TOOL if "json" in imported(name) and not name.startswith("cli/")}
 
     assert users == {
-        "formats/directories/dcp/index.py",  # only what it wrote itself
         "formats/strict_json.py",
         "formats/safetensors.py",  # writes
         "migration/config_files.py",  # writes

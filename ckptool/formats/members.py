@@ -1,10 +1,28 @@
-"""Checkpoints inside an archive or a folder of several: what each is in there, and which of them hold something."""
+"""Files that are one checkpoint together, and checkpoints inside an archive or a folder of several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Shard
+
+
+def shard(name: str, parsed: Parsed) -> Shard:
+    """Return a file as one of those that hold the tensors of a checkpoint."""
+    return Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source)
+
+
+def with_files(whole: Parsed, files: Sequence[tuple[str, Parsed]], kind: str = "") -> Parsed:
+    """Return a checkpoint with its files, and what each has beside tensors; messages name it as one of a ``kind``."""
+    return whole._replace(
+        notes=(*whole.notes, *(f"{kind}{name!r}: {note}" for name, one in files for note in one.notes)),
+        damage=next((f"{kind}{name!r}: {one.damage}" for name, one in files if one.damage), None),
+        streams=tuple(stream.inside(name) for name, one in files for stream in one.streams),
+        archives=tuple(archive for _, one in files for archive in one.archives),
+        shards=tuple(shard(name, one) for name, one in files),
+    )
 
 
 def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:

@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Shard, Stream, Traits
+from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Traits
 from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,
@@ -30,6 +29,7 @@ from ckptool.errors import (
 )
 from ckptool.formats import safetensors
 from ckptool.formats.filenames import lacking
+from ckptool.formats.members import with_files
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
@@ -124,15 +124,7 @@ def _merged(
     contents = Contents(tensors)
     contents.groups.append(Group("", "mapping", list(tensors)))
     metadata, notes = merged_texts([texts, *(shard.metadata for shard in opened.values())])
-    archives: list[Archive] = []
-    streams: list[Stream] = []
-    damage = None
-    for name, shard in opened.items():
-        archives += shard.archives
-        streams += [one.inside(name) for one in shard.streams]
-        notes += [f"shard {name!r}: {note}" for note in shard.notes]
-        damage = damage or (shard.damage and f"shard {name!r}: {shard.damage}")
-    return Parsed(
+    whole = Parsed(
         source,
         formats[0],
         next(iter(opened.values())).traits,
@@ -144,14 +136,9 @@ def _merged(
         remarks=tuple(
             one._replace(what=f"shard {name!r}: {one.what}") for name, shard in opened.items() for one in shard.remarks
         ),
-        damage=damage,
-        streams=tuple(streams),
-        archives=tuple(archives),
-        shards=tuple(
-            Shard(name, len(one.contents.tensors), one.source.nbytes, one.source) for name, one in opened.items()
-        ),
         shard_of=shard_of,
     )
+    return with_files(whole, list(opened.items()), "shard ")
 
 
 def _parse(index: SourceInFolder, limits: Limits) -> _Index:

@@ -489,6 +489,22 @@ def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSou
     return TensorInfo(dtype, shape, stride, 0, storage, location)
 
 
+def joined(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: DType,
+    pieces: Sequence[Piece] | Callable[[], Sequence[Piece]],
+    cancellation: Cancellation | None,
+    *,
+    is_flat: bool = False,
+    fault: CkptoolError | None = None,
+) -> TensorInfo:
+    """Return the facts of the whole that pieces of files are; if it ``is_flat``, they are runs of all its elements."""
+    stored = (prod(shape),) if is_flat else shape
+    source = PiecesSource(stored, dtype, pieces, cancellation, name=name, fault=fault)
+    return in_pieces(name, shape, dtype, source, "cpu")
+
+
 def packed(info: TensorInfo, name: str = "") -> PiecesSource:
     """Return a source of the elements of a tensor, whatever its strides, packed in row-major order."""
     whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)

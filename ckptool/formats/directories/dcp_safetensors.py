@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors, sharded
-from ckptool.formats.directories.side_by_side import AGAIN, Part, whole
+from ckptool.formats.directories.side_by_side import AGAIN, Part, of_parts
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, some
@@ -58,36 +57,27 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         MalformedFile: What a file says of its pieces makes no sense.
         CkptoolError: A file cannot be read.
     """
+    files: dict[str, Parsed] = {}
     parts: dict[str, list[Part]] = {}
-    shards = []
-    texts: list[dict[str, str]] = []
     for name in _files(folder):
         try:
-            parsed = probe.read_inner(folder.open(name))
+            parsed = files[name] = probe.read_inner(folder.open(name))
             for tensor, part in _parts(name, parsed):
                 parts.setdefault(tensor, []).append(part)
         except CkptoolError as error:
             if name not in error.message:
                 error.message = f"{name!r}: {error.message}"
             raise
-        texts.append({key: text for key, text in parsed.metadata.items() if key not in safetensors.ABOUT_PIECES})
-        shards.append(Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source))
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
-    remarks = [*_ranks([shard.name for shard in shards]), *_missing_parts(parts)]
-    contents = Contents({name: whole(folder, name, _reach(name, own), own, remarks) for name, own in parts.items()})
-    contents.groups.append(Group("", "mapping", list(parts)))
-    metadata, notes = sharded.merged_texts(texts)
-    return Parsed(
-        shards[0].source,
-        NAME,
-        TRAITS,
-        contents,
-        fixed_form="state_dict",
-        metadata=metadata,
-        notes=tuple(notes),
-        shards=tuple(shards),
-        remarks=tuple(remarks),
+    remarks = [*_ranks(list(files)), *_missing_parts(parts)]
+    metadata, notes = sharded.merged_texts(
+        {key: text for key, text in one.metadata.items() if key not in safetensors.ABOUT_PIECES}
+        for one in files.values()
+    )
+    shapes = {name: _reach(name, own) for name, own in parts.items()}
+    return of_parts(folder, NAME, parts, shapes, files, remarks)._replace(
+        source=next(iter(files.values())).source, metadata=metadata, notes=tuple(notes)
     )
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from posixpath import join
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
-from ckptool.formats.directories import pointers, side_by_side
-from ckptool.formats.directories.deepspeed.merged import beside, state_dict
+from ckptool.formats.directories import pointers
+from ckptool.formats.directories.deepspeed.merged import state_dict
+from ckptool.formats.directories.deepspeed.reader import Reader
 from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
-from ckptool.formats.directories.side_by_side import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -46,12 +47,8 @@ def _saves(folder: FolderSource) -> list[str]:
 
 
 def _has_parameters(folder: FolderSource, inside: str) -> bool:
-    zero = _join(inside, _ZERO)
+    zero = join(inside, _ZERO)
     return any(folder.has(f"{zero}/{name}/{_MASTER}") for name in folder.names(zero)[1])
-
-
-def _join(inside: str, name: str) -> str:
-    return f"{inside}/{name}" if inside else name
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -63,11 +60,10 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         MalformedFile: A file holds no tensor, or one of another size.
     """
     inside = "" if _has_parameters(folder, "") else pointers.place(folder, _POINTER, _saves(folder))
-    zero = _join(inside, _ZERO)
-    builder = TreeBuilder(probe.limits)
-    models = [_join(inside, name) for name in folder.names(inside)[0] if MODEL_FILE.fullmatch(name)]
-    files = [(name, side_by_side.opened(folder, probe, name)) for name in models[:1]]
-    model = ModelStates(*files[0]) if files else None
+    zero = join(inside, _ZERO)
+    tree = Reader(folder, probe, NAME, TRAITS)
+    models = [join(inside, name) for name in folder.names(inside)[0] if MODEL_FILE.fullmatch(name)]
+    model = tree.model(models[0]) if models else None
     shapes = {name: shape for group in (model.groups if model else None) or [] for name, shape in group.items()}
     weights: dict[str, TensorInfo] = {}
     state: PairList = []
@@ -77,15 +73,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             path = f"{zero}/{name}/{file}"
             if not file.endswith(".pt"):
                 continue
-            parsed = side_by_side.opened(folder, probe, path)
-            files.append((path, parsed))
+            parsed = tree.open(path)
             found = _tensor(path, parsed, shapes.get(name))
             if file == _MASTER:
                 weights[name] = _needed(path, found)
-            elif found is not None:
-                own.append((file.removesuffix(".pt"), builder.tensor(found)))
             else:
-                own.append((file.removesuffix(".pt"), parsed.root))
+                own.append((file.removesuffix(".pt"), parsed.root if found is None else tree.tensor(found)))
         if name not in weights:
             raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
         state.append((name, Dict(own)))
@@ -93,16 +86,11 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     if model is not None:
         weights |= _others(model, weights, models, remarks)
         weights |= _no_floats(model)
-    pairs: PairList = [("", state_dict(builder, weights, None, []))]
-    pairs.append(("optimizer", Dict([("state", Dict(state)), *_settings(folder, probe, builder, zero, files)])))
+    root: PairList = [("", state_dict(tree, weights, None, []))]
+    root.append(("optimizer", Dict([("state", Dict(state)), *_settings(tree, f"{zero}/{_OPTIMIZER}")])))
     if model is not None:
-        client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
-        pairs += beside(iter(client), [key for key, _ in pairs])
-    parsed = side_by_side.of_tree(folder, probe, NAME, TRAITS, Dict(pairs), builder, files)
-    for group in parsed.contents.groups:
-        if not group.key and group.kind == "loose":
-            group.kind = "mapping"
-    return parsed._replace(remarks=tuple(remarks), absent=_absent(model, weights))
+        root += tree.client(model, [key for key, _ in root])
+    return tree.finished(root, remarks)._replace(absent=_absent(model, weights))
 
 
 def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorInfo | None:
@@ -153,16 +141,12 @@ def _absent(model: ModelStates | None, weights: Mapping[str, TensorInfo]) -> tup
     return tuple(name for name in (model.module or {} if model is not None else ()) if name not in weights)
 
 
-def _settings(
-    folder: FolderSource, probe: Probe, builder: TreeBuilder, zero: str, files: list[tuple[str, Parsed]]
-) -> Pairs:
+def _settings(tree: Reader, path: str) -> Pairs:
     """Return the settings of the groups of the optimizer."""
-    path = f"{zero}/{_OPTIMIZER}"
-    if not folder.has(path):
+    if not tree.folder.has(path):
         return []
-    parsed = side_by_side.opened(folder, probe, path)
-    files.append((path, parsed))
+    parsed = tree.open(path)
     groups: Inert = nodes.lookup(nodes.mapping_pairs(parsed.root) or [], "param_groups")
     if groups is None or parsed.rebuilder is None:
         return []
-    return [("param_groups", builder.transplant(groups, parsed.rebuilder))]
+    return [("param_groups", tree.transplant(groups, parsed.rebuilder))]

@@ -21,8 +21,8 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, UnsupportedFeature
-from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.pointers import named_by
+from ckptool.formats.directories.side_by_side import FolderTree
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
@@ -89,12 +89,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             fact, kind="zarr", hint="Load it in Megatron-LM, and save it in its format torch_dist."
         )
     found = _ranks(folder, _place(folder) or "")
+    tree = FolderTree(folder, probe, NAME, TRAITS)
     files = {
-        rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": (path, side_by_side.opened(folder, probe, path))
+        rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": path
         for rank, paths in found.items()
         for path in paths
     }
-    _refuse_missing(found, [parsed.root for _, parsed in files.values()])
+    _refuse_missing(found, [tree.open(path).root for path in files.values()])
     why = None
     if len(found) > 1:
         why = (
@@ -102,9 +103,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             "along which dimension, is not in the files"
         )
     elif len(files) == 1:
-        ((path, parsed),) = files.values()
-        return side_by_side.of_file(folder, probe, NAME, TRAITS, path, parsed)
-    return side_by_side.of_files(folder, probe, NAME, TRAITS, files, why)
+        return tree.parsed(tree.root_of(*files.values()))
+    return tree.side_by_side(files, why)
 
 
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.side_by_side import Part, whole
+from ckptool.formats.directories.side_by_side import Part, of_parts
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Box
@@ -75,28 +74,16 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     parts: dict[str, list[Part]] = {}
-    shards: list[Shard] = []
+    files: dict[str, Parsed] = {}
     for name, file in each(_files(folder), probe.limits.cancellation):
-        parsed = side_by_side.opened(folder, probe, file)
-        shape, own = _parts(file, parsed)
+        files[file] = side_by_side.opened(folder, probe, file)
+        shape, own = _parts(file, files[file])
         if shapes.setdefault(name, shape) != shape:
             raise MalformedFile(f"{file!r}: {name!r} has another shape than for other ranks", kind="mixed-saves")
         parts.setdefault(name, []).extend(own)
-        shards.append(Shard(file, 1, parsed.source.nbytes, parsed.source))
-        if len(shards) > probe.limits.tensors:
+        if len(files) > probe.limits.tensors:
             raise LimitExceeded(f"more than {probe.limits.tensors:,} files of tensors", actual=probe.limits.tensors)
-    remarks: list[Remark] = []
-    contents = Contents({name: whole(folder, name, shapes[name], own, remarks) for name, own in parts.items()})
-    contents.groups.append(Group("", "mapping", list(parts)))
-    return Parsed(
-        folder,
-        NAME,
-        TRAITS,
-        contents,
-        fixed_form="state_dict",
-        shards=tuple(shards),
-        remarks=tuple(remarks),
-    )
+    return of_parts(folder, NAME, parts, shapes, files, [])
 
 
 def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[Part]]:

@@ -12,9 +12,11 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
+from ckptool.checkpoints.contents import Contents, Group
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile
-from ckptool.formats import torch_legacy
+from ckptool.formats import safetensors, torch_legacy
+from ckptool.formats.members import shard, with_files
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.messages import quoted
@@ -22,7 +24,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.pickles.reader import Pickle
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Box, Piece, PiecesSource, check_tiling, in_pieces
+from ckptool.tensors.pieces import Box, Piece, check_tiling, joined
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo, TypedStorage
 
@@ -33,6 +35,7 @@ class TreeBuilder:
     """Makes the leaves of a tree, and knows afterwards what they are: ``rebuilder`` recognises its tensors."""
 
     def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self._leaves = _Leaves()
         self.rebuilder = Rebuilder(self._leaves.resolve, partial(torch_legacy.nested_storage, limits=limits))
 
@@ -46,8 +49,10 @@ class TreeBuilder:
             self._leaves.take(node, rebuilder)
         return pickled.root
 
-    def transplant(self, node: Inert, rebuilder: Rebuilder) -> Inert:
+    def transplant(self, node: Inert, rebuilder: Rebuilder | None) -> Inert:
         """Return a part of another tree, to be a part of this one: its tensors are those of its own rebuilder."""
+        if rebuilder is None:  # there are none in it
+            return node
         todo = [node]
         seen: set[int] = set()
         while todo:
@@ -138,6 +143,41 @@ def opened(folder: FolderSource, probe: Probe, name: str) -> Parsed:
         raise
 
 
+class FolderTree(TreeBuilder):
+    """A tree of what several files of a folder hold. It keeps what it has read of each."""
+
+    def __init__(self, folder: FolderSource, probe: Probe, layout: str, traits: Traits) -> None:
+        super().__init__(probe.limits)
+        self.folder = folder
+        self.files: dict[str, Parsed] = {}
+        self._probe = probe
+        self._layout = layout
+        self._traits = traits
+
+    def open(self, name: str) -> Parsed:
+        """Return what a file holds; errors have its name."""
+        known = self.files.get(name)
+        if known is None:
+            known = self.files[name] = opened(self.folder, self._probe, name)
+        return known
+
+    def root_of(self, file: str) -> Inert:
+        """Return the whole tree of a file, to be a part of this one."""
+        parsed = self.open(file)
+        return self.transplant(parsed.root, parsed.rebuilder)
+
+    def side_by_side(self, files: Mapping[str, str], why: str | None) -> Parsed:
+        """Return the checkpoint that has the tree of each file under its key; ``why`` they are not one model."""
+        root = Dict([(key, self.root_of(file)) for key, file in files.items()])
+        return self.parsed(root, files.values())._replace(unmerged=why)
+
+    def parsed(self, root: Inert, files: Iterable[str] | None = None) -> Parsed:
+        """Return the checkpoint whose tree this is, of these ``files``, or of all that were read."""
+        contents = collect_weights(root, self.rebuilder, self.limits)
+        whole = Parsed(self.folder, self._layout, self._traits, contents, root=root, rebuilder=self.rebuilder)
+        return with_files(whole, [(name, self.files[name]) for name in (self.files if files is None else files)])
+
+
 def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
     """Raise MalformedFile unless all files that say something say the same."""
     first: tuple[str, object] | None = None
@@ -156,64 +196,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def of_files(
-    folder: FolderSource,
-    probe: Probe,
-    name: str,
-    traits: Traits,
-    files: Mapping[str, tuple[str, Parsed]],
-    why: str | None,
-    remarks: tuple[Remark, ...] = (),
-) -> Parsed:
-    """Return what ``files`` hold, each a file's name and what was read of it, under their keys; ``why`` not as one."""
-    builder = TreeBuilder(probe.limits)
-    pairs: list[tuple[Inert, Inert]] = []
-    for key, (_, parsed) in files.items():
-        root = parsed.root
-        pairs.append((key, root if parsed.rebuilder is None else builder.transplant(root, parsed.rebuilder)))
-    return of_tree(folder, probe, name, traits, Dict(pairs), builder, list(files.values()))._replace(
-        unmerged=why, remarks=remarks
-    )
-
-
-def of_file(folder: FolderSource, probe: Probe, name: str, traits: Traits, file: str, parsed: Parsed) -> Parsed:
-    """Return the one file that a folder's checkpoint is, as what a format found there."""
-    builder = TreeBuilder(probe.limits)
-    root = parsed.root if parsed.rebuilder is None else builder.transplant(parsed.root, parsed.rebuilder)
-    return of_tree(folder, probe, name, traits, root, builder, [(file, parsed)])
-
-
-def of_tree(
-    folder: FolderSource,
-    probe: Probe,
-    name: str,
-    traits: Traits,
-    root: Inert,
-    builder: TreeBuilder,
-    files: list[tuple[str, Parsed]],
-) -> Parsed:
-    """Return a tree that was made of several files as what a format found in a folder."""
-    contents = collect_weights(root, builder.rebuilder, probe.limits)
-    streams: list[Stream] = []
-    for file, parsed in files:
-        streams += [one.inside(file) for one in parsed.streams]
-    return Parsed(
-        folder,
-        name,
-        traits,
-        contents,
-        root=root,
-        rebuilder=builder.rebuilder,
-        notes=tuple(f"{file!r}: {note}" for file, parsed in files for note in parsed.notes),
-        damage=next((f"{file!r}: {one.damage}" for file, one in files if one.damage), None),
-        streams=tuple(streams),
-        archives=tuple(archive for _, parsed in files for archive in parsed.archives),
-        shards=tuple(
-            Shard(file, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source) for file, parsed in files
-        ),
-    )
-
-
 AGAIN: Final = "Copy the folder again, with the files of all ranks."
 
 
@@ -225,15 +207,34 @@ class Part(NamedTuple):
     info: TensorInfo
 
 
-def whole(
-    folder: FolderSource, name: str, shape: tuple[int, ...], parts: Sequence[Part], remarks: list[Remark]
-) -> TensorInfo:
+def of_parts(
+    folder: FolderSource,
+    layout: str,
+    parts: Mapping[str, Sequence[Part]],
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, Parsed],
+    remarks: Sequence[Remark],
+) -> Parsed:
     """
-    Return the tensor that parts are; if they do not fill it, ``remarks`` gets the reason, and reading it raises.
+    Return tensors whose parts are in files of safetensors as one checkpoint.
+
+    Where parts do not fill their tensor, that is a remark, and reading the tensor raises.
 
     Raises:
-        MalformedFile: They are of several types.
+        MalformedFile: Parts of a tensor are of several types.
     """
+    told = list(remarks)
+    contents = Contents({name: _whole(folder, name, shapes[name], own, told) for name, own in parts.items()})
+    contents.groups.append(Group("", "mapping", list(parts)))
+    shards = tuple(shard(name, one) for name, one in files.items())
+    return Parsed(
+        folder, layout, safetensors.TRAITS, contents, fixed_form="state_dict", shards=shards, remarks=tuple(told)
+    )
+
+
+def _whole(
+    folder: FolderSource, name: str, shape: tuple[int, ...], parts: Sequence[Part], remarks: list[Remark]
+) -> TensorInfo:
     dtype = parts[0].info.dtype
     if any(one.info.dtype != dtype for one in parts):
         raise MalformedFile(f"the pieces of {name!r} differ in type", kind="piece", hint=AGAIN)
@@ -248,8 +249,7 @@ def whole(
         fault = error
         remarks.append(Remark("CK141", error.message, AGAIN))
     pieces = [Piece(*box, found[box].file, partial(given, found[box].info)) for box in boxes]
-    source = PiecesSource(shape, dtype, pieces, folder.cancellation, name=name, fault=fault)
-    return in_pieces(name, shape, dtype, source, "cpu")
+    return joined(name, shape, dtype, pieces, folder.cancellation, fault=fault)
 
 
 def given(info: TensorInfo) -> TensorInfo:

@@ -46,8 +46,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.pieces import Piece, joined
 
 NAME = "dcp"
 TRAITS = Traits(has_tree=True, keeps_versions=False, loader="torch.distributed.checkpoint.load", is_trusted=True)
@@ -69,7 +68,7 @@ def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
     if any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files):
         return True
-    return COMMON in folder.files and is_torch_dist(folder)
+    return COMMON in folder.files and _is_torch_dist(folder)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -82,10 +81,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         CkptoolError: It cannot be read.
     """
     index = read_indexes(folder, probe.limits)
-    files = look_at(folder, index)
-    lost = lost_of(index, files)
+    files = _opened(folder, index)
     items = Items(folder, probe)
-    values, errors = _values(index, items, lost)
+    values, errors = _values(index, items, files)
     builder = TreeBuilder(probe.limits)
     leaves: list[tuple[Path, Inert]] = []
     for name, entry in each(index.entries.items(), probe.limits.cancellation):
@@ -93,12 +91,14 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         if name in values:
             leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
         elif isinstance(entry, Entry):
-            whole_shape = index.whole_shapes.get(name)
-            info = _tensor(folder, items, name, entry, whole_shape, lost.faults.get(name))
+            shape = index.whole_shapes.get(name)
+            pieces = partial(_pieces, items, name, entry, shape)
+            shape, fault = entry.shape if shape is None else shape, files.faults.get(name)
+            info = joined(name, shape, entry.dtype, pieces, folder.cancellation, fault=fault)
             leaves.append((path, builder.tensor(info)))
     distinct = {id(one): one.stream for one in values.values()}
     streams = [*index.streams, *distinct.values()]
-    remarks = [*remarks_on(folder, index, files, lost, items.safetensors), *unread_values(index, errors, lost)]
+    remarks = [*_remarks(folder, index, files, items.safetensors), *_unread_values(index, errors, files)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
     of_index = frozenset(taken)
@@ -111,7 +111,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         else:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
-    remarks += missing_beside(folder, index, of_index)
+    remarks += _missing_beside(folder, index, of_index)
     root, keys_beside = nested(leaves), taken - of_index
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
     as_safetensors = items.safetensors.files(index.entries.values())
@@ -135,12 +135,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _values(index: Index, items: Items, lost: Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
+def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
     """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
         item = entry.items[0] if isinstance(entry, Entry) and _is_quantised(entry) else entry
-        if isinstance(item, Item) and name not in lost.faults:
+        if isinstance(item, Item) and name not in files.faults:
             wanted[name] = item
     values: dict[str, Value] = {}
     errors: dict[str, CkptoolError] = {}
@@ -156,43 +156,15 @@ def _is_quantised(entry: Entry) -> bool:
     return entry.dtype.is_quantised and len(entry.items) == 1
 
 
-def _tensor(
-    folder: FolderSource,
-    items: Items,
-    name: str,
-    entry: Entry,
-    whole_shape: tuple[int, ...] | None,
-    fault: CkptoolError | None,
-) -> TensorInfo:
-    """Return the facts of a tensor whose pieces are items."""
-    shape = entry.shape if whole_shape is None else whole_shape
-    source = PiecesSource(
-        shape, entry.dtype, _Pieces(items, name, entry, whole_shape), folder.cancellation, name=name, fault=fault
-    )
-    return in_pieces(name, shape, entry.dtype, source, "cpu")
-
-
-class _Pieces:
-    """Makes the pieces of a tensor when they are asked for."""
-
-    __slots__ = ("_entry", "_items", "_name", "_whole_shape")  # there is one for each tensor
-
-    def __init__(self, items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> None:
-        self._items = items
-        self._name = name
-        self._entry = entry
-        self._whole_shape = whole_shape
-
-    def __call__(self) -> list[Piece]:
-        entry = self._entry
-        found = [
-            (box, item.file, partial(self._items.tensor, self._name, item, box[0]))
-            for box, item in zip(entry.boxes, entry.items, strict=True)
-            if item is not None
-        ]
-        if self._whole_shape is not None:
-            return list(flattened_pieces(self._whole_shape, entry.shape, found))
-        return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
+def _pieces(items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> list[Piece]:
+    found = [
+        (box, item.file, partial(items.tensor, name, item, box[0]))
+        for box, item in zip(entry.boxes, entry.items, strict=True)
+        if item is not None
+    ]
+    if whole_shape is not None:
+        return list(flattened_pieces(whole_shape, entry.shape, found))
+    return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:
@@ -214,63 +186,51 @@ def _shards(index: Index, files: Files) -> Iterator[Shard]:
 
 
 class Files(NamedTuple):
-    """The files that the index names."""
+    """The files that the index names, and what is lost with those that cannot be read."""
 
     sources: dict[str, FileSource]
     unread: dict[str, CkptoolError]
     """Those that cannot be opened, or are too short, and why."""
-
-
-class Lost(NamedTuple):
-    """What was in files that cannot be read, and tensors that are not whole for another reason."""
-
     faults: dict[str, CkptoolError]
-    """By the name of the tensor, or value."""
-    by_file: dict[str, tuple[int, dict[str, None]]]
-    """For each file that cannot be read, how many items are lost with it, and of which names."""
+    """Why a tensor, or a value, is not whole, by its name."""
+    lost: dict[str, tuple[int, dict[str, None]]]
+    """For each file that cannot be read, how many items were in it, and of which names."""
 
 
-def look_at(folder: FolderSource, index: Index) -> Files:
+def _opened(folder: FolderSource, index: Index) -> Files:
     """
     Open the files that the index names, as far as they are there.
 
     Raises:
         MalformedFile: A name could lead out of the folder.
     """
-    sources: dict[str, FileSource] = {}
-    unread: dict[str, CkptoolError] = {}
+    files = Files({}, {}, {}, {})
     for name, use in index.files.items():
         try:
-            source = sources[name] = folder.open(name)
+            source = files.sources[name] = folder.open(name)
         except FileUnavailable as error:
-            unread[name] = error
+            files.unread[name] = error
             continue
         if use.end > source.nbytes:
-            unread[name] = TruncatedFile(
+            files.unread[name] = TruncatedFile(
                 f"{name!r} is truncated: it has {source.nbytes:,} bytes, the index names {use.end:,}",
                 kind="truncated-piece",
                 hint="Copy or download it again.",
                 needed=use.end,
                 actual=source.nbytes,
             )
-    return Files(sources, unread)
-
-
-def lost_of(index: Index, files: Files) -> Lost:
-    """Return what cannot be read, or is not whole."""
-    tensors = {name: entry for name, entry in index.entries.items() if isinstance(entry, Entry)}
-    faults = {name: entry.fault for name, entry in tensors.items() if entry.fault is not None}
-    by_file: dict[str, tuple[int, dict[str, None]]] = {}
+    for name, entry in index.entries.items():
+        if isinstance(entry, Entry) and entry.fault is not None:
+            files.faults[name] = entry.fault
     for name, entry in index.entries.items() if files.unread else ():
         for item in entry.items if isinstance(entry, Entry) else (entry,):
-            error = files.unread.get(item.file) if item is not None else None
-            if item is None or error is None or _is_there(item, files):
+            if item is None or item.file not in files.unread or _is_there(item, files):
                 continue
-            count, names = by_file.setdefault(item.file, (0, {}))
+            count, names = files.lost.get(item.file, (0, {}))
             names[name] = None
-            by_file[item.file] = count + 1, names
-            faults.setdefault(name, _fault(name, item, error))
-    return Lost(faults, by_file)
+            files.lost[item.file] = count + 1, names
+            files.faults.setdefault(name, _fault(name, item, files.unread[item.file]))
+    return files
 
 
 def _is_there(item: Item, files: Files) -> bool:
@@ -279,21 +239,18 @@ def _is_there(item: Item, files: Files) -> bool:
 
 
 def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
+    remedy = f"Get {item.file!r} from where the folder was saved, or leave the tensor out."
     return FileUnavailable(
         f"{name!r} is not whole: {error.message}",
         kind="missing-pieces",
-        hint=error.hint
-        if error.kind == LINK
-        else f"Get {item.file!r} from where the folder was saved, or leave the tensor out.",
+        hint=error.hint if error.kind == LINK else remedy,
     )
 
 
-def remarks_on(
-    folder: FolderSource, index: Index, files: Files, found: Lost, safetensors: SafetensorsItems
-) -> Iterator[Remark]:
+def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: SafetensorsItems) -> Iterator[Remark]:
     """Yield what is notable about the files of a folder."""
-    yield from _lost_files(files, found)
-    for name, fault in found.faults.items():
+    yield from _lost_files(files)
+    for name, fault in files.faults.items():
         if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
             yield Remark("CK141", fault.message, fault.hint)
     for file, use in index.files.items():
@@ -342,29 +299,24 @@ def _is_empty(folder: FolderSource, name: str) -> bool:
         return True
 
 
-def _lost_files(files: Files, found: Lost) -> Iterator[Remark]:
-    links = [file for file in found.by_file if files.unread[file].kind == LINK]
-    others = [file for file in found.by_file if file not in links]
-    for file in others[:_MOST_FILES]:
-        yield Remark("CK140", _lost_file(file, files, found), _AGAIN)
-    for file in links[:_MOST_FILES]:
-        yield Remark("CK149", _lost_file(file, files, found), files.unread[file].hint)
+def _lost_files(files: Files) -> Iterator[Remark]:
+    links = [file for file in files.lost if files.unread[file].kind == LINK]
+    others = [file for file in files.lost if file not in links]
+    for code, told in (("CK140", others), ("CK149", links)):
+        for file in told[:_MOST_FILES]:
+            count, names = files.lost[file]
+            error, be = files.unread[file], "was" if count == 1 else "were"
+            what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
+            yield Remark(code, f"{error.message}; {what}", _AGAIN if told is others else error.hint)
     if rest := others[_MOST_FILES:]:
         yield Remark("CK140", f"{counted(len(rest), 'file')} more are missing, or too short: {some(rest)}", _AGAIN)
     if rest := links[_MOST_FILES:]:
         yield Remark("CK149", f"{counted(len(rest), 'file')} more are links, which are not followed: {some(rest)}")
 
 
-def _lost_file(file: str, files: Files, found: Lost) -> str:
-    count, names = found.by_file[file]
-    be = "was" if count == 1 else "were"
-    what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
-    return f"{files.unread[file].message}; {what}"
-
-
-def missing_beside(folder: FolderSource, index: Index, keys: Collection[str | int]) -> Iterator[Remark]:
+def _missing_beside(folder: FolderSource, index: Index, keys: Collection[str | int]) -> Iterator[Remark]:
     """Yield what is said of files that have to be there beside the items, and are not; ``keys`` are the outermost."""
-    is_megatrons = index.is_megatrons or is_torch_dist(folder)
+    is_megatrons = index.is_megatrons or _is_torch_dist(folder)
     if is_megatrons and COMMON not in folder.files:
         yield Remark("CK140", f"{COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
     elif is_megatrons and _METADATA not in folder.files:
@@ -375,16 +327,16 @@ def missing_beside(folder: FolderSource, index: Index, keys: Collection[str | in
         yield Remark("CK166", what, _AGAIN)
 
 
-def is_torch_dist(folder: FolderSource) -> bool:
+def _is_torch_dist(folder: FolderSource) -> bool:
     """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
     said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
     return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
 
 
-def unread_values(index: Index, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:
+def _unread_values(index: Index, errors: Mapping[str, CkptoolError], files: Files) -> Iterator[Remark]:
     """Yield what is said of values that cannot be read, other than those in files that are missing."""
     for name, error in errors.items():
-        if name not in found.faults:
+        if name not in files.faults:
             yield Remark("CK143", error.message, error.hint)
     for name, entry in index.entries.items():
         if entry is None:

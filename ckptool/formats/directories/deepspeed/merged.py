@@ -39,7 +39,7 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, packed
+from ckptool.tensors.pieces import Piece, joined, packed
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 Shape = tuple[int, ...]
@@ -200,8 +200,7 @@ class Partitions:
                     Piece((at,), (taken,), self._files[flat.rank].name, partial(part_of, info, inside, taken))
                 )
                 at += taken
-        source = PiecesSource((at,), dtype, pieces, self._folder.cancellation, name=name)
-        return in_pieces(name, place.shape, dtype, source, "cpu")
+        return joined(name, place.shape, dtype, pieces, self._folder.cancellation, is_flat=True)
 
     def flats_of(self, key: str) -> list[list[TensorInfo | None]]:
         """Return what each rank keeps under a key of each of its flat tensors, where it is one of each element."""
@@ -312,8 +311,7 @@ class Weights:
                 pieces.append(Piece((index * each,), (count,), file, partial(part_of, info, 0, count)))
         if sum(piece.numel for piece in pieces) < numel:
             return None
-        source = PiecesSource((numel,), whole[0].dtype, pieces, self._folder.cancellation, name=name)
-        return in_pieces(name, shape, whole[0].dtype, source, "cpu")
+        return joined(name, shape, whole[0].dtype, pieces, self._folder.cancellation, is_flat=True)
 
 
 def _misfit(name: str, needed: int, actual: int) -> MalformedFile:
@@ -376,19 +374,6 @@ def _groups(engine: Engine) -> Inert:
     for group, names in zip(said, shapes, strict=True):
         pairs = nodes.mapping_pairs(group) or []
         found.append(Dict([(key, list(names) if key == "params" else value) for key, value in pairs]))
-    return found
-
-
-def beside(pairs: Iterator[tuple[str, Inert]], taken: Sequence[str]) -> Pairs:
-    """Return entries of a file, to stand beside others: a name that one of those has gets a mark."""
-    used = set(taken)
-    found: PairList = []
-    for key, value in pairs:
-        name = key
-        while name in used:
-            name += "_"
-        used.add(name)
-        found.append((name, value))
     return found
 
 

@@ -18,25 +18,23 @@ copies of them, so the weights are those that the model computed with.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
-from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import states
 from ckptool.formats.directories.deepspeed.merged import (
     NARROW,
     Engine,
     Partitions,
     Weights,
-    beside,
     optimizer,
     state_dict,
 )
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, agree
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -89,20 +87,8 @@ def _add(kind: dict[int, dict[int, str]], outer: int, inner: int, path: str) -> 
         )
 
 
-class Reader:
-    """Reads files of states, and keeps what it read."""
-
-    def __init__(self, folder: FolderSource, probe: Probe) -> None:
-        self.folder = folder
-        self.probe = probe
-        self.read: dict[str, Parsed] = {}
-
-    def open(self, name: str) -> Parsed:
-        """Return what a file holds."""
-        known = self.read.get(name)
-        if known is None:
-            known = self.read[name] = side_by_side.opened(self.folder, self.probe, name)
-        return known
+class Reader(FolderTree):
+    """Reads files of states, and makes a tree of them."""
 
     def model(self, name: str) -> ModelStates:
         """Return what a file of model states says."""
@@ -163,18 +149,27 @@ class Reader:
         remarks += _of_other_ranks(files, partitions)
         return Engine(found, files, partitions), remarks
 
+    def client(self, model: ModelStates, taken: Iterable[str]) -> Pairs:
+        """Return the engine's state, and what the client put beside it; a name that is ``taken`` gets a mark."""
+        used = set(taken)
+        found: PairList = []
+        for key, value in model.client():
+            name = key
+            while name in used:
+                name += "_"
+            used.add(name)
+            found.append((name, self.transplant(value, model.rebuilder)))
+        return found
 
-def _finished(
-    reader: Reader, root: Dict, builder: TreeBuilder, files: Sequence[tuple[str, Parsed]], remarks: Sequence[Remark]
-) -> Parsed:
-    """Return a tree as a checkpoint: its ``module`` is there to be asked for, and is not the weights."""
-    parsed = side_by_side.of_tree(reader.folder, reader.probe, NAME, TRAITS, root, builder, list(files))
-    for group in parsed.contents.groups:
-        if not group.key and group.kind == "loose":
-            group.kind = "mapping"
-        elif group.key == "module" or group.key.startswith("module."):
-            group.kind = "loose"
-    return parsed._replace(remarks=tuple(remarks))
+    def finished(self, root: PairList, remarks: Sequence[Remark]) -> Parsed:
+        """Return a tree as a checkpoint: its ``module`` is there to be asked for, and is not the weights."""
+        parsed = self.parsed(Dict(root))
+        for group in parsed.contents.groups:
+            if not group.key and group.kind == "loose":
+                group.kind = "mapping"
+            elif group.key == "module" or group.key.startswith("module."):
+                group.kind = "loose"
+        return parsed._replace(remarks=tuple(remarks))
 
 
 def _is_partitioned(model: ModelStates) -> bool:
@@ -253,7 +248,7 @@ _MOST: Final = 1 << 20
 def read_tag(folder: FolderSource, probe: Probe, inside: str) -> Parsed:
     """Return what the states in a folder are, below the one that was opened; see the package."""
     files = _find(folder, inside)
-    reader = Reader(folder, probe)
+    reader = Reader(folder, probe, NAME, TRAITS)
     if files.layers:
         return _pipeline(reader, files)
     if not files.models:
@@ -277,21 +272,16 @@ def read_tag(folder: FolderSource, probe: Probe, inside: str) -> Parsed:
 def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
     """Return the states of an engine as one checkpoint."""
     model = engine.models[0]
-    files = [(name, parsed) for name, parsed in reader.read.items()]
     if engine.partitions is None:  # it is in one file
-        one = side_by_side.of_file(reader.folder, reader.probe, NAME, TRAITS, *files[0])
-        return one._replace(remarks=tuple(remarks))
+        return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
     weights = Weights(reader.folder, engine)
-    builder = TreeBuilder(reader.probe.limits)
-    module = model.module or {}
-    own = state_dict(builder, weights.tensors(module), model.field("module"), _entries(model))
-    pairs: PairList = [("", own)]
+    own = state_dict(reader, weights.tensors(model.module or {}), model.field("module"), _entries(model))
+    root: PairList = [("", own)]
     if not engine.of_stage_3:
-        pairs.append(("module", builder.transplant(model.field("module"), model.rebuilder)))
-    pairs.append(("optimizer", optimizer(builder, engine, remarks)))
-    client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
-    pairs += beside(iter(client), [key for key, _ in pairs])
-    return _finished(reader, Dict(pairs), builder, files, remarks)._replace(absent=tuple(weights.absent))
+        root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
+    root.append(("optimizer", optimizer(reader, engine, remarks)))
+    root += reader.client(model, [key for key, _ in root])
+    return reader.finished(root, remarks)._replace(absent=tuple(weights.absent))
 
 
 def _entries(model: ModelStates) -> Pairs:
@@ -304,7 +294,8 @@ def _entries(model: ModelStates) -> Pairs:
 def _apart(reader: Reader, files: Files) -> Parsed:
     """Return the files of model-parallel ranks, or of experts, side by side."""
     names = [path for ranks in files.models.values() for path in ranks.values()] + files.experts
-    found = {path.rpartition("/")[2].removesuffix("_model_states.pt"): (path, reader.open(path)) for path in names}
+    for name in names:
+        reader.open(name)
     if files.experts:
         why = f"{counted(len(files.experts), 'file')} of experts beside the model, which are listed file by file"
     else:
@@ -312,7 +303,7 @@ def _apart(reader: Reader, files: Files) -> Parsed:
             f"{len(files.models):,} model-parallel ranks, listed rank by rank: along which dimension the parts of a "
             "tensor are joined is not in the files"
         )
-    return side_by_side.of_files(reader.folder, reader.probe, NAME, TRAITS, found, why)
+    return reader.side_by_side({path.rpartition("/")[2].removesuffix("_model_states.pt"): path for path in names}, why)
 
 
 def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
@@ -335,20 +326,13 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
         if match is None or int(match[1]) != number[1] or name in (model.module or {}):
             fact = f"{numbers[number]!r} holds {name!r}, which is not of its expert"
             raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
-    builder = TreeBuilder(reader.probe.limits)
     joined = Call(Global("collections", "OrderedDict"), ())
-    module = builder.transplant(model.field("module"), model.rebuilder)
+    module = reader.transplant(model.field("module"), model.rebuilder)
     joined.pairs = list(nodes.mapping_pairs(module) or [])
     for number, parsed in found.items():
-        if parsed.rebuilder is not None:
-            joined.pairs += [(name, builder.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
-    root: PairList = [("module", joined)]
-    client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
-    root += beside(iter(client), ["module"])
-    parsed = side_by_side.of_tree(
-        reader.folder, reader.probe, NAME, TRAITS, Dict(root), builder, list(reader.read.items())
-    )
-    return parsed._replace(remarks=tuple(_of_experts(files)))
+        joined.pairs += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
+    root: PairList = [("module", joined), *reader.client(model, ["module"])]
+    return reader.parsed(Dict(root))._replace(remarks=tuple(_of_experts(files)))
 
 
 def _expert(path: str) -> tuple[int, int]:
@@ -394,20 +378,15 @@ def _pipeline(reader: Reader, files: Files) -> Parsed:
     last = max(max(layers) for layers in files.layers.values())
     for rank, layers in files.layers.items():
         _refuse_gaps(rank, layers, last)
-    builder = TreeBuilder(reader.probe.limits)
-    parts = {rank: _layers(reader, builder, files.layers[rank]) for rank in sorted(files.layers)}
+    parts = {rank: _layers(reader, files.layers[rank]) for rank in sorted(files.layers)}
     if len(parts) > 1:
-        pairs: PairList = [(f"model_{rank:02}", part) for rank, part in parts.items()]
         why = (
             f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
             "are joined is not in the files"
         )
-        parsed = side_by_side.of_tree(
-            reader.folder, reader.probe, NAME, TRAITS, Dict(pairs), builder, list(reader.read.items())
-        )
-        return parsed._replace(unmerged=why)
+        return reader.parsed(Dict([(f"model_{rank:02}", part) for rank, part in parts.items()]))._replace(unmerged=why)
     (module,) = parts.values()
-    return _stages(reader, builder, module, files)
+    return _stages(reader, module, files)
 
 
 def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
@@ -420,7 +399,7 @@ def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
         raise FileUnavailable.of_set(fact, "Get the files of these layers.", last + 1, len(layers))
 
 
-def _layers(reader: Reader, builder: TreeBuilder, layers: dict[int, str]) -> Call:
+def _layers(reader: Reader, layers: dict[int, str]) -> Call:
     """Return the state dict of layers, under the names that the pipeline has."""
     found = Call(Global("collections", "OrderedDict"), ())
     found.pairs = []
@@ -428,11 +407,11 @@ def _layers(reader: Reader, builder: TreeBuilder, layers: dict[int, str]) -> Cal
         parsed = reader.open(layers[number])
         for name, node in nodes.mapping_pairs(parsed.root) or []:
             if type(name) is str and parsed.rebuilder is not None:
-                found.pairs.append((f"{number}.{name}", builder.transplant(node, parsed.rebuilder)))
+                found.pairs.append((f"{number}.{name}", reader.transplant(node, parsed.rebuilder)))
     return found
 
 
-def _stages(reader: Reader, builder: TreeBuilder, module: Call, files: Files) -> Parsed:
+def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
     """Return the layers with the optimizer's masters in their place, and what else the stages saved."""
     remarks: list[Remark] = []
     engines = []
@@ -442,7 +421,7 @@ def _stages(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
         engines.append(engine)
     _refuse_missing_layers(engines, files)
     pairs = module.pairs or []
-    _refuse_others(builder, engines, pairs)
+    _refuse_others(reader, engines, pairs)
     remarks += _missing_stages(files)
     names = [name for name, _ in pairs]
     masters = {
@@ -455,16 +434,14 @@ def _stages(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
     if not masters:
         root.append(("", module))
     else:
-        root += [("", _with(builder, module, masters)), ("module", module)]
-        _note_rounded(builder, pairs, masters, remarks)
+        root += [("", _with(reader, module, masters)), ("module", module)]
+        _note_rounded(reader, pairs, masters, remarks)
     trained = [engine for engine in engines if engine.partitions is not None]
     if trained:
-        root.append(("optimizer", _optimizers(builder, trained, remarks)))
+        root.append(("optimizer", _optimizers(reader, trained, remarks)))
     if engines:
-        model = engines[0].models[0]
-        client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
-        root += beside(iter(client), ["", "module", "optimizer", *names])
-    return _finished(reader, Dict(root), builder, list(reader.read.items()), remarks)
+        root += reader.client(engines[0].models[0], ["", "module", "optimizer", *names])
+    return reader.finished(root, remarks)
 
 
 def _refuse_missing_layers(engines: list[Engine], files: Files) -> None:

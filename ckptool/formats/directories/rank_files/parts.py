@@ -13,16 +13,15 @@ from typing import Final, NamedTuple
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
-from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.rank_files import NAME, TRAITS, Set
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, Path, TreeBuilder, agree, given
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, Path, agree, given
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.pieces import Box, Piece, PiecesSource, check_tiling, in_pieces
+from ckptool.tensors.pieces import Box, Piece, check_tiling, joined
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder, as_dtype, as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size, row_major
@@ -378,13 +377,13 @@ def _axis(size: Inert, step: Inert) -> tuple[int, int] | None:
 class Rank:
     """The file of one rank, and the distributed tensors in it."""
 
-    def __init__(self, folder: FolderSource, probe: Probe, file: str, number: int) -> None:
+    def __init__(self, tree: FolderTree, file: str, number: int) -> None:
         self.file = file
-        self.parsed = side_by_side.opened(folder, probe, file)
-        rebuilder = self.parsed.rebuilder
+        self.parsed = tree.open(file)
+        rebuilder, cancellation = self.parsed.rebuilder, tree.folder.cancellation
         self.found: dict[Path, Found] = {}
         try:
-            for one in distributed_in(self.parsed.root, rebuilder, folder.cancellation, number) if rebuilder else ():
+            for one in distributed_in(self.parsed.root, rebuilder, cancellation, number) if rebuilder else ():
                 self.found[one.path] = one
         except CkptoolError as error:
             error.message = f"{file!r}: {error.message}"
@@ -419,29 +418,28 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
 
     If they are ``keyed``, all do, and a set without distributed tensors is one if its files are copies.
     """
-    builder = TreeBuilder(probe.limits)
+    tree = FolderTree(folder, probe, NAME, TRAITS)
     remarks: list[Remark] = []
-    files: list[tuple[str, Parsed]] = []
+    files: list[str] = []
     pairs: PairList = []
     why: str | None = None
     for one in sets:
-        ranks = _ranks(folder, probe, one, remarks, keyed=keyed)
+        ranks = _ranks(tree, one, remarks, keyed=keyed)
         missing = _missing_ranks(ranks, one)
-        files += [(rank.file, rank.parsed) for rank in ranks]
+        files += [rank.file for rank in ranks]
         why_not = _why_not(ranks)
         why = why or why_not
         head = "" if one is sets[0] and not keyed else one.stem
         is_one = any(rank.found for rank in ranks) or (keyed and (one.world is not None or _are_copies(ranks)))
         if why_not is None and is_one:
             if keyed:
-                _unite(builder, ranks)
-            pairs.append((head, _merged(folder, builder, ranks, missing, remarks)))
+                _unite(tree, ranks)
+            pairs.append((head, _merged(tree, ranks, missing, remarks)))
         else:
             remarks += _apart_remarks(ranks, missing)
-            pairs += _apart(builder, ranks, f"{head}_" if head else "")
+            pairs += _apart(tree, ranks, f"{head}_" if head else "")
     root: Inert = pairs[0][1] if len(pairs) == 1 and not pairs[0][0] else Dict(pairs)
-    parsed = side_by_side.of_tree(folder, probe, NAME, TRAITS, root, builder, files)
-    return parsed._replace(unmerged=why, remarks=tuple(remarks))
+    return tree.parsed(root, files)._replace(unmerged=why, remarks=tuple(remarks))
 
 
 def _are_copies(ranks: Sequence[Rank]) -> bool:
@@ -455,23 +453,23 @@ def _are_copies(ranks: Sequence[Rank]) -> bool:
     return len(sums) == 1 and all(sums)
 
 
-def _unite(builder: TreeBuilder, ranks: Sequence[Rank]) -> None:
+def _unite(tree: FolderTree, ranks: Sequence[Rank]) -> None:
     """Give the tree of the first rank what only others have at their roots: those of another stage of a pipeline."""
     first = ranks[0]
     own = held(first.parsed.root)
     known = {key for key, _ in nodes.mapping_pairs(first.parsed.root) or [] if isinstance(key, str)}
     for rank in ranks[1:]:
         for key, node in nodes.mapping_pairs(rank.parsed.root) or []:
-            if not isinstance(key, str) or key in known or rank.parsed.rebuilder is None:
+            if not isinstance(key, str) or key in known:
                 continue
             known.add(key)
-            own.append((key, builder.transplant(node, rank.parsed.rebuilder)))
+            own.append((key, tree.transplant(node, rank.parsed.rebuilder)))
             for path, found in rank.found.items():
                 if path[0] == key:
                     first.found[path] = found if len(path) > 1 else found._replace(siblings=own, place=len(own) - 1)
 
 
-def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark], *, keyed: bool) -> list[Rank]:
+def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) -> list[Rank]:
     """
     Return the ranks of a set, in order; those of a larger run that wrote here before are left out.
 
@@ -480,7 +478,7 @@ def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark], 
     """
     found: dict[int, Rank] = {}
     for number in sorted(one.files):
-        rank = Rank(folder, probe, one.files[number], number)
+        rank = Rank(tree, one.files[number], number)
         if keyed:  # by the index: what is in it may be of a part of the ranks
             rank.number, rank.world = number, one.world or 0
         other = found.setdefault(rank.number, rank)
@@ -529,22 +527,18 @@ def _why_not(ranks: Sequence[Rank]) -> str | None:
     return None
 
 
-def _apart(builder: TreeBuilder, ranks: Sequence[Rank], head: str) -> Pairs:
+def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str) -> Pairs:
     """Return the trees of the ranks side by side, each with its own parts."""
     found: PairList = []
     for rank in ranks:
         for one in rank.found.values():
             if len(one.part.boxes) == 1:
-                one.put(builder.tensor(one.part.boxes[0][1]))
-        rebuilder = rank.parsed.rebuilder
-        root = rank.parsed.root if rebuilder is None else builder.transplant(rank.parsed.root, rebuilder)
-        found.append((f"{head}rank_{rank.number}", root))
+                one.put(tree.tensor(one.part.boxes[0][1]))
+        found.append((f"{head}rank_{rank.number}", tree.root_of(rank.file)))
     return found
 
 
-def _merged(
-    folder: FolderSource, builder: TreeBuilder, ranks: Sequence[Rank], missing: Missing, remarks: list[Remark]
-) -> Inert:
+def _merged(tree: FolderTree, ranks: Sequence[Rank], missing: Missing, remarks: list[Remark]) -> Inert:
     """Return the tree of the first rank, with whole tensors in place of its parts."""
     first = ranks[0]
     for rank in ranks[1:]:
@@ -557,18 +551,17 @@ def _merged(
     for path, found in first.found.items():
         if id(found.node) not in leaves:
             try:
-                info = _whole(folder, [(rank.file, rank.found[path]) for rank in ranks if path in rank.found])
+                info = _whole(tree.folder, [(rank.file, rank.found[path]) for rank in ranks if path in rank.found])
             except MalformedFile as error:
                 is_of_rank = missing.ranks and error.kind == "missing-piece"
                 raise missing.explaining(error) if is_of_rank else error from error
-            leaves[id(found.node)] = builder.tensor(info)
+            leaves[id(found.node)] = tree.tensor(info)
     if missing.ranks:
         remarks.append(Remark("CK157", missing.message, "The others have copies of its parts."))
     _note_differences(ranks, remarks)
     for found in first.found.values():
         found.put(leaves[id(found.node)])
-    assert first.parsed.rebuilder is not None  # it found them
-    return builder.transplant(first.parsed.root, first.parsed.rebuilder)
+    return tree.root_of(first.file)
 
 
 def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorInfo:
@@ -584,8 +577,7 @@ def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorIn
                 boxes.setdefault(box, (file, info))  # others have copies
     check_tiling(name, first.shape, list(boxes))
     pieces = [Piece(*box, file, partial(given, info)) for box, (file, info) in boxes.items()]
-    source = PiecesSource(first.shape, first.dtype, pieces, folder.cancellation, name=name)
-    return in_pieces(name, first.shape, first.dtype, source, "cpu")
+    return joined(name, first.shape, first.dtype, pieces, folder.cancellation)
 
 
 def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:
