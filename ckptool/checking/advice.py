@@ -45,22 +45,25 @@ def migration(
 
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
-    asked = why
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
+    hints = [why] if why else []
     if "form" not in given and not _may_be_kept(checkpoint):
         given = {"form": "state_dict", **given}
-        why = _and(why, "Write the weights alone, which plain torch.load() opens.")
+        hints.append("Write the weights alone, which plain torch.load() opens.")
     if "form" in given:
         refused = _refused(checkpoint, given)
         if refused is None:
-            return Advice(asked)
+            return Advice(why)
         if refused:
             given["drop_unsupported"] = True
-            why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
-    if given.get("form") == "state_dict" and "to" not in given and _is_elsewhere(checkpoint):
-        given["to"] = "cpu"  # else plain torch.load() opens it where that device is, and nowhere else
+            hints.append(f"Leave out what torch.load() refuses: {some(refused)}.")
+    if given.get("form") == "state_dict" and "to" not in given:
+        weights = checkpoint.weights if checkpoint.weights is not None else checkpoint.tensors
+        tags = {one.info.location for one in weights.values() if one.info.storage is not None}
+        if not tags <= {"cpu", "meta"}:
+            given["to"] = "cpu"  # else plain torch.load() opens it where that device is, and nowhere else
     words = [word for change in renames for word in change.arguments]
-    return run(checkpoint, "migrate", *words, why=why, **given)
+    return run(checkpoint, "migrate", *words, why=" ".join(hints) or None, **given)
 
 
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
@@ -105,16 +108,6 @@ def instead(checkpoint: Checkpoint) -> Advice:
 def literal(name: str) -> str:
     """Return the glob that only this name matches."""
     return "".join(f"[{char}]" if char in "*?[" or (not at and char == ".") else char for at, char in enumerate(name))
-
-
-def _is_elsewhere(checkpoint: Checkpoint) -> bool:
-    """Say whether weights were saved on a device that other machines may not have."""
-    weights = checkpoint.weights if checkpoint.weights is not None else checkpoint.tensors
-    return any(one.info.storage is not None and one.info.location not in ("cpu", "meta") for one in weights.values())
-
-
-def _and(why: str | None, more: str) -> str:
-    return f"{why} {more}" if why else more
 
 
 def _may_be_kept(checkpoint: Checkpoint) -> bool:

@@ -19,7 +19,6 @@ from ckptool.errors import CkptoolError, Failure
 from ckptool.limits import Limits
 from ckptool.sources.checksums import read_once
 from ckptool.sources.files import Origin, file_under, open_source
-from ckptool.sources.source import Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -100,13 +99,9 @@ def sha256_of(origin: Origin, cancellation: Cancellation | None = None) -> str |
     """Return the SHA-256 of a file, as ``sha256sum`` prints it; None for a folder, and for what cannot be read."""
     try:
         source, _ = open_source(origin, cancellation)
+        found = sha256()
         with closing(source):
-            return _sha256_of_source(source)
+            read_once(source, lambda _, piece: found.update(piece))
+        return found.hexdigest()
     except Failure:
         return None
-
-
-def _sha256_of_source(source: Source) -> str:
-    found = sha256()
-    read_once(source, lambda _, piece: found.update(piece))
-    return found.hexdigest()

@@ -42,42 +42,22 @@ def devices(*, as_json: bool) -> None:
         print_json(with_hints({"schema": SCHEMA, "error": error.as_dict()}))
         sys.exit(2)
     if as_json:
-        print_json(_object(report))
+        listed = [{"device": one.pop("tag"), **one} for one in map(asdict, report.devices)]
+        missing = report.cuda_missing and asdict(report.cuda_missing)
+        head = {"schema": SCHEMA, "torch": report.torch_version, "cuda_build": report.cuda_build}
+        print_json({**head, "devices": listed, "cuda_missing": missing})
     else:
         say_sections(_sections(report), None)
-
-
-def _object(report: DeviceReport) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "torch": report.torch_version,
-        "cuda_build": report.cuda_build,
-        "devices": [
-            {
-                "device": device.tag,
-                "name": device.name,
-                "free_nbytes": device.free_nbytes,
-                "total_nbytes": device.total_nbytes,
-                "compute_capability": device.compute_capability,
-            }
-            for device in report.devices
-        ],
-        "cuda_missing": asdict(report.cuda_missing) if report.cuda_missing else None,
-    }
 
 
 def _sections(report: DeviceReport) -> Iterator[Section]:
     built = f", built for CUDA {report.cuda_build}" if report.cuda_build else ""
     yield f"torch {report.torch_version}{built}"
     yield ""
-    rows = [
-        (one.tag, one.name, _size(one.free_nbytes), _size(one.total_nbytes), one.compute_capability or "-")
-        for one in report.devices
-    ]
+    rows = []
+    for one in report.devices:
+        sizes = ("-" if size is None else f"{size / 2**30:,.1f} GiB" for size in (one.free_nbytes, one.total_nbytes))
+        rows.append((one.tag, one.name, *sizes, one.compute_capability or "-"))
     yield Table(_HEADERS, rows, [False] * len(_HEADERS))
     if report.cuda_missing:
         yield from ("", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}")
-
-
-def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else f"{nbytes / 2**30:,.1f} GiB"

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.verbs import Command, flag, takes, together
+from ckptool.cli.verbs import Command, F, flag, takes, together
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 LIMIT: Final = 200
 """Rows on a terminal, unless another number is asked for."""
@@ -26,19 +23,8 @@ _HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
 _LISTED: Final = (*_PATTERNS, *_HOW, "show_all")
 """What says which tensors of a file to list, and how to list them."""
 _OF_FILES: Final = (
-    "deep",
-    "values",
-    "strict",
-    "device_check",
-    "like",
-    "model",
-    "key",
-    "show_globals",
-    "only",
-    "quiet",
-    "output",
-    "digest",
-    *("fail_on", "policy", "allow", "ignore", "baseline"),
+    *("deep", "values", "strict", "device_check", "like", "model", "key", "show_globals", "only", "quiet", "output"),
+    *("digest", "fail_on", "policy", "allow", "ignore", "baseline"),
 )
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {

@@ -123,7 +123,13 @@ def _cells(row: ValueRow) -> list[str]:
     share = f"{found.zeros / found.total:.1%}" if found.total else "-"
     counts = [f"{number:,}" if number else "-" for number in (found.nan, found.infinite)]
     moments = (found.mean, found.std, found.min, found.max, found.norm)
-    return [*start, *map(_number, moments), share if found.zeros else "-", *counts, _bars(found.histogram)]
+    return [
+        *start,
+        *("-" if value is None else f"{value:.4g}" for value in moments),
+        share if found.zeros else "-",
+        *counts,
+        _bars(found.histogram),
+    ]
 
 
 def _raw(row: ValueRow) -> list[object]:
@@ -135,10 +141,6 @@ def _raw(row: ValueRow) -> list[object]:
         row.tensors,
         *(list(value) if isinstance(value, tuple) else value for value in values),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _bars(histogram: tuple[int, ...]) -> str:

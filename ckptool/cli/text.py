@@ -34,7 +34,13 @@ pages: list[list[str]] = []
 
 def with_options(text: str) -> str:
     """Return a hint with its options as they are written on the command line: `force=True` as --force."""
-    return re.sub(OPTION, lambda found: _spelled(found[1], found[2]), text)
+
+    def spelled(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
+        return flag if value in ("", "True") else f"{flag} {quote(value.strip(chr(39)))}"
+
+    return re.sub(OPTION, spelled, text)
 
 
 def in_options(sections: Iterable[Section]) -> Iterator[Section]:
@@ -43,11 +49,6 @@ def in_options(sections: Iterable[Section]) -> Iterator[Section]:
         if isinstance(section, Fact):
             section = section._replace(items=[with_options(item) for item in section.items])
         yield with_options(section) if isinstance(section, str) else section
-
-
-def _spelled(name: str, value: str) -> str:
-    flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
-    return flag if value in ("", "True") else f"{flag} {quote(value.strip(chr(39)))}"
 
 
 def error_text(error: CkptoolError) -> str:
@@ -184,8 +185,6 @@ def pager(*, asked: bool) -> Iterator[None]:
     if not asked or not sys.stdout.isatty():
         yield
         return
-    import click
-
     pages.append([])
     try:
         yield
@@ -260,14 +259,10 @@ class ProgressLine:
         facts += f"  {_clock((total - done) / rate)} left" if rate and is_steady and done < total else ""
         number = f"{self._number:,}/{self._files:,} " if self._files > 1 else ""
         number += what
-        bar = f"{_bar(share)} " if columns >= _ROOM_FOR_BAR else ""
+        full = round(share * _BAR)
+        bar = f"{'━' * full}{'─' * (_BAR - full)} " if columns >= _ROOM_FOR_BAR else ""
         room = max(8, columns - 1 - len(number) - len(bar) - len(facts) - 2)
         return f"{number}{cut_middle(self._name, room)}  {bar}{facts}"[: columns - 1]
-
-
-def _bar(share: float) -> str:
-    full = round(share * _BAR)
-    return "━" * full + "─" * (_BAR - full)
 
 
 def _clock(seconds: float) -> str:

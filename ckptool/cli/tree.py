@@ -113,12 +113,10 @@ def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
     alike: dict[str, list[str]] = {}
     for name in below:
         alike.setdefault(_NUMBERS.sub("#", name), []).append(name)
-    ordered = {kind: iter(sorted(names, key=_numbers)) for kind, names in alike.items()}
+    ordered = {
+        kind: iter(sorted(names, key=lambda name: [*map(int, _NUMBERS.findall(name))])) for kind, names in alike.items()
+    }
     return {name: below[name] for name in (next(ordered[_NUMBERS.sub("#", name)]) for name in below)}
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(one) for one in _NUMBERS.findall(name)]
 
 
 def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:

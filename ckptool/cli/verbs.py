@@ -201,6 +201,12 @@ class Command(click.Command):
         with formatter.section("More"):
             formatter.write_dl(list(records.values()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the examples of the verb, as they are."""
+        if self.name in EXAMPLES:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in EXAMPLES[self.name]))
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments."""
         given, _, order = self.make_parser(ctx).parse_args(list(args)) if not ctx.resilient_parsing else ({}, [], [])
@@ -229,12 +235,14 @@ class Verbs(Command, click.Group):
         if not any(one.name == "version" for one in command.params):  # where people who see a verb's help look for it
             click.version_option(__version__, *_VERSION, prog_name="ckptool", hidden=True)(command)
             color_option(hidden=True)(command)
-            command.format_epilog = _examples(verb)  # type: ignore[assignment, method-assign]
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
-        own, rest = _split(args)
+        at = 0
+        while at < len(args) and args[at].partition("=")[0] == _COLOR:  # the option that comes before any verb
+            at += 1 if "=" in args[at] else 2
+        own, rest = args[:at], args[at:]
         ctx.meta[GIVEN] = list(rest)
         if rest[:1] == ["version"] and not _is_path("version"):
             rest = ["--version"]
@@ -244,8 +252,9 @@ class Verbs(Command, click.Group):
         if verb in (*VERBS, *WORDS) and not _is_path(verb):  # with options in front of it
             rest.remove(verb)
             rest = [verb, *rest]
-        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and _begins_with_path(rest):
-            rest = ["inspect", *rest]
+        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION):
+            # Of words without a verb, the first is a file, or is an option, with files behind it.
+            rest = ["inspect", *rest] if any(map(_is_path, rest if rest[0].startswith("-") else rest[:1])) else rest
         return super().parse_args(ctx, [*own, *rest])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -322,30 +331,6 @@ def _hint(word: str) -> str:
 
     near = get_close_matches(word, [*VERBS, *WORDS], n=1)
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
-
-
-def _examples(verb: str) -> Callable[[click.Context, click.HelpFormatter], None]:
-    """Return what prints a verb's examples below its options, as they are."""
-
-    def write(_: click.Context, formatter: click.HelpFormatter) -> None:
-        if verb in EXAMPLES:
-            with formatter.section("Examples"):
-                formatter.write("".join(f"  {line}\n" for line in EXAMPLES[verb]))
-
-    return write
-
-
-def _split(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options that come before any verb, and the rest."""
-    at = 0
-    while at < len(args) and args[at].partition("=")[0] == _COLOR:
-        at += 1 if "=" in args[at] else 2
-    return args[:at], args[at:]
-
-
-def _begins_with_path(words: list[str]) -> bool:
-    """Say whether words without a verb are about files: the first is one, or is an option, with files behind it."""
-    return any(map(_is_path, words if words[0].startswith("-") else words[:1]))
 
 
 def _is_path(word: str) -> bool:
