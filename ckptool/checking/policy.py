@@ -32,6 +32,7 @@ from ckptool.sources.naming import is_folder
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
 """``unknown``: it cannot be opened. ``other``: it is surely no checkpoint, no pickle and no archive of them."""
+EXIT_CODES: Final = {"passes": 0, "other": 0, "fails": 1, "unknown": 2}
 UNREADABLE: Final = "unreadable"
 """The condition that a file cannot be opened, whatever it is; and the code of that."""
 _RANK: Final = {str(grade): rank for rank, grade in enumerate(get_args(Grade))}
@@ -110,7 +111,7 @@ class Judgement(NamedTuple):
     @property
     def exit_code(self) -> int:
         """0, or 1 if it fails, or 2 if it is unknown."""
-        return {"fails": 1, "unknown": 2}.get(self.outcome, 0)
+        return EXIT_CODES[self.outcome]
 
 
 def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str] = ()) -> Judgement:

@@ -8,12 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.policy import Policy
+from ckptool.checking.policy import EXIT_CODES, Policy
 from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
 from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import RayCommand, ray_option
@@ -37,8 +38,6 @@ _HEAD_OF_TENSOR: Final = f'{{"schema": "{SCHEMA_OF_TENSORS}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
 
-_ROW: Final = json.JSONDecoder().raw_decode
-"""Reads a row that a worker has just written."""
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 _ROUNDS: Final = 4
@@ -124,16 +123,11 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
-    for path in (*(path for path in paths if path != "-"), *(_read(one) for one in lists)):
-        for one in (path,) if isinstance(path, str) else path:
-            yield one if isinstance(path, str) else as_asked(one)
-
-
-def _read(stream: BinaryIO) -> Iterator[str]:
-    for line in stream:
+    yield from (path for path in paths if path != "-")
+    for line in chain(*lists):
         path = os.fsdecode(line.rstrip(b"\r\n"))
         if path:
-            yield path
+            yield as_asked(path)
 
 
 class _Known(NamedTuple):
@@ -272,7 +266,7 @@ class _Run:
 
     def _is_counted(self, line: bytes, *, is_meant: bool) -> bool:
         """Count a row, unless it is of a file that is no checkpoint."""
-        row, _ = _ROW(line.decode())
+        row = json.loads(line)
         error = row["error"]
         self._listing.add(row["beside"] or ())
         if is_other(row, is_meant=is_meant) and hash(row["path"]) not in self._unfinished:
@@ -322,7 +316,7 @@ class _Run:
 def _exit_code(row: dict[str, Any]) -> int:
     """Return 1 for a row of what fails, 2 for one of what could not be opened; what a policy lets pass is fine."""
     outcome = (row.get("gate") or {}).get("outcome", "unknown" if row["error"] else "passes")
-    return {"fails": 1, "unknown": 2}.get(outcome, 0)
+    return EXIT_CODES.get(outcome, 0)
 
 
 _HEADERS: Final = ("", "grade", "format", "form", "parameters", "size", "file")
@@ -336,7 +330,7 @@ def _in_columns(word: str, grade: str, format_: str, form: str, parameters: str,
 
 
 def _shown(line: bytes) -> str:
-    row, _ = _ROW(line.decode())
+    row = json.loads(line)
     word = "error" if row["error"] else row["worst"] or "fine"
     size = show_nbytes(row["nbytes"]) if row["nbytes"] is not None else ""
     parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
