@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -215,6 +216,14 @@ def safetensors(tensors: Mapping[str, bytes]) -> bytes:
 def index_of_shards(shard_of: Mapping[str, str], **metadata: object) -> bytes:
     """Return the JSON that says which file holds which tensor."""
     return json.dumps({"metadata": metadata, "weight_map": shard_of}, indent=2).encode() + b"\n"
+
+
+def written(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files by their paths in a folder, and return it."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
 def one_of_each() -> dict[str, bytes]:

@@ -14,26 +14,22 @@ import torch
 
 import ckptool
 from ckptool import CheckReport, check
+from tests import program
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 from tests.device.tags import OfADevice
 from tests.each import each
-from tests.program import invoke
+from tests.program import INVALID, OURS, VALID
 from tests.scale import some, step, times
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-VALID = FIXTURES / "valid"
 PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
 CHECKPOINT = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
 STATE_DICT = VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
-TRUNCATED = FIXTURES / "invalid" / "truncated-zip.pth"
-OURS = [path for path in sorted(VALID.iterdir()) if path.suffix != ".json"]
+TRUNCATED = INVALID / "truncated-zip.pth"
 
 
 def run(*arguments: object, code: int) -> str:
-    result = invoke(["check", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return program.run("check", *arguments, code=code).stdout
 
 
 def test_exit_codes_tell_nothing_something_and_unreadable_apart() -> None:
@@ -70,18 +66,6 @@ def test_json_is_ascii_whatever_the_names(tmp_path: Path) -> None:
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 
-def test_the_quick_look_imports_neither_torch_nor_numpy_and_reads_no_tensor() -> None:
-    code = (
-        "import sys\n"
-        "from ckptool.cli import cli\n"
-        "try: cli(['check', '--deep', *sys.argv[1:]])\n"
-        "except SystemExit: pass\n"
-        "print({'torch', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *map(str, OURS)], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "set()"
-
-
 def codes(name: Path | str, devices: list[str]) -> list[tuple[str, str]]:
     found = check(VALID / name, devices=devices).findings
     return [(one.code, one.severity) for one in found if one.code == "CK503"]
@@ -114,7 +98,7 @@ def test_a_device_that_saved_a_file_is_lacking_where_torch_lacks_it(of_a_device:
 
 def here() -> list[str]:
     """Return the tags of the devices of this machine."""
-    return [one["device"] for one in json.loads(invoke(["devices", "--json"]).stdout)["devices"]]
+    return [one["device"] for one in program.as_json("devices")["devices"]]
 
 
 def lacking_where_torch_lacks_it(path: Path) -> None:

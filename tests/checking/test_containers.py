@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ckptool import CheckReport, Limits, check, open_checkpoint
+from tests import program
 from tests.build import (
     call,
     floats,
@@ -93,9 +94,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def run(path: Path, *options: str, code: int) -> str:
-    result = invoke(["check", str(path), *options])
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return program.run("check", path, *options, code=code).stdout
 
 
 def alarms(report: CheckReport) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from tests.build import (
     storage,
     tensor,
     torch_zip,
+    written,
     zip_file,
 )
 from tests.program import invoke
@@ -49,14 +50,6 @@ BESIDE = {
     "a/b/c/d/e/f/g/h.pkl": EVIL,
     "behind a script": b"#!/bin/sh\n" + IN_ZIP,
 }
-
-
-def written(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
 
 
 def system(path: Path) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ckptool import check
+from tests import build
 from tests.build import (
     call,
     floats,
@@ -38,16 +39,8 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 LAMBDA = b'{"class_name": "Functional", "config": {"layers": [{"class_name": "Lambda"}]}}'
 
 
-def folder(place: Path, **files: bytes) -> Path:
-    return written(place, files)
-
-
 def written(place: Path, files: dict[str, bytes]) -> Path:
-    for name, data in {"model.safetensors": GOOD, **files}.items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return place
+    return build.written(place, {"model.safetensors": GOOD, **files})
 
 
 def codes(path: Path) -> set[str]:

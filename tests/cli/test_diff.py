@@ -12,18 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests import build
+from tests import build, program
 from tests.cli.test_snapshots import CPU, GPU, WEIGHTS, write_variants
-from tests.program import invoke
+from tests.program import VALID, invoke
 from tests.scale import in_turn
-
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = invoke(["diff", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return program.run("diff", *arguments, code=code).stdout
 
 
 def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
 def at_fixtures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stand in a folder with the fixtures and files that differ from them in some way."""
     for name in (GPU, CPU, WEIGHTS):
-        shutil.copy(FIXTURES / name, tmp_path)
+        shutil.copy(VALID / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     write_variants(tmp_path)
 
@@ -78,19 +74,17 @@ def test_keys_name_the_state_dicts() -> None:
     assert run(GPU, CPU, "--key-a", "model", "--ignore-wrappers", "--ignore-device").splitlines()[-1] == (
         "the same: 11 tensors"
     )
-    result = invoke(["diff", GPU, CPU, "--key-b", "nothing"])
-    assert result.exit_code == 2
+    result = program.run("diff", GPU, CPU, "--key-b", "nothing", code=2)
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
 
 
 def test_a_bad_file_prints_two_lines_or_an_object(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pth"
-    broken.write_bytes((FIXTURES / GPU).read_bytes()[:5000])
-    result = invoke(["diff", str(FIXTURES / GPU), str(broken)])
+    broken.write_bytes((VALID / GPU).read_bytes()[:5000])
+    result = program.run("diff", VALID / GPU, broken, code=2)
 
-    assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
-    error = as_json(FIXTURES / GPU, broken, code=2)["error"]
+    error = as_json(VALID / GPU, broken, code=2)["error"]
     assert (error["kind"], error["path"]) == ("truncated-zip", str(broken))
 
 

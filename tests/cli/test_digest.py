@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
-from jsonschema import Draft202012Validator
 
 from ckptool.fleet import row
 from tests.checkpoints.digest_by_hand import digest as by_hand
-from tests.program import invoke
+from tests.program import as_json, run, validated
 
 
 @pytest.mark.parametrize("name", ["model.pth", "wrapped.pth", "meta.pth"])
@@ -22,9 +19,8 @@ def test_the_digest_is_the_one_that_anybody_can_compute(name: str, tmp_path: Pat
     torch.save({"state_dict": wrapped, "epoch": 3} if name == "wrapped.pth" else weights, tmp_path / name)
     if name == "meta.pth":
         torch.save({**weights, "lost": torch.zeros(2, device="meta")}, tmp_path / name)
-    said = invoke(["inspect", "-q", "--digest", str(tmp_path / name)]).output
-    found = json.loads(invoke(["inspect", "--json", "--digest", str(tmp_path / name)]).output)
-    Draft202012Validator(json.loads(files("ckptool.cli").joinpath("schemas/inspect.json").read_text())).validate(found)
+    said = run("inspect", "-q", "--digest", tmp_path / name).output
+    found = validated(as_json("inspect", "--digest", tmp_path / name), "inspect")
 
     if name == "meta.pth":
         assert (found["digest"], found["digest_error"]) == (None, "no-plain-bytes")

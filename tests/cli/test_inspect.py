@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -9,44 +10,43 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ckptool
-from ckptool import open_checkpoint
-from ckptool.checkpoints.summary import summarise
-from ckptool.inspecting.head import head_facts
 from ckptool.reference.nets import LeNet
+from tests import program
 from tests.each import each
-from tests.program import invoke
+from tests.program import OURS, VALID, invoke
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
-STATE_DICT = FIXTURES / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
-CHECKPOINT = FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth"
-LEGACY_MODEL = FIXTURES / "lenet-model-forged-cuda0-legacy.pth"
+STATE_DICT = VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+CHECKPOINT = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
+LEGACY_MODEL = VALID / "lenet-model-forged-cuda0-legacy.pth"
+PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = invoke(["inspect", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return program.run("inspect", *arguments, code=code).stdout
 
 
-def as_json(*arguments: object, code: int = 0) -> dict[str, object]:
-    found: dict[str, object] = json.loads(run("--json", *arguments, code=code))
-    return found
+def as_json(*arguments: object) -> Any:
+    return program.as_json("inspect", *arguments)
+
+
+def names(*arguments: object) -> list[str]:
+    return [tensor["name"] for tensor in as_json(STATE_DICT, *arguments)["tensors"]]
 
 
 def test_json_says_where_a_tensors_bytes_stand_in_the_file() -> None:
-    found = as_json(FIXTURES / "state-dict-plain-cpu-zip.pth")
-    expected = json.loads((FIXTURES / "state-dict-plain-cpu-zip.json").read_text())
-    data = (FIXTURES / "state-dict-plain-cpu-zip.pth").read_bytes()
-    import hashlib
+    expected = json.loads(PLAIN.with_suffix(".json").read_text())
+    data = PLAIN.read_bytes()
 
-    for tensor, wanted in zip(found["tensors"], expected["tensors"], strict=True):  # type: ignore[call-overload]
+    for tensor, wanted in zip(as_json(PLAIN)["tensors"], expected["tensors"], strict=True):
         start = tensor["file_offset"]
         assert hashlib.sha256(data[start : start + tensor["nbytes"]]).hexdigest() == wanted["sha256"]
 
@@ -63,23 +63,18 @@ def test_a_bad_file_prints_two_lines_and_the_next_file_is_shown(tmp_path: Path) 
 
 
 def test_names_are_filtered_by_regex_and_globs() -> None:
-    names = [tensor["name"] for tensor in as_json(STATE_DICT, "--grep", r"conv\d\.", "--exclude", "*.bias")["tensors"]]  # type: ignore[index, call-overload, attr-defined]
-    assert names == ["module.conv1.weight", "module.conv2.weight"]
-
-    names = [tensor["name"] for tensor in as_json(STATE_DICT, "--include", "*.out.*")["tensors"]]  # type: ignore[index, call-overload, attr-defined]
-    assert names == ["module.out.weight", "module.out.bias"]
+    assert names("--grep", r"conv\d\.", "--exclude", "*.bias") == ["module.conv1.weight", "module.conv2.weight"]
+    assert names("--include", "*.out.*") == ["module.out.weight", "module.out.bias"]
 
 
-@pytest.mark.parametrize(
-    ("key", "first"), [("size", "module.fc1.weight"), ("name", "module.conv1.bias"), ("file", "module.conv1.weight")]
-)
-def test_the_table_is_sorted(key: str, first: str) -> None:
-    assert as_json(STATE_DICT, "--sort", key)["tensors"][0]["name"] == first  # type: ignore[index]
+def test_the_table_is_sorted() -> None:
+    firsts = {"size": "module.fc1.weight", "name": "module.conv1.bias", "file": "module.conv1.weight"}
+    assert {key: names("--sort", key)[0] for key in firsts} == firsts
 
 
-@pytest.mark.parametrize("arguments", [["--columns", "colour"], ["--table", "papyrus"], ["--grep", "("]])
-def test_bad_usage_is_exit_code_2(arguments: list[str]) -> None:
-    run(STATE_DICT, *arguments, code=2)
+def test_bad_usage_is_exit_code_2() -> None:
+    for arguments in (["--columns", "colour"], ["--table", "papyrus"], ["--grep", "("]):
+        run(STATE_DICT, *arguments, code=2)
 
 
 @each("wrap", ["", "DataParallel"])
@@ -96,7 +91,7 @@ def test_a_whole_model_says_how_it_is_loaded(wrap: str, tmp_path: Path) -> None:
     (command,) = re.findall(r"Run: ckptool (migrate .*)", said)
     written = json.loads(invoke([*shlex.split(command), "--json"]).stdout)["target"]
     assert torch.load(written).keys() == model.state_dict().keys()
-    assert "to load" not in run(FIXTURES / "state-dict-plain-cpu-zip.pth")
+    assert "to load" not in run(PLAIN)
 
 
 @pytest.mark.parametrize("what", ["averages", "folder"])
@@ -131,20 +126,7 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal(tmp_path: Pa
     assert as_json(hostile)["form"] == "data"
 
 
-def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.sections import Table, section_lines
-
-    rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
-    lines = list(section_lines(Table(["name", "shape"], rows, [False, False]), 60))
-
-    assert "…" in lines[1]
-    assert lines[1].count("層") == 25  # two cells each, and one for the ellipsis, in the 52 that the shape leaves
-    assert lines[2].index("[") == 54
-
-
 def test_a_member_of_an_archive_is_picked(tmp_path: Path) -> None:
-    import zipfile
-
     outer = tmp_path / "agent.zip"
     with zipfile.ZipFile(outer, "w") as archive:
         archive.write(STATE_DICT, "policy.pth")
@@ -153,8 +135,8 @@ def test_a_member_of_an_archive_is_picked(tmp_path: Path) -> None:
 
     listed = as_json(outer)
     assert listed["form"] == "archive"
-    assert [member["name"] for member in listed["members"]] == ["policy.pth", "run/last.ckpt"]  # type: ignore[attr-defined]
-    assert as_json(f"{outer}::run/last.ckpt")["summary"]["tensors"] == 32  # type: ignore[index]
+    assert [member["name"] for member in listed["members"]] == ["policy.pth", "run/last.ckpt"]
+    assert as_json(f"{outer}::run/last.ckpt")["summary"]["tensors"] == 32
     run(f"{outer}::nothing", code=2)
 
 
@@ -170,21 +152,16 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     assert done.stderr.startswith("Error: ")
 
 
-def test_neither_torch_nor_numpy_is_imported_by_a_fresh_interpreter() -> None:
+@pytest.mark.parametrize("words", [["inspect"], ["check", "--deep"]])
+def test_neither_torch_nor_numpy_is_imported_by_a_fresh_interpreter(words: list[str]) -> None:
     code = (
-        "import sys, atexit\n"
+        "import sys\n"
         "from ckptool.cli import cli\n"
-        "try: cli(['inspect', *sys.argv[1:]])\n"
+        "try: cli(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "print({'torch', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)\n"
     )
-    files = sorted(
-        map(
-            str,
-            [*FIXTURES.glob("*.pth"), *FIXTURES.glob("*.pt"), *FIXTURES.glob("*.pt2"), *FIXTURES.glob("*.safetensors")],
-        )
-    )
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, *words, *OURS], capture_output=True, text=True, check=True)
 
     assert done.stderr.strip() == "set()"
 
@@ -197,7 +174,7 @@ def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "said"),
     [
         (["--grep", "nomatch"], "0 of 10 names match --grep 'nomatch'"),
@@ -220,24 +197,15 @@ def save(path: Path, name: str, metadata: dict[str, str]) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4))
 
 
-def test_text_that_is_cut_has_a_mark(tmp_path: Path) -> None:
-    for length, shown in ((196, "note=" + "x" * 195 + "…"), (195, "note=" + "x" * 195)):
-        save(tmp_path / "a.safetensors", "w", {"note": "x" * length})
-        with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
-            (fact,) = (one for one in head_facts(checkpoint, summarise(checkpoint)) if one.label == "metadata")
-        assert fact.items == [shown]
-
-
 def test_shards_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = [f"model-{number:05}-of-00002.safetensors" for number in (2, 1)]
     for name in names:
         save(tmp_path / name, name[6:11], {})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {name[6:11]: name for name in names}}))
-    printed = invoke(["inspect", "-q", str(index)]).output
+    printed = run("-q", index)
     assert printed.index(names[1]) < printed.index(names[0])
-    found = json.loads(invoke(["inspect", "--json", str(index)]).output)
-    assert [shard["name"] for shard in found["shards"]] == names
+    assert [shard["name"] for shard in as_json(index)["shards"]] == names
 
 
 @pytest.mark.parametrize(
@@ -258,20 +226,18 @@ def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -
 
 
 def test_what_is_to_be_pasted_is_all_that_is_printed() -> None:
-    plain = FIXTURES / "lenet-state-dict-cpu-zip.pth"
-    done = invoke(["inspect", "--source", str(plain)])
+    done = invoke(["inspect", "--source", PLAIN])
 
     assert (done.exit_code, done.stdout) == (0, "")
     assert "it carries no source code" in done.stderr
-    each = [run("--globals", one) for one in (CHECKPOINT, plain)]
-    assert run("--globals", CHECKPOINT, plain) == "".join(each)
-    assert all(len(line.split()) == 1 for line in each[0].splitlines())
+    alone = [run("--globals", one) for one in (CHECKPOINT, PLAIN)]
+    assert run("--globals", CHECKPOINT, PLAIN) == "".join(alone)
+    assert all(len(line.split()) == 1 for line in alone[0].splitlines())
 
 
 @pytest.mark.parametrize("verb", ["inspect", "stat"])
 def test_patterns_that_only_leave_nothing_together_match_names_each(verb: str) -> None:
-    done = invoke([verb, str(STATE_DICT), "--grep", "bias$", "--include", "*.weight"])
+    done = program.run(verb, STATE_DICT, "--grep", "bias$", "--include", "*.weight", code=1)
 
-    assert done.exit_code == 1
     assert "0 of 10 names match --grep 'bias$' --include '*.weight'\n" in done.stdout
     assert done.stderr.startswith("Error: no tensor is left to look at\n")

@@ -32,14 +32,3 @@ def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> N
 
 def test_one_form_is_printed() -> None:
     assert invoke(["check", "--sarif", "--json", "x"]).exit_code == 2
-
-
-def test_the_hook_runs_what_there_is(tmp_path: Path) -> None:
-    lines = (ROOT / ".pre-commit-hooks.yaml").read_text("utf-8").splitlines()
-    (entry,) = [line.partition(": ")[2] for line in lines if line.strip().startswith("entry:")]
-    program, *words = entry.split()
-    path = tmp_path / "a.pth"
-    for tree, code in (({"w": tensor(storage())}, 0), ({"x": call(named("os", "system"), "true")}, 1)):
-        path.write_bytes(torch_zip(tree, {"0": floats()}))
-        assert program == "ckptool"
-        assert invoke([*words, str(path)]).exit_code == code

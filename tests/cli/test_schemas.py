@@ -14,12 +14,10 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from tests.program import invoke
+from tests.program import INVALID, OURS, invoke, validated
 from tests.scale import scaled, step
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
-ALL = [*VALID, *sorted((FIXTURES / "invalid").iterdir())]
+ALL = [*OURS, *sorted(INVALID.iterdir())]
 VERBS = ("inspect", "check", "migrate", "diff")
 SCHEMAS = sorted(path.name.removesuffix(".json") for path in files("ckptool.cli").joinpath("schemas").iterdir())
 
@@ -31,11 +29,9 @@ def schema(verb: str) -> dict[str, Any]:
 
 def valid(verb: str, *arguments: object, by: str | None = None) -> Any:
     """Run a verb with ``--json``, validate what it prints by the schema of this name, and return it."""
-    result = invoke([verb, "--json", *map(str, arguments)])
+    result = invoke([verb, "--json", *arguments])
     assert result.stdout, result.output
-    found = json.loads(result.stdout)
-    Draft202012Validator(schema(by or verb)).validate(found)
-    return found
+    return validated(json.loads(result.stdout), by or verb)
 
 
 def objects(found: Any) -> Iterator[dict[str, Any]]:
@@ -74,7 +70,7 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
     found = valid(verb, *some, *(["--deep"] if verb == "check" else []))
 
     assert [one["path"] for one in found] == [str(path) for path in some]
-    assert sum("error" in one for one in found) == len({*some} - {*VALID})
+    assert sum("error" in one for one in found) == len({*some} - {*OURS})
     assert any(finding["command"] for one in found for finding in one.get("findings", ()))
     assert valid(verb, some[0]) == found[0] or verb == "check"
 
@@ -90,7 +86,7 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
     ],
 )
 def test_what_is_printed_about_migrating_every_fixture(options: list[str], tmp_path: Path) -> None:
-    found = valid("migrate", *VALID[:: step(4)], *options, "--out-dir", tmp_path)
+    found = valid("migrate", *OURS[:: step(4)], *options, "--out-dir", tmp_path)
 
     assert any(one.get("written") for one in found)
     assert valid("migrate", tmp_path / "missing.pth")["error"]["kind"] == "missing"
@@ -117,8 +113,8 @@ def test_what_is_printed_about_the_values_of_fixtures() -> None:
 
 
 def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> None:
-    path = FIXTURES / "invalid" / "truncated-zip.pth"
-    errors = [valid(verb, path, *([VALID[0]] if verb == "diff" else []))["error"] for verb in VERBS]
+    path = INVALID / "truncated-zip.pth"
+    errors = [valid(verb, path, *([OURS[0]] if verb == "diff" else []))["error"] for verb in VERBS]
 
     assert errors == [errors[0]] * 4
     assert errors[0]["path"] == str(path)
@@ -127,7 +123,7 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
 
 def test_what_is_printed_about_messages_codes_and_devices() -> None:
     message = "KeyError: 'state_dict'"
-    for arguments in ([message], [message, VALID[0]], ["hello"], [message, "absent.pth"], [message, ALL[-1]]):
+    for arguments in ([message], [message, OURS[0]], ["hello"], [message, "absent.pth"], [message, ALL[-1]]):
         valid("check", "--explain", *arguments, by="explain")
     assert len(valid("check", "--list", by="codes")["codes"]) > 30
     assert valid("devices")["devices"][0]["device"] == "cpu"
@@ -142,8 +138,8 @@ def test_devices_without_torch_is_an_error_in_json(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("option", [["--like", str(ALL[-1])], ["--like", "absent.pth"], ["--model", "absent:Model"]])
 def test_what_a_file_cannot_be_compared_with_is_an_error_in_json(option: list[str]) -> None:
-    one = valid("check", *option, VALID[0])
+    one = valid("check", *option, OURS[0])
     assert one["verdict"] == "not looked at"
     assert one["error"]["path"] in (option[1], None)
-    several = valid("check", *option, VALID[0], VALID[1])
-    assert [found["path"] for found in several] == [str(VALID[0]), str(VALID[1])]
+    several = valid("check", *option, *OURS[:2])
+    assert [found["path"] for found in several] == list(map(str, OURS[:2]))

@@ -176,6 +176,17 @@ def test_names_are_cut_in_the_middle_on_a_terminal_and_in_no_pipe(tmp_path: Path
         assert name in invoke([*map(str, arguments)]).stdout
 
 
+def test_wide_characters_are_counted_and_text_that_is_cut_has_a_mark(tmp_path: Path) -> None:
+    torch.save({"層" * 60: torch.ones(1), "short": torch.ones(2, 3)}, tmp_path / "wide.pth")
+    lines = on_terminal(["inspect", tmp_path / "wide.pth"], 60).lines
+    wide, short = (next(line for line in lines if line.startswith(name)) for name in ("層", "short"))
+    assert short.index("[2, 3]") == wide.index("[1]") + wide.count("層")  # two cells each
+    for length in (195, 196):
+        save_file({"w": torch.ones(1)}, tmp_path / "a.safetensors", {"note": "x" * length})
+        shown = "".join(on_terminal(["inspect", "-q", tmp_path / "a.safetensors"], 1000).lines)
+        assert ("note=" + "x" * 195 + "…" in shown) is (length == 196)
+
+
 def test_how_files_are_stands_behind_what_they_are() -> None:
     header, fine, warned = on_terminal(["inspect", "-b", FINE, WARNED, "absent.pth"], 120).lines[:3]
 
@@ -270,16 +281,12 @@ def test_no_progress_where_programs_or_nobody_reads(option: str) -> None:
     assert "\x1b[2K" not in raw
 
 
-@pytest.mark.parametrize("room", [40, 60, 80])
-def test_commands_are_never_broken(room: int) -> None:
-    command = f"               Run: ckptool migrate {'x' * 100} --form state_dict"
-    fact = f"  warning      {'a fact about the file ' * 10}"
+@pytest.mark.parametrize("room", [60, 80])
+def test_facts_are_broken_between_words_and_commands_never(room: int) -> None:
+    lines, whole = on_terminal(["check", WARNED], room).lines, in_pipe("check", WARNED)
 
-    lines = list(text.wrapped([command, fact], room))
-
-    assert lines[0] == command
-    assert all(len(line) <= room for line in lines[1:])
-    assert " ".join(" ".join(lines[1:]).split()) == " ".join(fact.split())
+    assert [line for line in lines if "Run: " in line] == [line for line in whole if "Run: " in line]
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split())
 
 
 def test_facts_before_and_after_are_lines_where_a_table_is_too_wide() -> None:
