@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from bench_inspect import INSPECT
-from measuring import SMALL_TENSORS, benchmark_files, options, processes_in_turn, report
+from measuring import CKPTOOL, SMALL_TENSORS, benchmark_files, bounds, options, processes_in_turn, report
 
-CHECK = [sys.executable, "-m", "ckptool", "check"]
+CHECK = [*CKPTOOL, "check"]
 ONE_PASS = """
 import sys, zlib
 buffer = memoryview(bytearray(1 << 20)); found = 0
@@ -52,12 +52,7 @@ def compare(
 ) -> bool:
     """Run both in turn, print a row, and say whether the bounds hold."""
     figures = processes_in_turn({"ckptool check": [*command, str(path)], peer_name: [*peer, str(path)]}, runs)
-    ours = figures["ckptool check"]
-    ratio = ours.wall / figures[peer_name].wall
-    checks = [(ratio <= AT_MOST, f"time {ratio:.3f} of {peer_name} (at most {AT_MOST})")]
-    if peak_mib is not None:
-        checks.append((ours.peak <= peak_mib, f"peak {ours.peak:.1f} MiB (at most {peak_mib})"))
-    return report(title, figures, checks)
+    return report(title, figures, bounds(figures, wall={peer_name: AT_MOST}, peak=peak_mib))
 
 
 if __name__ == "__main__":

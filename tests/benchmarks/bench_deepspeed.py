@@ -15,11 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import Figures, best, in_turn, measure, options, report
+from measuring import CKPTOOL, bounds, options, processes_in_turn, report
 
 WORLD = 8
 LAYERS = 24
-MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
+MIGRATE = [*CKPTOOL, "migrate", "--force"]
 PEER = [sys.executable, "-m", "deepspeed.utils.zero_to_fp32", "--safe_serialization", "--max_shard_size", "100GB"]
 
 
@@ -38,21 +38,9 @@ def main() -> int:
 def compare(title: str, source: Path, target: Path, runs: int) -> bool:
     peer = target.with_name("peer")
     commands = {"migrate": [*MIGRATE, str(source), str(target)], "zero_to_fp32": [*PEER, str(source), str(peer)]}
-
-    def measured(command: list[str]) -> Figures:
-        target.unlink(missing_ok=True)
-        shutil.rmtree(peer, ignore_errors=True)
-        return measure(command)
-
-    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
-    figures = {name: best(rows) for name, rows in runs_of.items()}
-    ratio = figures["migrate"].wall / figures["zero_to_fp32"].wall
-    checks = [
-        (figures["migrate"].peak <= 96, f"peak {figures['migrate'].peak:.1f} MiB (at most 96)"),
-        (ratio <= 0.8, f"verified, {ratio:.2f} of zero_to_fp32 (at most 0.80)"),
-    ]
+    figures = processes_in_turn(commands, runs, anew=(target, peer))
     nbytes = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    return report(f"{title}: {nbytes:,} bytes", figures, checks)
+    return report(f"{title}: {nbytes:,} bytes", figures, bounds(figures, wall={"zero_to_fp32": 0.8}, peak=96))
 
 
 def write(stage: int, folder: Path) -> None:

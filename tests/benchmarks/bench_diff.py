@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from measuring import SMALL_TENSORS, benchmark_files, options, processes_in_turn, report
+from measuring import CKPTOOL, SMALL_TENSORS, benchmark_files, bounds, options, processes_in_turn, report
 
 TORCH = (
     "import sys, torch; a, b = (torch.load(f, mmap=True, weights_only=True) for f in sys.argv[1:]); "
@@ -32,7 +32,8 @@ for name, left in a.items():
 sys.exit(1)
 """
 BUSY = [sys.executable, "-c", "while True: pass"]
-DIFF = [sys.executable, "-m", "ckptool", "diff"]
+DIFF = [*CKPTOOL, "diff"]
+MAPPED, COUNTED = "torch.load(mmap=True) + torch.equal", "torch with one thread, counts and largest differences"
 
 
 def main() -> int:
@@ -105,23 +106,13 @@ def compare(
     """Run all in turn, print a row for each, and say whether the bounds hold."""
     commands = {"ckptool diff": [*DIFF, *flags, str(a), str(b)]}
     if b.suffix == a.suffix and "safetensors" not in b.name:
-        commands["torch.load(mmap=True) + torch.equal"] = [sys.executable, "-c", TORCH, str(a), str(b)]
+        commands[MAPPED] = [sys.executable, "-c", TORCH, str(a), str(b)]
         commands["cmp"] = ["cmp", "-s", str(a), str(b)]
     if cpu is not None:
         commands = {"ckptool diff": commands["ckptool diff"]}
-        commands["torch, counts and largest differences"] = [sys.executable, "-c", BY_HOW_MUCH, str(a), str(b)]
+        commands[COUNTED] = [sys.executable, "-c", BY_HOW_MUCH, str(a), str(b)]
     figures = processes_in_turn(commands, runs, 0 if same else 1)
-    ours = figures["ckptool diff"]
-    checks = []
-    for peer, bound in (("torch.load(mmap=True) + torch.equal", wall), ("cmp", cmp)):
-        if bound is not None:
-            ratio = ours.wall / figures[peer].wall
-            checks.append((ratio <= bound, f"time {ratio:.2f} of {peer} (at most {bound})"))
-    if cpu is not None:
-        ratio = ours.cpu / figures["torch, counts and largest differences"].cpu
-        checks.append((ratio <= cpu, f"time of CPU {ratio:.2f} of torch with one thread (at most {cpu})"))
-    if peak_mib is not None:
-        checks.append((ours.peak <= peak_mib, f"peak {ours.peak:.1f} MiB (at most {peak_mib})"))
+    checks = bounds(figures, wall={MAPPED: wall, "cmp": cmp}, cpu={COUNTED: cpu}, peak=peak_mib)
     return report(f"{title}: {a.stat().st_size + b.stat().st_size:,} bytes", figures, checks)
 
 

@@ -12,18 +12,17 @@ bound does not hold.
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from measuring import Figures, best, in_turn, measure, processes_in_turn, report
+from measuring import CKPTOOL, at_most, bounds, parser, processes_in_turn, remove, report
 
 TENSORS, RANKS, VALUES = 2_000, 128, 20_000
 BLOCK = (4096, 2048)  # 32 MiB
-INSPECT = [sys.executable, "-m", "ckptool", "inspect"]
-MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
+INSPECT = [*CKPTOOL, "inspect"]
+MIGRATE = [*CKPTOOL, "migrate", "--force"]
 READ_METADATA = (
     "import sys; from torch.distributed.checkpoint import FileSystemReader; "
     "FileSystemReader(sys.argv[1]).read_metadata()"
@@ -49,9 +48,7 @@ save_file(torch.load(sys.argv[2] + ".pt", weights_only=True)["model"], sys.argv[
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where the directories are made")
-    arguments.add_argument("--runs", type=int, default=3)
+    arguments = parser(__doc__, runs=3)
     arguments.add_argument("--gb", type=float, default=2)
     arguments.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     given = arguments.parse_args()
@@ -77,18 +74,13 @@ def large_index(work: Path, runs: int) -> bool:
     folder = str(made(work, "index"))
     commands = {"inspect": [*INSPECT, folder], "read_metadata": [sys.executable, "-c", READ_METADATA, folder]}
     figures = processes_in_turn(commands, runs)
-    ours, peer = figures["inspect"], figures["read_metadata"]
-    checks = [
-        (ours.wall <= peer.wall, f"{ours.wall / peer.wall:.2f} of read_metadata() (at most 1)"),
-        (ours.peak <= 600, f"peak {ours.peak:.0f} MiB (at most 600)"),
-    ]
+    checks = bounds(figures, wall={"read_metadata": 1}, peak=600)
     return report(f"index of {TENSORS:,} tensors on {RANKS} ranks", figures, checks)
 
 
 def many_values(work: Path, runs: int) -> bool:
     figures = processes_in_turn({"inspect": [*INSPECT, str(made(work, "values"))]}, runs)
-    cpu = figures["inspect"].cpu
-    return report(f"{VALUES:,} values", figures, [(cpu <= 2, f"{cpu:.2f} s of CPU (at most 2)")])
+    return report(f"{VALUES:,} values", figures, [at_most("{:.2f} s of CPU", figures["inspect"].cpu, 2)])
 
 
 def small_tensors(work: Path, runs: int) -> bool:
@@ -100,7 +92,7 @@ def small_tensors(work: Path, runs: int) -> bool:
     }
     figures = processes_in_turn(commands, runs)
     own = figures["migrate"].peak - figures["python"].peak
-    checks = [(own <= 96, f"peak {own:.1f} MiB beside python's own (at most 96)")]
+    checks = [at_most("peak {:.1f} MiB beside python's own", own, 96)]
     return report(f"{VALUES:,} small tensors -> safetensors", figures, checks)
 
 
@@ -113,19 +105,10 @@ def one_file(work: Path, gb: float, runs: int) -> bool:
         "4 shards": [*MIGRATE, "--max-shard-size", size, str(source), str(target)],
         "DCP": [*MIGRATE, "--form", "dcp", str(source), str(target)],
     }
-
-    def measured(command: list[str]) -> Figures:
-        shutil.rmtree(target, ignore_errors=True)
-        target.with_suffix(".safetensors").unlink(missing_ok=True)
-        return measure(command)
-
-    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
-    figures = {name: best(rows) for name, rows in runs_of.items()}
-    checks = []
-    for name in ("4 shards", "DCP"):
-        ratio = figures[name].wall / figures["file"].wall
-        checks.append((ratio <= 1.3, f"{name}: {ratio:.2f} of one file (at most 1.3)"))
-    shutil.rmtree(target, ignore_errors=True)
+    figures = processes_in_turn(commands, runs, anew=(target, target.with_suffix(".safetensors")))
+    one = figures["file"].wall
+    checks = [at_most(f"{name}: {{:.2f}} of one file", figures[name].wall / one, 1.3) for name in ("4 shards", "DCP")]
+    remove(target)
     source.unlink()
     return report(f"one file of {gb:g} GB -> another form", figures, checks)
 
@@ -137,21 +120,11 @@ def migration(work: Path, cut: str, gb: float, runs: int) -> bool:
         "load + save_file": [sys.executable, "-W", "ignore", "-c", LOAD, folder, str(target)],
         "dcp_to_torch_save + save_file": [sys.executable, "-W", "ignore", "-c", TO_TORCH, folder, str(target)],
     }
-
-    def measured(command: list[str]) -> Figures:
-        for leftover in (target, Path(f"{target}.pt")):
-            leftover.unlink(missing_ok=True)
-        return measure(command)
-
-    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
-    figures = {name: best(rows) for name, rows in runs_of.items()}
-    ours = figures["migrate"]
-    checks = [(ours.peak <= 96, f"peak {ours.peak:.1f} MiB (at most 96)")]
-    for name, bound in (("load + save_file", 0.6), ("dcp_to_torch_save + save_file", 0.25)):
-        ratio = ours.wall / figures[name].wall
-        checks.append((ratio <= bound, f"verified, {ratio:.2f} of {name} (at most {bound})"))
-    for path in (*Path(folder).iterdir(), target, Path(f"{target}.pt")):
-        path.unlink(missing_ok=True)
+    left = (target, Path(f"{target}.pt"))
+    figures = processes_in_turn(commands, runs, anew=left)
+    for path in (Path(folder), *left):
+        remove(path)
+    checks = bounds(figures, wall={"load + save_file": 0.6, "dcp_to_torch_save + save_file": 0.25}, peak=96)
     return report(f"{gb:g} GB on 4 ranks, cut in {cut} -> safetensors", figures, checks)
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import parser, processes_in_turn
+from measuring import CKPTOOL, at_most, parser, processes_in_turn, report
 
-CHECK = [sys.executable, "-m", "ckptool", "check"]
+CHECK = [*CKPTOOL, "check"]
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12\n"
 MOST_LINES = 40
 MOST_OF_PICKLESCAN = 1.0
@@ -134,11 +134,9 @@ def timed(place: Path, program: str, runs: int) -> bool:
         "picklescan": [program, "-p", str(place)],
     }
     figures = processes_in_turn(commands, runs, exit_code=1)
-    for name, one in figures.items():
-        print(f"{name}: {one.wall:.2f} s, {one.cpu:.2f} s of the processors")
-    ratio = figures["ckptool check -b -q"].wall / figures["picklescan"].wall
-    print(f"time {ratio:.3f} of picklescan (at most {MOST_OF_PICKLESCAN})")
-    return ratio <= MOST_OF_PICKLESCAN
+    ours, theirs = figures.values()
+    checks = [at_most("time {:.3f} of picklescan", ours.wall / theirs.wall, MOST_OF_PICKLESCAN)]
+    return report("a repository of models", figures, checks)
 
 
 def digested(place: Path, runs: int) -> bool:
@@ -151,12 +149,12 @@ def digested(place: Path, runs: int) -> bool:
         "check --deep --digest": [*CHECK, "--deep", "--digest", str(path)],
     }
     figures = processes_in_turn(commands, runs)
-    for name, one in figures.items():
-        print(f"{name}: {one.cpu:.2f} s of the processors, {one.wall:.2f} s")
-    both = figures["sha256sum"].cpu + figures["check --deep"].cpu
-    ratios = {name: figures[name].cpu / both for name in ("check --digest", "check --deep --digest")}
-    print(", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), "of the first two together")
-    return ratios["check --digest"] <= MOST_OF_TWO_READINGS
+    summed, deep, digest, all_of_it = (one.cpu for one in figures.values())
+    checks = [
+        at_most("--digest: CPU {:.2f} of the first two together", digest / (summed + deep), MOST_OF_TWO_READINGS),
+        (True, f"--deep --digest: {all_of_it / (summed + deep):.2f}"),
+    ]
+    return report(f"digests of {DIGESTED:,} bytes", figures, checks)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import BLOCK_SHAPE, benchmark_files, in_turn, parser
+from measuring import BLOCK_SHAPE, at_most, benchmark_files, in_turn, parser, report
 from safetensors.torch import load_file
 
 import ckptool
@@ -103,16 +103,11 @@ class Bench:
         work = {name: lambda load=load: self.timed(lambda: load(path)) for name, load in loaders.items()}
         work["copy from pinned memory"] = self.copying(nbytes)
         walls = {name: min(found) for name, found in in_turn(work, self.runs).items()}
-        print(f"{title}: {nbytes:,} bytes")
-        for name, wall in walls.items():
-            print(f"  {name:36} {wall:8.4f} s  {nbytes / wall / 1e9:7.2f} GB/s")
-        share = walls["ckptool.load"] / walls[first]
+        shown = {name: f"{wall:8.4f} s  {nbytes / wall / 1e9:7.2f} GB/s" for name, wall in walls.items()}
         checks = [(same, f"equal to what {first} loads")]
         if self.is_timed:
-            checks.append((share <= 1, f"time {share:.3f} of {first} (at most 1)"))
-        for held, text in checks:
-            print(f"  {'ok  ' if held else 'MISS'} {text}", flush=True)
-        return all(held for held, _ in checks)
+            checks.append(at_most(f"time {{:.3f}} of {first}", walls["ckptool.load"] / walls[first], 1))
+        return report(f"{title}: {nbytes:,} bytes", shown, checks)
 
     def copying(self, nbytes: int) -> Callable[[], float]:
         """Return what copies so many bytes as fast as the bus goes: by pieces, out of memory that is pinned already."""

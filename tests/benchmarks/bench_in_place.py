@@ -16,7 +16,18 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from measuring import SMALL_TENSORS, Figures, best, in_turn, measure, options, processes_in_turn, report
+from measuring import (
+    CKPTOOL,
+    SMALL_TENSORS,
+    Figures,
+    at_most,
+    best_in_turn,
+    bounds,
+    measure,
+    options,
+    processes_in_turn,
+    report,
+)
 
 LARGE = 300
 """Tensors of the large file."""
@@ -27,9 +38,9 @@ tensors = {f"module.layers.{number}.weight": torch.empty(numel, dtype=torch.bflo
 with torch.serialization.skip_data():
     torch.save(tensors, path)
 """
-MIGRATE = [sys.executable, "-m", "ckptool", "migrate"]
+MIGRATE = [*CKPTOOL, "migrate"]
 EDIT = [*MIGRATE, "--in-place", "--to", "cuda:1", "--strip-module"]
-INSPECT = [sys.executable, "-m", "ckptool", "inspect", "-q"]
+INSPECT = [*CKPTOOL, "inspect", "-q"]
 
 
 def main() -> int:
@@ -66,19 +77,17 @@ def edited(title: str, path: Path, runs: int, *, wall: float, cpu: float | None 
         subprocess.run(["cp", "--sparse=always", str(path), str(copy)], check=True)
         return measure([*EDIT, str(copy)])
 
-    ours = best(in_turn({"in place": edit}, runs)["in place"])
+    figures = best_in_turn({"in place": edit}, runs)
+    ours = figures["in place"]
     subprocess.run(["cp", "--sparse=always", str(path), str(copy)], check=True)
     with report_path.open("w") as stream:
         subprocess.run([*EDIT, "--json", str(copy)], check=True, stdout=stream)
     written, index = json.loads(report_path.read_text())["written_nbytes"], index_nbytes(path)
-    checks = [
-        (ours.wall <= wall, f"{ours.wall:.3f} s (at most {wall})"),
-        (ours.peak <= 64, f"peak {ours.peak:.1f} MiB (at most 64)"),
-        (written <= 3 * index, f"{written:,} bytes written, {written / index:.2f} of the index (at most 3)"),
-    ]
+    checks = [at_most("{:.3f} s", ours.wall, wall), *bounds(figures, peak=64)]
+    checks.append(at_most(f"{written:,} bytes written, {{:.2f}} of the index", written / index, 3))
     if cpu is not None:
-        checks.append((ours.cpu <= cpu, f"{ours.cpu:.3f} s of CPU (at most {cpu})"))
-    return report(f"in place, {title}: {path.stat().st_size:,} bytes", {"in place": ours}, checks)
+        checks.append(at_most("{:.3f} s of CPU", ours.cpu, cpu))
+    return report(f"in place, {title}: {path.stat().st_size:,} bytes", figures, checks)
 
 
 def planned(path: Path, runs: int) -> bool:
@@ -90,10 +99,8 @@ def planned(path: Path, runs: int) -> bool:
         "dry run, in place": [*MIGRATE, *changes, "--in-place"],
     }
     figures = processes_in_turn(commands, runs)
-    checks = []
-    for name in ("dry run", "dry run, in place"):
-        ratio = figures[name].wall / figures["inspect -q"].wall
-        checks.append((ratio <= 1.5, f"{name}: {ratio:.2f} of inspect (at most 1.5)"))
+    opened, *dry = figures
+    checks = [at_most(f"{name}: {{:.2f}} of inspect", figures[name].wall / figures[opened].wall, 1.5) for name in dry]
     return report(f"planning, {path.stat().st_size:,} bytes", figures, checks)
 
 

@@ -18,7 +18,17 @@ import time
 import zipfile
 from pathlib import Path
 
-from measuring import SMALL_TENSORS, benchmark_files, measure, options, processes_in_turn, report
+from measuring import (
+    CKPTOOL,
+    SMALL_TENSORS,
+    at_most,
+    benchmark_files,
+    bounds,
+    measure,
+    options,
+    processes_in_turn,
+    report,
+)
 
 TORCH = "import sys, torch; torch.load(sys.argv[1], map_location='meta', weights_only=True)"
 SAFETENSORS = (
@@ -26,7 +36,7 @@ SAFETENSORS = (
     "with safe_open(sys.argv[1], framework='np') as f:\n"
     "    for k in f.keys(): s = f.get_slice(k); s.get_shape(), s.get_dtype()"
 )
-INSPECT = [sys.executable, "-m", "ckptool", "inspect"]
+INSPECT = [*CKPTOOL, "inspect"]
 COUNT_READS = """
 import os, sys
 taken = 0
@@ -76,16 +86,9 @@ def compare(
     name = peer.split("; ")[1].splitlines()[0][:36]
     commands = {"ckptool inspect": [*INSPECT, str(path)], name: [sys.executable, "-c", peer, str(path)]}
     figures = processes_in_turn(commands, runs)
-    ours = figures["ckptool inspect"]
-    ratio, taken = ours.wall / figures[name].wall, bytes_read(path)
-    share = taken / path.stat().st_size
-    checks = [(True, f"read {taken:,} bytes, {share:.4%} of the file")]
-    if wall is not None:
-        checks.append((ratio <= wall, f"time {ratio:.3f} of the peer's (at most {wall:.3g})"))
-    if peak_mib is not None:
-        checks.append((ours.peak <= peak_mib, f"peak {ours.peak:.1f} MiB (at most {peak_mib})"))
-    if read_share is not None:
-        checks[0] = (share < read_share, f"{checks[0][1]} (less than {read_share:.0%})")
+    taken = bytes_read(path)
+    checks = [at_most(f"read {taken:,} bytes, {{:.4%}} of the file", taken / path.stat().st_size, read_share or 1)]
+    checks += bounds(figures, wall={name: wall}, peak=peak_mib)
     return report(f"{title}: {path.stat().st_size:,} bytes", figures, checks)
 
 

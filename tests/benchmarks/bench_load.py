@@ -22,9 +22,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import BLOCK_SHAPE, BLOCKS, ENVIRONMENT, SMALL_TENSORS, benchmark_files, in_turn, options
+from measuring import (
+    BLOCK_SHAPE,
+    BLOCKS,
+    ENVIRONMENT,
+    SMALL_TENSORS,
+    at_most,
+    benchmark_files,
+    in_turn,
+    options,
+    report,
+)
 
 WORKERS = 4
+MIB = 1 << 20
 WIDTH, DEPTH = 4096, 16  # 1 GiB of float32
 
 
@@ -53,28 +64,15 @@ def child(task: str, *arguments: object) -> Any:
     return json.loads(done.stdout or "null")
 
 
-def report(title: str, rows: list[str], checks: list[tuple[bool, str]]) -> bool:
-    print(title)
-    for row in rows:
-        print(f"  {row}")
-    for held, text in checks:
-        print(f"  {'ok  ' if held else 'MISS'} {text}")
-    return all(held for held, _ in checks)
-
-
 def compare(title: str, path: Path, runs: int, *, mapped: float | None = None, plain: float | None = None) -> bool:
     # Where bytes are copied, a process that has loaded before may have memory at hand: there the first load counts.
     names = ["ckptool.load", "ckptool.load(mmap=False)", "torch.load"]
     work = {name: lambda name=name: child("first", path, name) for name in names}
     walls = child("time", path, runs) if mapped else {name: min(one) for name, one in in_turn(work, runs).items()}
-    rows = [f"{name:40} {wall:8.4f} s" for name, wall in walls.items()]
+    rows = {name: f"{wall:8.4f} s" for name, wall in walls.items()}
     ours = walls["ckptool.load"]
-    bounds = (("torch.load(mmap=True)", mapped), ("torch.load", plain))
-    checks = [
-        (ours <= bound * walls[peer], f"time {ours / walls[peer]:.3f} of {peer} (at most {bound:.3g})")
-        for peer, bound in bounds
-        if bound is not None
-    ]
+    bounds = {"torch.load(mmap=True)": mapped, "torch.load": plain}
+    checks = [at_most(f"time {{:.3f}} of {peer}", ours / walls[peer], most) for peer, most in bounds.items() if most]
     return report(f"{title}: {path.stat().st_size:,} bytes", rows, checks)
 
 
@@ -82,40 +80,29 @@ def cold(title: str, path: Path, runs: int) -> bool:
     work = {name: lambda name=name: child("cold", path, name) for name in ("ckptool.load", "load_file")}
     seconds = {name: min(found) for name, found in in_turn(work, runs).items()}
     ratio = seconds["ckptool.load"] / seconds["load_file"]
-    rows = [f"{name:40} {cpu:8.3f} s of CPU" for name, cpu in seconds.items()]
-    checks = [(ratio <= 1.1, f"time of CPU {ratio:.2f} of load_file, until the last page is touched (at most 1.1)")]
+    rows = {name: f"{cpu:8.3f} s of CPU" for name, cpu in seconds.items()}
+    checks = [at_most("time of CPU {:.2f} of load_file, until the last page is touched", ratio, 1.1)]
     return report(f"{title}: {path.stat().st_size:,} bytes", rows, checks)
 
 
 def fill(title: str, path: Path, device: str) -> bool:
     found, peer = child("fill", path, device), child("fill_with_torch", path, device)
-    mib = 1 << 20
-    rows = [
-        f"{'ckptool.load_into':40} {found['wall']:8.3f} s  {found['peak'] / mib:8.0f} MiB over the process before",
-        f"{'torch.load + load_state_dict':40} {peer['wall']:8.3f} s  {peer['peak'] / mib:8.0f} MiB",
-    ]
-    most = found["weights"] + 64 * mib
+    rows = {
+        name: f"{one['wall']:8.3f} s  {one['peak'] / MIB:8.0f} MiB over the process before"
+        for name, one in (("ckptool.load_into", found), ("torch.load + load_state_dict", peer))
+    }
     checks = [
-        (found["peak"] <= most, f"peak {found['peak'] / mib:.0f} MiB (at most {most / mib:.0f}: the weights and 64)"),
-        (
-            found["read"] <= 1.01 * found["weights"],
-            f"read {found['read']:,} bytes; the weights are {found['weights']:,}",
-        ),
+        at_most("peak {:.0f} MiB over the weights", (found["peak"] - found["weights"]) / MIB, 64),
+        at_most("read {:.3f} times the weights", found["read"] / found["weights"], 1.01),
     ]
     return report(f"{title}: {path.stat().st_size:,} bytes, of which two thirds are Adam's", rows, checks)
 
 
 def share(path: Path) -> bool:
     found = child("share", path)
-    mib = 1 << 20
-    most = 1.15 * found["weights"] + WORKERS * found["torch"]
-    checks = [
-        (
-            found["pss"] <= most,
-            f"{found['pss'] / mib:.0f} MiB (at most {most / mib:.0f}: 1.15 of the weights, and torch's own)",
-        )
-    ]
-    return report(f"{WORKERS} workers that serve one file: summed PSS", [], checks)
+    share = (found["pss"] - WORKERS * found["torch"]) / found["weights"]
+    title = f"{WORKERS} workers that serve one file: summed PSS"
+    return report(title, {}, [at_most("{:.2f} of the weights, beside torch's own", share, 1.15)])
 
 
 # What runs in processes of its own.

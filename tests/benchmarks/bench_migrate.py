@@ -13,14 +13,24 @@ import shutil
 import sys
 from pathlib import Path
 
-from measuring import SMALL_TENSORS, Figures, benchmark_files, best, in_turn, measure, options, report
+from measuring import (
+    CKPTOOL,
+    SMALL_TENSORS,
+    at_most,
+    benchmark_files,
+    bounds,
+    measure,
+    options,
+    processes_in_turn,
+    report,
+)
 
 MAPPED = (
     "import sys, torch; from safetensors.torch import save_file; "
     "save_file(torch.load(sys.argv[1], mmap=True, weights_only=True), sys.argv[2])"
 )
 PLAIN = MAPPED.replace("mmap=True, ", "")
-MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
+MIGRATE = [*CKPTOOL, "migrate", "--force"]
 
 
 def main() -> int:
@@ -60,24 +70,12 @@ def compare(
         commands["torch.load(mmap=True) + save_file"] = [sys.executable, "-c", MAPPED, *peer]
     commands["torch.load + save_file"] = [sys.executable, "-c", PLAIN, *peer]
     commands["cat"] = ["sh", "-c", 'cat "$0" > "$1"', *peer]
-
-    def measured(command: list[str]) -> Figures:
-        # Each writes a new file: truncating the last one would be on its bill.
-        for leftover in (target, Path(peer[1])):
-            leftover.unlink(missing_ok=True)
-        return measure(command)
-
-    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
-    figures = {name: best(rows) for name, rows in runs_of.items()}
-    ours = figures["migrate"]
-    checks = [(ours.peak <= 96, f"peak {ours.peak:.1f} MiB (at most 96)")]
-    for name, bound in (("torch.load(mmap=True) + save_file", mapped), ("torch.load + save_file", plain)):
-        if bound is not None:
-            ratio = ours.wall / figures[name].wall
-            checks.append((ratio <= bound, f"verified, {ratio:.2f} of {name} (at most {bound:.2f})"))
+    figures = processes_in_turn(commands, runs, anew=(target, Path(peer[1])))
+    wall = {"torch.load(mmap=True) + save_file": mapped, "torch.load + save_file": plain}
+    checks = bounds(figures, wall=wall, peak=96)
     if copy is not None:
         ratio = figures["migrate --no-verify"].wall / figures["cat"].wall
-        checks.append((ratio <= copy, f"not verified, {ratio:.2f} of cat (at most {copy})"))
+        checks.append(at_most("not verified, {:.2f} of cat", ratio, copy))
     return report(f"{title}: {source.stat().st_size:,} bytes", figures, checks)
 
 
@@ -90,20 +88,11 @@ def folders(source: Path, out: Path, runs: int) -> bool:
         "four shards": [*MIGRATE, str(source), str(folder), "--max-shard-size", str(quarter)],
         "DCP": [*MIGRATE, str(source), str(folder), "--form", "dcp"],
     }
-
-    def measured(command: list[str]) -> Figures:
-        file.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        return measure(command)
-
-    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
-    figures = {name: best(rows) for name, rows in runs_of.items()}
-    shutil.rmtree(folder, ignore_errors=True)
-    checks = []
-    for name in ("four shards", "DCP"):
-        ratio = figures[name].wall / figures["one file"].wall
-        checks.append((ratio <= 1.3, f"{name}: {ratio:.2f} of one file (at most 1.3)"))
-        checks.append((figures[name].peak <= 96, f"{name}: peak {figures[name].peak:.1f} MiB (at most 96)"))
+    figures = processes_in_turn(commands, runs, anew=(file, folder))
+    shutil.rmtree(folder)
+    one, *others = figures
+    checks = [at_most(f"{name}: {{:.2f}} of one file", figures[name].wall / figures[one].wall, 1.3) for name in others]
+    checks += [at_most(f"{name}: peak {{:.1f}} MiB", figures[name].peak, 96) for name in others]
     return report(f"folders: {source.stat().st_size:,} bytes", figures, checks)
 
 
@@ -114,12 +103,8 @@ def ten_times_as_large(folder: Path) -> bool:
     source = folder / "huge.safetensors"
     block, count = 1 << 23, 2880
     header = {
-        f"layers.{index:04}.weight": {
-            "dtype": "BF16",
-            "shape": [2048, 2048],
-            "data_offsets": [index * block, (index + 1) * block],
-        }
-        for index in range(count)
+        f"layers.{at:04}.weight": {"dtype": "BF16", "shape": [2048] * 2, "data_offsets": [at * block, (at + 1) * block]}
+        for at in range(count)
     }
     encoded = json.dumps(header).encode()
     with source.open("wb") as stream:
@@ -130,10 +115,8 @@ def ten_times_as_large(folder: Path) -> bool:
         print(f"ten times as large: left out, {free:,} bytes are free")
         return True
     target = folder / "huge.pth"
-    wall, _, peak = measure([*MIGRATE, "--no-verify", str(source), str(target)])
-    target.unlink()
-    print(f"ten times as large: {source.stat().st_size:,} bytes in {wall:.1f} s, peak {peak:.1f} MiB (at most 96)")
-    return peak <= 96
+    figures = {"migrate --no-verify": measure([*MIGRATE, "--no-verify", str(source), str(target)])}
+    return report(f"ten times as large: {source.stat().st_size:,} bytes", figures, bounds(figures, peak=96))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench_scan import FILES, copy_files
-from measuring import in_turn, options
+from measuring import at_least, in_turn, options, report
 
 from ckptool.checking.row import NOTHING, Rows, row
 from ckptool.cli.on_ray import OnRay
@@ -52,17 +52,16 @@ def main() -> int:
     walls = {name: min(wall for wall, _ in runs) for name, runs in found.items()}
     counts = {count for runs in found.values() for _, count in runs}
     loop, one, two, on_ray = walls.values()
-    print(f"{FILES:,} files, {nbytes:,} bytes; load {os.getloadavg()[0]:.1f}")
-    for name, wall in walls.items():
-        print(f"  {name:24} {wall:8.3f} s  {FILES / wall:8.0f} files in a second  {loop / wall:5.2f} times")
+    shown = {
+        name: f"{wall:8.3f} s  {FILES / wall:8.0f} files in a second  {loop / wall:5.2f} times"
+        for name, wall in walls.items()
+    }
     checks = [
         (len(counts) == 1, f"each gives as many rows: {', '.join(map(str, counts))}"),
-        (loop / on_ray >= 1.4, f"two workers on Ray are {loop / on_ray:.2f} times as fast as a loop (at least 1.4)"),
-        (one / two >= 1.6, f"two processes of a scan are {one / two:.2f} times as fast as one (at least 1.6)"),
+        at_least("two workers on Ray are {:.2f} times as fast as a loop", loop / on_ray, 1.4),
+        at_least("two processes of a scan are {:.2f} times as fast as one", one / two, 1.6),
     ]
-    for held, text in checks:
-        print(f"  {'ok  ' if held else 'MISS'} {text}", flush=True)
-    return 0 if all(held for held, _ in checks) else 1
+    return 0 if report(f"{FILES:,} files, {nbytes:,} bytes; load {os.getloadavg()[0]:.1f}", shown, checks) else 1
 
 
 def timed(scan: Callable[[], int]) -> tuple[float, int]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
-from measuring import ENVIRONMENT, Figures, best, in_turn, measure, report
+from measuring import CKPTOOL, ENVIRONMENT, Figures, at_most, best_in_turn, measure, parser, processes_in_turn, report
 
 HERE = Path(__file__).resolve().parent
 LATENCY = 0.05
@@ -72,9 +72,7 @@ class Store(NamedTuple):
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where the files are made, and kept")
-    arguments.add_argument("--runs", type=int, default=3)
+    arguments = parser(__doc__, runs=3)
     arguments.add_argument("--boto3", help="an interpreter that has boto3")
     arguments.add_argument("--s3fs", help="an interpreter that has s3fs and torch")
     arguments.add_argument("--only", default="index,stream", help="which parts are measured")
@@ -151,17 +149,16 @@ def counted(store: Store, python: str, code: str, name: str) -> tuple[int, int]:
 def latency(store: Store, runs: int) -> bool:
     """Inspect, with time added to each answer."""
     store.ask(f"set?latency={LATENCY}")
-    work = [sys.executable, "-m", "ckptool", "inspect", "-q", "s3://b/big-zip", "--endpoint", store.url]
-    figures = {"inspect, 50 ms of latency": best([measure(work) for _ in range(runs + 1)][1:])}
+    work = [*CKPTOOL, "inspect", "-q", "s3://b/big-zip", "--endpoint", store.url]
+    figures = processes_in_turn({"inspect, 50 ms of latency": work}, runs)
     store.ask("set?latency=0")
-    wall = next(iter(figures.values())).wall
-    return report("latency", figures, [(wall <= 0.5, f"{wall:.3f} s (at most 0.5)")])
+    return report("latency", figures, [at_most("{:.3f} s", one.wall, 0.5) for one in figures.values()])
 
 
 def stream(store: Store, folder: Path, given: argparse.Namespace, rate: int) -> bool:
     """Migrate while the file is fetched, and fetch it first."""
     store.ask(f"set?rate={rate}")
-    migrate = [sys.executable, "-m", "ckptool", "migrate", "--to", "cpu", "--force"]
+    migrate = [*CKPTOOL, "migrate", "--to", "cpu", "--force"]
     target, copy = str(folder / "out.pth"), str(folder / "copy.pth")
 
     def ours() -> Figures:
@@ -175,13 +172,12 @@ def stream(store: Store, folder: Path, given: argparse.Namespace, rate: int) -> 
         return Figures(time.perf_counter() - started, first.cpu + second.cpu, max(first.peak, second.peak))
 
     work = {"while it is fetched": ours} | ({"boto3, then migrate": theirs} if given.boto3 else {})
-    figures = {name: best(rows) for name, rows in in_turn(work, given.runs).items()}
+    figures = best_in_turn(work, given.runs)
     mine = figures["while it is fetched"]
-    checks = [(mine.peak <= 200, f"{mine.peak:.0f} MiB (at most 200)")]
+    checks = [at_most("peak {:.1f} MiB", mine.peak, 200)]
     if given.boto3:
-        most = 0.5 if rate else 0.6
         ratio = mine.wall / figures["boto3, then migrate"].wall
-        checks.append((ratio <= most, f"time {ratio:.3f} of download and migrate (at most {most})"))
+        checks.append(at_most("time {:.3f} of download and migrate", ratio, 0.5 if rate else 0.6))
     store.ask("set?rate=0")
     return report(f"stream, {rate >> 20} MiB/s for each connection" if rate else "stream", figures, checks)
 

@@ -22,7 +22,7 @@ import tempfile
 from itertools import cycle, islice
 from pathlib import Path
 
-from measuring import options, processes_in_turn, report
+from measuring import CKPTOOL, at_least, at_most, options, processes_in_turn, report
 
 ROOT = Path(__file__).parents[2]
 REAL, FIXTURES = ROOT.parent / "shared" / "corpus", ROOT / "fixtures"
@@ -57,7 +57,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
         place = Path(folder) / "files"
         nbytes = copy_files(place)
-        command = [sys.executable, "-m", "ckptool", "scan", str(place)]
+        command = [*CKPTOOL, "scan", str(place)]
         commands = {
             "open_checkpoint() of all": [sys.executable, "-c", OPENS, str(place)],
             "row() of all": [sys.executable, "-c", ROWS, str(place)],
@@ -66,12 +66,11 @@ def main() -> int:
         }
         found = processes_in_turn(commands, given.runs, exit_code=2)
     opens, rows, one, two = found.values()
-    above, faster = one.cpu / opens.cpu - 1, one.wall / two.wall
     checks = [
-        (above <= 0.60, f"one process takes {above:.0%} more of the processor than opening (at most 60 %)"),
+        at_most("one process takes {:.0%} more of the processor than opening", one.cpu / opens.cpu - 1, 0.6),
         (True, f"by the clock, it takes {one.wall / opens.wall - 1:.0%} longer"),
         (True, f"rows in one process, without workers, take {rows.wall / opens.wall - 1:.0%} longer than opening"),
-        (faster >= 1.6, f"two processes are {faster:.2f} times as fast as one (at least 1.6, if two cores are free)"),
+        at_least("two processes are {:.2f} times as fast as one, if two cores are free", one.wall / two.wall, 1.6),
         (True, f"{one.cpu / FILES * 1000:.2f} and {two.cpu / FILES * 1000:.2f} ms of processor for a file"),
         (True, f"{FILES / one.wall:.0f} and {FILES / two.wall:.0f} files in a second; load {os.getloadavg()[0]:.1f}"),
     ]

@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from bench_scan import copy_files
-from measuring import options, report
+from measuring import CKPTOOL, at_least, at_most, options, report
 
 SERVER = Path(__file__).with_name("loopback_store.py")
 MANY, FEW = 2_000, 200
@@ -48,10 +48,9 @@ def main() -> int:
         finally:
             server.kill()
             server.wait()
-    faster = one / FEW * len(names) / many
     checks = [
-        (faster >= 25, f"{faster:.1f} times as fast as one at a time (at least 25)"),
-        (requests <= 1.3, f"{requests:.2f} requests for a file of up to 8 MiB (at most 1.3)"),
+        at_least("{:.1f} times as fast as one at a time", one / FEW * len(names) / many, 25),
+        at_most("{:.2f} requests for a file of up to 8 MiB", requests, 1.3),
         (True, f"{len(names) / many:.0f} files in a second; load {os.getloadavg()[0]:.1f}"),
     ]
     return 0 if report(f"{len(names):,} files, {SECONDS * 1000:.0f} ms away", {}, checks) else 1
@@ -60,7 +59,7 @@ def main() -> int:
 def scanned(url: str, names: list[str], *how: str) -> tuple[float, float]:
     """Return the seconds that a scan takes, and its requests for each file."""
     ask(f"{url}/_/counts")
-    command = [sys.executable, "-m", "ckptool", "scan", "-", *how]
+    command = [*CKPTOOL, "scan", "-", *how]
     begun = time.perf_counter()
     given = "".join(f"{url}/b/{urllib.request.quote(name)}\n" for name in names).encode()
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)

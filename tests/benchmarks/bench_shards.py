@@ -10,14 +10,14 @@ in turn. Exits 1 if a bound does not hold.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from measuring import ENVIRONMENT, Figures, best, measure, processes_in_turn, report
+from measuring import CKPTOOL, ENVIRONMENT, Figures, best_in_turn, bounds, measure, parser, processes_in_turn, report
 
 SHARDS, TENSORS = 163, 91_000
 ROWS, COLUMNS = 2, 4
@@ -34,9 +34,7 @@ OURS = "import sys, torch, ckptool; ckptool.load(sys.argv[1])"
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where the files are made and kept")
-    arguments.add_argument("--runs", type=int, default=5)
+    arguments = parser(__doc__)
     arguments.add_argument("--against", type=Path, help="another working tree, whose inspect is the measure")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -76,21 +74,20 @@ def compare_load(folder: Path, runs: int) -> bool:
         "safe_open, get_tensor": [sys.executable, "-c", PEER, str(folder)],
     }
     figures = processes_in_turn(commands, runs)
-    ratio = figures["ckptool.load"].cpu / figures["safe_open, get_tensor"].cpu
-    return report("load", figures, [(ratio <= 1, f"time {ratio:.3f} of the peer's (at most 1)")])
+    return report("load", figures, bounds(figures, cpu={"safe_open, get_tensor": 1}))
 
 
 def compare_inspect(folder: Path, other: Path, runs: int) -> bool:
-    command = [sys.executable, "-m", "ckptool", "inspect", "-q", str(folder / "model.safetensors.index.json")]
-    found: dict[str, list[Figures]] = {}
+    command = [*CKPTOOL, "inspect", "-q", str(folder / "model.safetensors.index.json")]
     os.chdir(folder)  # or what is in the current folder would be imported
-    for tree in (Path(__file__).resolve().parents[2], other) * (runs + 1):
+
+    def inspected(tree: Path) -> Figures:
         ENVIRONMENT["PYTHONPATH"] = os.fspath(tree)
-        found.setdefault(str(tree), []).append(Figures(*measure(command)))
-    figures = {tree: best(rows[1:]) for tree, rows in found.items()}  # the first compiles
-    ours, theirs = figures.values()
-    ratio = ours.cpu / theirs.cpu
-    return report("inspect", figures, [(ratio <= 0.8, f"time {ratio:.3f} of the other tree's (at most 0.8)")])
+        return measure(command)
+
+    trees = {"this tree": Path(__file__).resolve().parents[2], "the other tree": other}
+    figures = best_in_turn({name: partial(inspected, tree) for name, tree in trees.items()}, runs)
+    return report("inspect", figures, bounds(figures, cpu={"the other tree": 0.8}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ does not hold.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -20,9 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import BLOCK_SHAPE, BLOCKS, ENVIRONMENT, processes_in_turn, report
+from measuring import BLOCK_SHAPE, BLOCKS, CKPTOOL, ENVIRONMENT, at_most, bounds, parser, processes_in_turn, report
 
-STAT = [sys.executable, "-m", "ckptool", "stat"]
+STAT = [*CKPTOOL, "stat"]
 PEAK_MIB = 128
 RELATIVE = 1e-6
 TORCH = """
@@ -58,9 +57,7 @@ with safe_open(sys.argv[1], "pt") as file:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where the file is, or is made and kept (2.3 GB)")
-    arguments.add_argument("--runs", type=int, default=3)
+    arguments = parser(__doc__, runs=3)
     arguments.add_argument("--sft", default=shutil.which("sft"), help="the command of sft-cli")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
@@ -68,22 +65,12 @@ def main() -> int:
         if not path.exists():
             write = [sys.executable, "-c", WRITE, path, BLOCKS, *BLOCK_SHAPE]
             subprocess.run(list(map(str, write)), check=True)
-        commands = {
-            "ckptool stat": [*STAT, str(path)],
-            "torch": [sys.executable, "-c", TORCH, str(path)],
-        }
+        peers = {"torch": [sys.executable, "-c", TORCH, str(path)]}
         if given.sft:
-            commands["sft stat"] = [given.sft, "stat", str(path)]
-        figures = processes_in_turn(commands, given.runs)
-        ours = figures["ckptool stat"]
-        error = largest_error(path)
-        checks = [
-            (ours.wall < one.wall, f"{ours.wall / one.wall:.2f} of the time of {name}")
-            for name, one in figures.items()
-            if name != "ckptool stat"
-        ]
-        checks.append((ours.peak <= PEAK_MIB, f"peak {ours.peak:.1f} MiB (at most {PEAK_MIB})"))
-        checks.append((error <= RELATIVE, f"values within {error:.1e} of those of float64 (at most {RELATIVE:.0e})"))
+            peers["sft stat"] = [given.sft, "stat", str(path)]
+        figures = processes_in_turn({"ckptool stat": [*STAT, str(path)], **peers}, given.runs)
+        checks = bounds(figures, wall=dict.fromkeys(peers, 1), peak=PEAK_MIB)
+        checks.append(at_most("values within {:.1e} of those of float64", largest_error(path), RELATIVE))
         return 0 if report("2.3 GB of bfloat16", figures, checks) else 1
 
 

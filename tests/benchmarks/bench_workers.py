@@ -15,13 +15,12 @@ from __future__ import annotations
 import argparse
 import filecmp
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from measuring import ENVIRONMENT, Figures, best, in_turn, measure, report
+from measuring import CKPTOOL, ENVIRONMENT, Figures, at_most, best_in_turn, bounds, measure, parser, remove, report
 
 TENSORS, NBYTES = 256, 4_000_000_000
 SHARDS = 8
@@ -36,9 +35,7 @@ torch.save({f"layers.{number}.weight": torch.randn(numel).to(torch.bfloat16) for
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where the files are made (12 GB)")
-    arguments.add_argument("--runs", type=int, default=5)
+    arguments = parser(__doc__)
     arguments.add_argument("--nbytes", type=int, default=NBYTES)
     arguments.add_argument("--ray", action="store_true", help="compare workers on Ray, too")
     arguments.add_argument("--against", type=Path, help="another working tree, whose migrate is compared")
@@ -65,15 +62,15 @@ def compare(source: Path, numel: int, given: argparse.Namespace) -> bool:
 
 def compared(source: Path, numel: int, runs: int, other: Path | None, address: str | None) -> bool:
     size = str(TENSORS // SHARDS * numel * 2)
-    command = [sys.executable, "-m", "ckptool", "migrate", "-q", "--force", "--max-shard-size", size, str(source)]
+    command = [*CKPTOOL, "migrate", "-q", "--force", "--max-shard-size", size, str(source)]
     names = ("one worker", "two workers", "one on Ray", "two on Ray", "other tree")
     targets = {name: source.with_name(name.replace(" ", "-")) for name in names}
 
     def migrated(name: str, tree: Path, *options: str) -> Figures:
-        shutil.rmtree(targets[name], ignore_errors=True)
+        remove(targets[name])
         os.sync()  # what another run has left for the disk to do
         ENVIRONMENT["PYTHONPATH"] = os.fspath(tree)
-        return Figures(*measure([*command, str(targets[name]), *options]))
+        return measure([*command, str(targets[name]), *options])
 
     work = {
         "one worker": lambda: migrated("one worker", TREE),
@@ -86,21 +83,18 @@ def compared(source: Path, numel: int, runs: int, other: Path | None, address: s
         work["two on Ray"] = lambda: migrated("two on Ray", TREE, *ray, "2")
     if other is not None:
         work["other tree"] = lambda: migrated("other tree", other.resolve())
-    figures = {name: best(rows) for name, rows in in_turn(work, runs).items()}
+    figures = best_in_turn(work, runs)
     one, two = figures["one worker"], figures["two workers"]
     checks = [
-        (two.wall <= 1.1 * one.wall, f"wall time {two.wall / one.wall:.2f} of one worker's (at most 1.1)"),
-        (two.peak <= 96, f"peak {two.peak:.1f} MiB in the largest process (at most 96)"),
+        at_most("wall time {:.2f} of one worker's", two.wall / one.wall, 1.1),
+        at_most("peak {:.1f} MiB in the largest process", two.peak, 96),
         *((is_same(targets["one worker"], targets[name]), f"{name}: the same bytes") for name in figures),
     ]
     if address is not None:
-        one_there, two_there = figures["one on Ray"], figures["two on Ray"]
-        share = two_there.wall / one_there.wall
-        checks.append((share <= 0.7, f"Ray: wall time {share:.2f} of one worker's on Ray (at most 0.7)"))
+        share = figures["two on Ray"].wall / figures["one on Ray"].wall
+        checks.append(at_most("Ray: wall time {:.2f} of one worker's on Ray", share, 0.7))
     if other is not None:
-        before = figures["other tree"]
-        checks.append((one.cpu <= 1.05 * before.cpu, f"CPU {one.cpu / before.cpu:.3f} of the other tree's"))
-        checks.append((one.wall <= 1.05 * before.wall, f"wall time {one.wall / before.wall:.3f} of the other tree's"))
+        checks += bounds(figures, wall={"other tree": 1.05}, cpu={"other tree": 1.05})
     return report(f"{source.stat().st_size:,} bytes into {SHARDS} shards", figures, checks)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 # As a user runs it: an installed package has its bytecode compiled.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -25,8 +27,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 BLOCKS = 288
 BLOCK_SHAPE = (2048, 2048)  # 8 MiB of bfloat16
 SMALL_TENSORS = 20_000
+CKPTOOL = (sys.executable, "-m", "ckptool")
 
 T = TypeVar("T")
+Check: TypeAlias = tuple[bool, str]
+"""Whether a bound holds, and what is said of it."""
 
 
 class Figures(NamedTuple):
@@ -41,10 +46,10 @@ def options(document: str | None) -> argparse.Namespace:
     return parser(document).parse_args()
 
 
-def parser(document: str | None) -> argparse.ArgumentParser:
+def parser(document: str | None, runs: int = 5) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--dir", type=Path, help="where the files are, or are made and kept (7 GB)")
-    arguments.add_argument("--runs", type=int, default=5)
+    arguments.add_argument("--runs", type=int, default=runs)
     return arguments
 
 
@@ -93,15 +98,34 @@ def in_turn(work: Mapping[str, Callable[[], T]], runs: int) -> dict[str, list[T]
     return found
 
 
-def processes_in_turn(commands: Mapping[str, Sequence[str]], runs: int, exit_code: int = 0) -> dict[str, Figures]:
-    """Run each command as a process ``runs`` times, and once before for the caches; return the best of each."""
-    work = {name: lambda command=command: measure(command, exit_code) for name, command in commands.items()}
-    return {name: best(rows) for name, rows in in_turn(work, runs).items()}
+def best_in_turn(work: Mapping[str, Callable[[], Figures]], runs: int) -> dict[str, Figures]:
+    """Return the best times and the highest peak of each piece of work, of so many runs."""
+    return {
+        name: Figures(min(one.wall for one in rows), min(one.cpu for one in rows), max(one.peak for one in rows))
+        for name, rows in in_turn(work, runs).items()
+    }
 
 
-def best(rows: Sequence[Figures]) -> Figures:
-    """Return the best times and the highest peak among runs."""
-    return Figures(min(one.wall for one in rows), min(one.cpu for one in rows), max(one.peak for one in rows))
+def processes_in_turn(
+    commands: Mapping[str, Sequence[str]], runs: int, exit_code: int = 0, *, anew: Sequence[Path] = ()
+) -> dict[str, Figures]:
+    """
+    Run each command as a process ``runs`` times, and once before for the caches; return the best of each.
+
+    What is to be written ``anew`` is removed before each run: to truncate it would be on its bill.
+    """
+
+    def measured(command: Sequence[str]) -> Figures:
+        for leftover in anew:
+            remove(leftover)
+        return measure(command, exit_code)
+
+    return best_in_turn({name: partial(measured, command) for name, command in commands.items()}, runs)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def measure(command: Sequence[str], exit_code: int = 0) -> Figures:
@@ -116,11 +140,37 @@ def measure(command: Sequence[str], exit_code: int = 0) -> Figures:
     return Figures(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def report(title: str, figures: Mapping[str, Figures], checks: Sequence[tuple[bool, str]]) -> bool:
+def at_most(said: str, value: float, most: float) -> Check:
+    """Return whether a value is within a bound, and the text that says so; ``said`` has braces where the value is."""
+    return value <= most, f"{said.format(value)} (at most {most:.3g})"
+
+
+def at_least(said: str, value: float, least: float) -> Check:
+    return value >= least, f"{said.format(value)} (at least {least:.3g})"
+
+
+def bounds(
+    figures: Mapping[str, Figures],
+    *,
+    wall: Mapping[str, float | None] | None = None,
+    cpu: Mapping[str, float | None] | None = None,
+    peak: float | None = None,
+) -> list[Check]:
+    """Return which bounds the first command holds: its times as shares of those of others, and its memory in MiB."""
+    ours = next(iter(figures.values()))
+    shares = ((name, ours.wall / figures[name].wall, most) for name, most in (wall or {}).items() if most)
+    checks = [at_most(f"time {{:.3f}} of {name}", *share) for name, *share in shares]
+    shares = ((name, ours.cpu / figures[name].cpu, most) for name, most in (cpu or {}).items() if most)
+    checks += [at_most(f"time of CPU {{:.3f}} of {name}", *share) for name, *share in shares]
+    return checks + ([] if peak is None else [at_most("peak {:.1f} MiB", ours.peak, peak)])
+
+
+def report(title: str, figures: Mapping[str, Figures | str], checks: Sequence[Check]) -> bool:
     """Print what was measured, and which bounds hold; say whether all do."""
     print(title)
     for name, one in figures.items():
-        print(f"  {name:36} {one.wall:8.3f} s  {one.cpu:8.3f} s of CPU  {one.peak:8.1f} MiB")
+        shown = one if isinstance(one, str) else f"{one.wall:8.3f} s  {one.cpu:8.3f} s of CPU  {one.peak:8.1f} MiB"
+        print(f"  {name:36} {shown}")
     for held, text in checks:
         print(f"  {'ok  ' if held else 'MISS'} {text}", flush=True)
     return all(held for held, _ in checks)
