@@ -129,6 +129,13 @@ def _plain_text(value: Inert) -> str | None:
     return str(value, "utf-8", "replace")
 
 
+def groups_of(groups: Inert) -> list[tuple[Pairs, list[Inert]]]:
+    """Return what each group of an optimizer holds, and its parameters; nothing of what is no list of groups."""
+    found = [nodes.mapping_pairs(one) or [] for one in groups] if isinstance(groups, list) else []
+    listed = [nodes.lookup(pairs, "params") for pairs in found]
+    return [(pairs, one if isinstance(one, list) else []) for pairs, one in zip(found, listed, strict=True)]
+
+
 def parameter_numbers(groups: Inert) -> dict[int, int]:
     """
     Return the number of each parameter of an optimizer's groups in its state_dict(), by the identity of its node.
@@ -139,9 +146,7 @@ def parameter_numbers(groups: Inert) -> dict[int, int]:
     found: dict[int, int] = {}
     seen: set[int] = set()
     start = 0
-    for group in groups if isinstance(groups, list) else ():
-        parameters = nodes.lookup(nodes.mapping_pairs(group) or [], "params")
-        parameters = parameters if isinstance(parameters, list) else []
+    for _, parameters in groups_of(groups):
         if id(parameters) not in seen:
             seen.add(id(parameters))
             places = {id(one): start + place for place, one in enumerate(parameters) if isinstance(one, Call)}

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, once
-from ckptool.checkpoints.key_names import parameter_numbers
+from ckptool.checkpoints.key_names import groups_of, parameter_numbers
 from ckptool.errors import Failure
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
@@ -138,37 +138,30 @@ def by_number(optimizer: Pairs) -> Dict:
     numbers = parameter_numbers(groups)
     kept = [(numbers.get(id(key), key), value) for key, value in nodes.mapping_pairs(state) or []]
     plain = []
-    for group in groups if isinstance(groups, list) else ():
-        pairs = nodes.mapping_pairs(group) or []
-        parameters = nodes.lookup(pairs, "params")
-        listed = [numbers.get(id(one), one) for one in parameters] if isinstance(parameters, list) else parameters
-        plain.append(Dict([(key, listed if key == "params" else value) for key, value in pairs]))
+    for pairs, parameters in groups_of(groups):
+        listed = [numbers.get(id(one), one) for one in parameters]
+        plain.append(Dict([(key, listed if key == "params" and listed else value) for key, value in pairs]))
     return Dict([("state", Dict(kept)), ("param_groups", plain)])
 
 
 def parameter_count(groups: Inert) -> int:
     """Return how many parameters all groups of an optimizer have."""
-    each_one = groups if isinstance(groups, list) else ()
-    listed = [nodes.lookup(nodes.mapping_pairs(one) or [], "params") for one in each_one]
-    return sum(len(one) for one in listed if isinstance(one, list))
+    return sum(len(parameters) for _, parameters in groups_of(groups))
 
 
 def names_in(optimizer: Pairs) -> Iterator[str]:
     """Yield the names that an optimizer's state has for its parameters, where it has names."""
     yield from (key for key, _ in nodes.mapping_pairs(nodes.lookup(optimizer, "state")) or [] if isinstance(key, str))
-    groups = nodes.lookup(optimizer, "param_groups")
-    for group in groups if isinstance(groups, list) else ():
-        for key in ("params", "param_names"):
-            listed = nodes.lookup(nodes.mapping_pairs(group) or [], key)
-            yield from (one for one in listed if isinstance(one, str)) if isinstance(listed, list) else ()
+    for group, parameters in groups_of(nodes.lookup(optimizer, "param_groups")):
+        names = nodes.lookup(group, "param_names")
+        yield from (one for one in (*parameters, *(names if isinstance(names, list) else ())) if isinstance(one, str))
 
 
 def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     start = 0
-    for group in map(nodes.mapping_pairs, groups if isinstance(groups, list) else ()):
-        parameters, names = (nodes.lookup(group or [], key) for key in ("params", "param_names"))
-        parameters = parameters if isinstance(parameters, list) else []
+    for group, parameters in groups_of(groups):
+        names = nodes.lookup(group, "param_names")
         if isinstance(names, list) and len(names) == len(parameters):
             found |= {str(start + place): name for place, name in enumerate(names) if isinstance(name, str)}
         else:
@@ -253,8 +246,7 @@ def _described(checkpoint: Checkpoint, path: str, node: Inert, pairs: Pairs, rol
 
 
 def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -> TrainingState:
-    listed = nodes.lookup(pairs, "param_groups")
-    groups = [nodes.mapping_pairs(one) or [] for one in listed] if isinstance(listed, list) else []
+    groups = [group for group, _ in groups_of(nodes.lookup(pairs, "param_groups"))]
     entries = nodes.mapping_pairs(nodes.lookup(pairs, "state")) or []
     kept = [values for _, node in entries if (values := nodes.mapping_pairs(node))]
     counted = [*kept[:_MOST_STEPS], *groups[:_MOST_STEPS]]

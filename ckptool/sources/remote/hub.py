@@ -34,13 +34,8 @@ def resolve(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
         FileUnavailable: There is no such repository, revision or file, or it is not open to everybody.
         MissingPackage: huggingface_hub is not installed.
     """
-    parts = remote.partition("://")[2].split("/", 2)
-    if len(parts) < 2 or not all(parts[:2]):
-        raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME/FILE.")
-    name, _, revision = parts[1].partition("@")
-    repository = f"{parts[0]}/{name}"
+    repository, commit, file = _parts(remote)
     hub = _package()
-    file, commit = unquote(parts[2]) if len(parts) > 2 else "", unquote(revision)
     if remote.listed is None:
         info = _info(remote, repository, commit)
         names = [one.rfilename for one in info.siblings or ()]
@@ -61,13 +56,19 @@ def listed(remote: Remote) -> list[Remote]:
         FileUnavailable: There is no such repository or revision, or it is not open to everybody.
         MissingPackage: huggingface_hub is not installed.
     """
-    owner, _, rest = remote.partition("://")[2].partition("/")
-    name, _, revision = rest.strip("/").partition("@")
-    if not owner or not name:
-        raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME.")
-    info = _info(remote, f"{owner}/{name}", unquote(revision), files_metadata=True)
-    place = f"hf://{owner}/{name}@{info.sha}"
+    repository, revision, _ = _parts(remote)
+    info = _info(remote, repository, revision, files_metadata=True)
+    place = f"hf://{repository}@{info.sha}"
     return [_as_listed(remote.elsewhere(f"{place}/{quote(one.rfilename)}"), one) for one in info.siblings or ()]
+
+
+def _parts(remote: Remote) -> tuple[str, str, str]:
+    """Return the repository, the revision and the file that an address names; the last two may be empty."""
+    owner, name, file = [*remote.partition("://")[2].split("/", 2), "", ""][:3]
+    name, _, revision = name.partition("@")
+    if not owner or not name:
+        raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME/FILE.")
+    return f"{owner}/{name}", unquote(revision), unquote(file)
 
 
 def _as_listed(remote: Remote, file: Any) -> Remote:
