@@ -1,11 +1,11 @@
 """
-How fast a scan of 2,000 small files is on Ray with two workers, and with two processes of its own, against one.
+How fast a scan of 2,000 small files is on Ray with two workers, against a loop in one process.
 
     python tests/benchmarks/bench_ray.py [--dir DIR] [--runs 5]
 
 Each time is that of the scan alone: the listing of the folders, the rows, and their way back; on a Ray that has its
-workers already, and has done one scan, which does not count. Processes of our own are started anew each time, which
-takes a fifth of a second. The loop makes the same rows one after the other where the listing is, without workers.
+workers already, and has done one scan, which does not count. The loop makes the same rows one after the other where the
+listing is, without workers. ``bench_scan.py`` compares processes of our own.
 
 Copies what ``bench_scan.py`` copies: real files of up to 8 MiB where they are there, and fixtures elsewhere.
 Runs are in turn, and times the best of them: other programs can only add to them. What is compared needs two cores
@@ -29,7 +29,7 @@ from measuring import at_least, in_turn, options, report
 
 from ckptool.checking.row import NOTHING, Rows, row
 from ckptool.cli.on_ray import OnRay
-from ckptool.cli.pool import MOST_ITEMS, Pool, Processes
+from ckptool.cli.pool import MOST_ITEMS
 from ckptool.cli.scan import CONNECTIONS
 from ckptool.formats.listing import Listing
 
@@ -44,14 +44,12 @@ def main() -> int:
         nbytes = copy_files(place)
         work = {
             "a loop in one process": lambda: timed(lambda: one_by_one(place)),
-            "scan --jobs 1": lambda: timed(lambda: with_processes(place, 1)),
-            "scan --jobs 2": lambda: timed(lambda: with_processes(place, WORKERS)),
             "scan --ray, 2 workers": lambda: timed(lambda: rows_of(place, ray)),
         }
         found = in_turn(work, given.runs)
     walls = {name: min(wall for wall, _ in runs) for name, runs in found.items()}
     counts = {count for runs in found.values() for _, count in runs}
-    loop, one, two, on_ray = walls.values()
+    loop, on_ray = walls.values()
     shown = {
         name: f"{wall:8.3f} s  {FILES / wall:8.0f} files in a second  {loop / wall:5.2f} times"
         for name, wall in walls.items()
@@ -59,7 +57,6 @@ def main() -> int:
     checks = [
         (len(counts) == 1, f"each gives as many rows: {', '.join(map(str, counts))}"),
         at_least("two workers on Ray are {:.2f} times as fast as a loop", loop / on_ray, 1.4),
-        at_least("two processes of a scan are {:.2f} times as fast as one", one / two, 1.6),
     ]
     return 0 if report(f"{FILES:,} files, {nbytes:,} bytes; load {os.getloadavg()[0]:.1f}", shown, checks) else 1
 
@@ -80,15 +77,10 @@ def one_by_one(place: Path) -> int:
     return count
 
 
-def with_processes(place: Path, jobs: int) -> int:
-    with Processes(jobs) as pool:
-        return rows_of(place, pool)
-
-
-def rows_of(place: Path, pool: Pool) -> int:
+def rows_of(place: Path, ray: OnRay) -> int:
     """Take all rows, and look at each as the command does."""
     listing = Listing([str(place)])
-    found = pool.answers(Rows(NOTHING, CONNECTIONS), listing.next, most=MOST_ITEMS)
+    found = ray.answers(Rows(NOTHING, CONNECTIONS), listing.next, most=MOST_ITEMS)
     return sum(json.loads(line)["path"] is not None for answers in found for _, line in answers)
 
 

@@ -36,7 +36,6 @@ SMALL_NBYTES = 11_000_000
 NEED_NO_TORCH = [
     "archives/test_tars.py",
     "bounds/test_pickle_limits.py",
-    "bounds/test_sources.py",
     "bounds/test_tars.py",
     "bounds/test_writers.py",
     "bounds/test_zips.py",
@@ -49,6 +48,7 @@ NEED_NO_TORCH = [
     "names/test_match_keys.py",
     "pickles/test_pickles.py",
     "sources/test_checksums.py",
+    "sources/test_files.py",
     "test_errors.py",
 ]
 

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from ckptool import CkptoolError, FileUnavailable, LazyTensor, Source, SourceChanged, open_checkpoint
+from ckptool.sources import descriptors
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
 from ckptool.sources.source import BytesSource, SliceSource, StreamSource
@@ -110,13 +111,19 @@ def test_a_directory_without_a_checkpoint_says_what_is_in_it(tmp_path: Path) -> 
     (tmp_path / "folder").mkdir()
 
     error = unavailable(tmp_path)
-    assert error.kind == "directory"
-    assert error.hint is not None
-    assert "0.bin" in error.hint
-    assert "6 files" in error.message
+    assert (error.kind, "6 files" in error.message) == ("directory", True)
     assert unavailable(tmp_path / "folder").hint is None
     (tmp_path / "folder" / "alone.txt").touch()
     assert "one file" in unavailable(tmp_path / "folder").message
+
+
+def test_a_folder_names_up_to_four_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "1.pt").touch()  # alone, it would be opened
+    for count in range(2, 7):
+        (tmp_path / f"{count}.pt").touch()
+        shown = ", ".join(f"{number}.pt" for number in range(1, min(count, 4) + 1))
+        more = f" and {count - 4} more" if count > 4 else ""
+        assert unavailable(tmp_path).hint == f"Name a file in it: {shown}{more}"
 
 
 @pytest.mark.parametrize("name", ["missing.pth", "missing/model.pth", "nul\0.pth", "a.zip::member", ""])
@@ -146,6 +153,20 @@ def test_a_file_that_may_not_be_read_is_told_of(path: Path) -> None:
     path.chmod(0)
 
     assert unavailable(path).kind == "permission"
+
+
+def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "denied")
+
+    (tmp_path / "x").touch()
+    monkeypatch.setattr(os, "open", refuse)
+    for path, kind in ((tmp_path, "directory"), (tmp_path / "x", "permission")):
+        with pytest.raises(FileUnavailable) as caught:
+            FileSource(str(path))
+        assert caught.value.kind == kind
 
 
 def test_files_are_opened_so_that_child_processes_do_not_get_them(path: Path) -> None:
@@ -185,6 +206,18 @@ def test_every_source_gives_the_bytes_that_are_asked_for(path: Path, kind: str) 
     source.close()
 
 
+def test_a_file_is_read_to_its_end_in_however_many_pieces_it_comes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, pread, preadv = FileSource(str(path)), os.pread, os.preadv
+    for most in (1, 100, len(DATA) - 1, len(DATA)):
+        monkeypatch.setattr(os, "pread", lambda fd, n, at, most=most: pread(fd, min(n, most), at))
+        monkeypatch.setattr(os, "preadv", lambda fd, views, at, most=most: preadv(fd, [views[0][:most]], at))
+        assert source.read(5, 1000) == DATA[5:1005]
+        buffer = memoryview(bytearray(1000))
+        source.read_into(5, buffer)
+        assert buffer == DATA[5:1005]
+    assert source.read(0, len(DATA)) == DATA
+
+
 def test_sources_say_where_their_bytes_stand_in_the_file(path: Path) -> None:
     for source in (FileSource(str(path)), StreamSource(io.BytesIO(DATA)), BytesSource(DATA, is_file=True)):
         assert source.file_offset(7) == 7
@@ -218,6 +251,12 @@ class Unseekable(io.BytesIO):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         raise io.UnsupportedOperation("seek")
+
+
+def test_a_stream_is_read_to_its_end_and_no_further() -> None:
+    with pytest.raises(SourceChanged) as caught:
+        StreamSource(Dribble(DATA)).read(len(DATA) - 100, 101)
+    assert (caught.value.needed, caught.value.actual) == (101, 100)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +310,30 @@ def test_a_file_that_shrinks_at_any_point_gives_no_wrong_bytes(checkpoint_path: 
                 assert checkpoint.tensors["w"].read() == build.floats(4096)
 
 
+@pytest.mark.parametrize("over", [0, 1, 300])
+def test_a_file_that_shrank_is_told_of_with_its_numbers(path: Path, over: int) -> None:
+    source, begin, buffer = FileSource(str(path)), len(DATA) - 200 + over, memoryview(bytearray(200))
+    if not over:
+        assert source.read(begin, 200) == DATA[begin:]
+        source.read_into(begin, buffer)
+        assert buffer == DATA[begin:]
+        return
+    for read in (lambda: source.read(begin, 200), lambda: source.read_into(begin, buffer)):
+        with pytest.raises(SourceChanged) as caught:
+            read()
+        assert (caught.value.offset, caught.value.needed, caught.value.actual) == (begin, 200, max(0, 200 - over))
+
+
+def test_a_change_of_a_file_that_keeps_its_name_and_times_is_told_of(path: Path, tmp_path: Path) -> None:
+    source, before = FileSource(str(path)), path.stat()
+    os.link(path, tmp_path / "y")
+    path.write_bytes(DATA[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (tmp_path / "y").unlink()
+    with pytest.raises(SourceChanged):
+        source.check_unchanged()
+
+
 class Meddling(FileSource):
     """A file that is written to while its index is read."""
 
@@ -315,11 +378,17 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(checkpoint_path: Path) -> 
 def test_a_disk_that_fails_is_an_error_like_any_other(checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(checkpoint_path)
 
-    def fail(fd: int, nbytes: int, offset: int) -> bytes:
+    def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
+    source = FileSource(str(checkpoint_path))
     monkeypatch.setattr(os, "pread", fail)
-    for attempt in (checkpoint.tensors["w"].read, lambda: open_checkpoint(checkpoint_path)):
+    monkeypatch.setattr(os, "preadv", fail)
+    for attempt in (
+        checkpoint.tensors["w"].read,
+        lambda: open_checkpoint(checkpoint_path),
+        lambda: source.read_into(9, memoryview(bytearray(10))),
+    ):
         with pytest.raises(FileUnavailable) as caught:
             attempt()
         assert caught.value.kind == "io"
@@ -327,6 +396,25 @@ def test_a_disk_that_fails_is_an_error_like_any_other(checkpoint_path: Path, mon
 
 
 # Closing
+
+
+def test_a_file_beside_one_that_is_closed_meanwhile_is_closed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FileSource(str(path))
+    (tmp_path / "y").write_bytes(b"y")
+    open_sibling, opened = descriptors.open_sibling, list[int]()
+
+    def slow(*asked: Any) -> int:
+        opened.append(open_sibling(*asked))
+        source.close()
+        return opened[0]
+
+    monkeypatch.setattr(descriptors, "open_sibling", slow)
+    with pytest.raises(ValueError, match="closed"):
+        source.open_sibling("y")
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(opened[0])
 
 
 def test_nothing_can_be_read_after_closing(checkpoint_path: Path) -> None:
@@ -531,6 +619,20 @@ def test_a_path_with_the_member_mark_that_exists_is_a_path(tmp_path: Path) -> No
     assert exists(str(odd))
     with open_checkpoint(odd) as checkpoint:
         assert (checkpoint.member, list(checkpoint.tensors)) == (None, ["w"])
+
+
+def test_where_files_cannot_be_read_by_position_they_are_read_as_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(build.pickled({"w": 1}))
+    monkeypatch.delattr(os, "pread")
+
+    found, shown = open_source(tmp_path / "x")
+    assert isinstance(found, StreamSource)
+    assert shown == str(tmp_path / "x")
+    found.close()
+    with open_checkpoint(tmp_path / "x") as checkpoint:
+        assert checkpoint.format == "pickle"
 
 
 def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ SECONDS = 240
 """For one folder."""
 
 
-def _processes(work: Callable[[Path], None], folder: Path, count: int = 2) -> None:
+def _processes(name: str, folder: Path, count: int = 2) -> None:
     """Run a function of ``ranks`` in as many processes, as torchrun would start them."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     folder.mkdir(parents=True, exist_ok=True)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    command = [sys.executable, "-m", ranks.__name__, work.__name__, str(folder)]
+    command = [sys.executable, "-m", ranks.__name__, name, str(folder)]
     running = []
     for rank in range(count):
         own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
@@ -49,11 +49,19 @@ def _processes(work: Callable[[Path], None], folder: Path, count: int = 2) -> No
             raise RuntimeError(text.strip().splitlines()[-1] if text.strip() else f"exit code {one.returncode}")
 
 
-def _written(box: Box, name: str, work: Callable[[Path], None]) -> Path | None:
-    """Let several processes write a folder; None if the framework could not."""
-    folder = box.path(f"{name}/x").parent
-    box.attempt(name, lambda: _processes(work, folder))
-    return folder if any(folder.iterdir()) else None
+def _written(box: Box, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Let several processes write a folder for each name; yield those that the frameworks could write."""
+    for name in names:
+        folder = box.path(f"{name}/x").parent
+        box.attempt(name, lambda name=name, folder=folder: _processes(name, folder))
+        if any(folder.iterdir()):
+            yield name, folder
+
+
+def _back_and_forth(box: Box, path: Path, expected: Mapping[str, torch.Tensor]) -> None:
+    """Say which weights are there, and read them again with DCP's own loader."""
+    box.weights(path, expected)
+    box.attempt(f"{path.name} to DCP and back", lambda: _back(box, path, expected))
 
 
 def _back(box: Box, folder: Path, expected: Mapping[str, torch.Tensor]) -> None:
@@ -87,23 +95,11 @@ def deepspeed(box: Box) -> None:
     """Two processes in stages 0 to 3, in float32 and bfloat16, and the universal checkpoint of one."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merged
 
-    for work in (
-        ranks.zero0,
-        ranks.zero1,
-        ranks.zero2,
-        ranks.zero3,
-        ranks.zero1_bf16,
-        ranks.zero2_bf16,
-        ranks.zero3_bf16,
-    ):
-        folder = _written(box, work.__name__, work)
-        if folder is None:
-            continue
-        expected = torch.load(folder / "module.pt") if work is ranks.zero0 else merged(str(folder))
+    for name, folder in _written(box, ranks.ZERO):
+        expected = torch.load(folder / "module.pt") if name == "zero0" else merged(str(folder))
         (folder / "module.pt").unlink(missing_ok=True)
-        box.weights(folder, expected)
-        box.attempt(f"{folder.name} to DCP and back", lambda f=folder, e=expected: _back(box, f, e))
-        if work is ranks.zero1:
+        _back_and_forth(box, folder, expected)
+        if name == "zero1":
             box.attempt("universal", lambda f=folder, e=expected: _universal(box, f, e))
 
 
@@ -130,11 +126,8 @@ def _universal(box: Box, folder: Path, expected: Mapping[str, torch.Tensor]) -> 
 @library("accelerate")
 def accelerate(box: Box) -> None:
     """save_state of two processes; on a CPU it does not shard."""
-    folder = _written(box, ranks.accelerate_ddp.__name__, ranks.accelerate_ddp)
-    if folder is not None:
-        expected = _expected(folder)
-        box.weights(folder / "state", expected)
-        box.attempt("to DCP and back", lambda: _back(box, folder / "state", expected))
+    for _, folder in _written(box, ["accelerate_ddp"]):
+        _back_and_forth(box, folder / "state", _expected(folder))
 
 
 def _expected(folder: Path) -> dict[str, torch.Tensor]:
@@ -148,26 +141,16 @@ def _expected(folder: Path) -> dict[str, torch.Tensor]:
 @library("lightning")
 def lightning(box: Box) -> None:
     """Checkpoints of the Trainer: of replicas, and of ModelParallel; and Fabric's of FSDP2."""
-    for work in (ranks.lightning_ddp, ranks.lightning_parallel, ranks.fabric_parallel):
-        folder = _written(box, work.__name__, work)
-        if folder is None:
-            continue
+    for _, folder in _written(box, ranks.LIGHTNING):
         expected = _expected(folder)
-        saved = next(path for path in folder.iterdir() if path.suffix == ".ckpt")
-        box.weights(saved, expected)
-        box.attempt(f"{folder.name} to DCP and back", lambda f=saved, e=expected: _back(box, f, e))
+        _back_and_forth(box, next(path for path in folder.iterdir() if path.suffix == ".ckpt"), expected)
 
 
 @library("torch: distributed checkpoints")
 def dcp(box: Box) -> None:
     """FSDP2 with an optimizer, and a mesh of two dimensions."""
-    for work in (ranks.fsdp2, ranks.tensor_parallel):
-        folder = _written(box, work.__name__, work)
-        if folder is None:
-            continue
-        expected = _expected(folder)
-        box.weights(folder, expected)
-        box.attempt(f"{folder.name} to DCP and back", lambda f=folder, e=expected: _back(box, f, e))
+    for _, folder in _written(box, ranks.TORCH):
+        _back_and_forth(box, folder, _expected(folder))
 
 
 def _llama(**changes: Any) -> Any:
@@ -261,9 +244,8 @@ def peft(box: Box) -> None:
     model.save_pretrained(folder)
     box.weights(folder, library_.get_peft_model_state_dict(model))
     target = box.folder.with_name(f"{box.folder.name}-again")
-    ckptool.migrate(folder, target / "adapter_model.safetensors", force=True) if target.mkdir(
-        exist_ok=True
-    ) is None else 0
+    target.mkdir(exist_ok=True)
+    ckptool.migrate(folder, target / "adapter_model.safetensors", force=True)
     (target / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
     again = library_.PeftModel.from_pretrained(type(_llama()).from_pretrained(base), target)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())

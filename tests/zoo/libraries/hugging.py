@@ -66,33 +66,6 @@ def _names_on_disk(path: Path) -> set[str]:
         return set(file.keys())
 
 
-@library("transformers: Trainer")
-def trainer(box: Box) -> None:
-    """The folders of its Trainer, with several optimizers."""
-    from torch.utils.data import Dataset
-    from transformers import Trainer, TrainingArguments
-
-    class Words(Dataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, place: int) -> Any:
-            return {"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([1, 2, 3])}
-
-    for kind in ("adamw_torch", "adafactor"):
-        model = _llama()
-        arguments = TrainingArguments(
-            output_dir=str(box.path(kind)), max_steps=2, save_steps=2, report_to=[], use_cpu=True, optim=kind,
-            per_device_train_batch_size=2, disable_tqdm=True, logging_strategy="no",
-        )  # fmt: skip
-        box.attempt(
-            kind, lambda model=model, arguments=arguments: Trainer(model, arguments, train_dataset=Words()).train()
-        )
-        folder = box.folder / kind / "checkpoint-2"
-        if folder.exists():
-            box.weights(folder, model)
-
-
 @library("accelerate")
 def accelerate(box: Box) -> None:
     """save_state, save_model and save of the Accelerator."""

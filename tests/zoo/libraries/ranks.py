@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,34 +63,6 @@ def _deepspeed(folder: Path, stage: int, bits: bool = False) -> None:
         torch.save(dict(engine.module.state_dict()), folder / "module.pt")
 
 
-def zero0(folder: Path) -> None:
-    _deepspeed(folder, 0)
-
-
-def zero1(folder: Path) -> None:
-    _deepspeed(folder, 1)
-
-
-def zero2(folder: Path) -> None:
-    _deepspeed(folder, 2)
-
-
-def zero3(folder: Path) -> None:
-    _deepspeed(folder, 3)
-
-
-def zero1_bf16(folder: Path) -> None:
-    _deepspeed(folder, 1, bits=True)
-
-
-def zero2_bf16(folder: Path) -> None:
-    _deepspeed(folder, 2, bits=True)
-
-
-def zero3_bf16(folder: Path) -> None:
-    _deepspeed(folder, 3, bits=True)
-
-
 def accelerate_ddp(folder: Path) -> None:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     from accelerate import Accelerator
@@ -133,10 +106,6 @@ def _lightning(folder: Path, strategy: Any, shard: bool = False) -> None:
     trainer.fit(task, DataLoader(TensorDataset(torch.randn(8, 3)), batch_size=2))
     trainer.save_checkpoint(folder / "last.ckpt")
     _expect(folder, _full(task) if shard else task.state_dict())
-
-
-def lightning_ddp(folder: Path) -> None:
-    _lightning(folder, "ddp")
 
 
 def lightning_parallel(folder: Path) -> None:
@@ -191,10 +160,24 @@ def tensor_parallel(folder: Path) -> None:
     _expect(folder, _full(model))
 
 
+ZERO: dict[str, Callable[[Path], None]] = {
+    f"zero{stage}{'_bf16' * bits}": partial(_deepspeed, stage=stage, bits=bits)
+    for bits in (False, True)
+    for stage in range(bits, 4)
+}
+LIGHTNING: dict[str, Callable[[Path], None]] = {
+    "lightning_ddp": partial(_lightning, strategy="ddp"),
+    "lightning_parallel": lightning_parallel,
+    "fabric_parallel": fabric_parallel,
+}
+TORCH: dict[str, Callable[[Path], None]] = {"fsdp2": fsdp2, "tensor_parallel": tensor_parallel}
+ALL = {**ZERO, **LIGHTNING, **TORCH, "accelerate_ddp": accelerate_ddp}
+"""What each process does, by the name that it is started with."""
+
 if __name__ == "__main__":
     declared = declare_operators()
     torch.set_num_threads(1)
-    globals()[sys.argv[1]](Path(sys.argv[2]))
+    ALL[sys.argv[1]](Path(sys.argv[2]))
     if distributed.is_initialized():
         distributed.barrier()
         distributed.destroy_process_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -210,43 +209,6 @@ def fairscale(box: Box) -> None:
     flat = FlattenParamsWrapper(Net())
     box.weights(box.save("flattened.pt", flat.state_dict()), flat.state_dict())
     box.save("flattened_flat.pt", flat.flat_state_dict())
-
-
-@library("deepspeed")
-def deepspeed(box: Box) -> None:
-    """The folders of ZeRO, stages 0 to 3, by one process."""
-    import os
-
-    os.environ.update(
-        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29612", DS_ACCELERATOR="cpu"
-    )
-    import deepspeed as library_
-
-    comm: Any = import_module("deepspeed.comm.torch")
-    comm.build_shm_op = lambda: None  # which would compile for minutes
-
-    for stage in range(4):
-        box.attempt(f"stage {stage}", lambda stage=stage: _zero(box, library_, stage))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _zero(box: Box, library_: Any, stage: int) -> None:
-    model = Net()
-    config = {"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
-              "zero_optimization": {"stage": stage}}  # fmt: skip
-    engine, *_ = library_.initialize(model=model, model_parameters=model.parameters(), config=config)
-    engine.backward(engine(torch.randn(4, 3)).square().sum())
-    engine.step()
-    folder = box.path(f"stage{stage}/x").parent
-    engine.save_checkpoint(str(folder), tag="step1")
-    if stage == 3:
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merged
-
-        box.weights(folder, merged(str(folder)))
-        return
-    box.weights(folder / "step1" / "mp_rank_00_model_states.pt", engine.module, fill=False)
-    box.weights(folder, engine.module, fill=False)
 
 
 @library("torchsnapshot")
