@@ -35,10 +35,8 @@ SMALL_NBYTES = 11_000_000
 # Tests of readers and writers that make their files themselves, byte by byte.
 NEED_NO_TORCH = [
     "archives/test_tars.py",
+    "bounds/test_archives.py",
     "bounds/test_pickle_limits.py",
-    "bounds/test_tars.py",
-    "bounds/test_writers.py",
-    "bounds/test_zips.py",
     "checkpoints/test_contents.py",
     "formats/test_every_format.py",
     "formats/test_packed.py",

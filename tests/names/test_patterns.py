@@ -1,7 +1,8 @@
-"""A user's pattern costs what it may on the names of any file, and is stopped where it would cost more."""
+"""Globs and patterns of a user: what they take, and that they cost what they may on the names of any file."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import ckptool
 from ckptool.names import renaming
 from ckptool.names.renaming import LONGEST, Substitution, Trials
+from tests.each import each
 from tests.program import invoke
 
 CUBIC = r"(.*)\.(.*)\.weight"
@@ -94,3 +96,28 @@ def test_a_cancelled_migration_tries_no_more_names(tmp_path: Path) -> None:
             limits=ckptool.Limits(cancellation=cancellation),
         )
     assert len(tried) <= 2
+
+
+NAMES = ["conv.weight", "conv.bias", "head.conv.weight", "Head.bias"]
+
+
+@each(
+    ("include", "exclude", "left"),
+    [
+        ((), (), NAMES),
+        (("conv.*",), (), ["conv.weight", "conv.bias"]),
+        (("conv.*", "*.bias"), (), ["conv.weight", "conv.bias", "Head.bias"]),
+        ((), ("*.bias",), ["conv.weight", "head.conv.weight"]),
+        (("*conv*",), ("head.*",), ["conv.weight", "conv.bias"]),
+        (("head.?ias",), (), []),
+        ((), ("*",), []),
+    ],
+)
+def test_a_name_is_taken_if_a_glob_includes_it_and_none_excludes_it(
+    include: tuple[str, ...], exclude: tuple[str, ...], left: list[str], tmp_path: Path
+) -> None:
+    torch.save({name: torch.ones(1) for name in NAMES}, tmp_path / "x.pth")
+    globs = [f"--{option}={glob}" for option, all_of in (("include", include), ("exclude", exclude)) for glob in all_of]
+    found = invoke(["stat", str(tmp_path / "x.pth"), "--allow-unmatched", "--json", *globs])
+
+    assert [row["name"] for row in json.loads(found.stdout)["rows"]] == left

@@ -1,19 +1,26 @@
-"""Zips: the last size that is right, and the first that is wrong."""
+"""Zips and tars, read and written: the last size that is right, and the first that is wrong."""
 
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, Source, TruncatedFile
+from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile
+from ckptool.archives.tars import is_tar
 from ckptool.archives.zip_directory import END_SEARCH, find_directory
+from ckptool.archives.zips import read_zip
 from ckptool.errors import CkptoolError
+from ckptool.migration import zip_writer
+from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.sources.files import FileSource
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
+from tests.archives.test_tars import archive_of, contents, extended, member, packed
 from tests.bounds.sources import Asked, Holed
 from tests.each import each
 from tests.zip_bytes import (
@@ -149,3 +156,131 @@ def test_a_gzip_may_grow_to_what_is_allowed_and_no_further(monkeypatch: pytest.M
         with pytest.raises(LimitExceeded) as caught:
             decompress(source, GZIP, Limits(inflated_nbytes=1255, inflation_ratio=0))
         assert caught.value.needed == 1256
+
+
+@pytest.mark.parametrize(("length", "read"), [(65_535, True), (65_536, True), (65_537, False)])
+def test_a_name_may_be_64_kib_long(length: int, read: bool) -> None:
+    data = packed(member("././@LongLink", b"n" * length, type=b"L"), member("a", b"x"))
+    if read:
+        assert contents(data) == {"n" * length: b"x"}
+    else:
+        with pytest.raises(MalformedFile):
+            archive_of(data)
+
+
+def line(size: str) -> bytes:
+    length = len(size) + len("  size=\n")
+    length += len(str(length))
+    record = f"{length} size={size}\n".encode()
+    return record if len(record) == length else f"{length - 1} size={size}\n".encode()
+
+
+@pytest.mark.parametrize(("digits", "read"), [(18, True), (19, True), (20, False), (21, False)])
+def test_a_size_may_have_nineteen_digits(digits: int, read: bool) -> None:
+    data = extended(line("1".rjust(digits, "0"))) + packed(member("a", b"x"))
+    if read:
+        assert contents(data) == {"a": b"x"}
+    else:
+        with pytest.raises(MalformedFile):
+            archive_of(data)
+
+
+def test_a_header_is_512_bytes() -> None:
+    header = packed(member("a"))[:512]
+
+    assert is_tar(header)
+    assert is_tar(header + b"x")
+    assert not is_tar(header[:511])
+
+
+def test_a_member_may_end_with_the_file_and_no_later() -> None:
+    data = packed(member("a", b"x" * 700))[: 512 + 700]
+
+    assert contents(data) == {"a": b"x" * 700}
+    with pytest.raises(TruncatedFile) as caught:
+        archive_of(data[:-1])
+    assert (caught.value.needed, caught.value.actual) == (1212, 1211)
+
+
+# Zips round 4 GiB, of which only the frame is written
+
+
+class Frame(Source):
+    """A source, of which the parts of a file were written: payloads are holes of zeros in it."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.parts: list[tuple[int, bytes]] = []
+        self.payloads: list[tuple[int, int]] = []
+
+    def take(self, part: Any) -> None:
+        if isinstance(part, bytes):
+            self.parts.append((self.nbytes, part))
+        else:
+            self.payloads.append((self.nbytes, part.nbytes))
+        self.nbytes += len(part) if isinstance(part, bytes) else part.nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        found = bytearray(nbytes)
+        for begin, data in self.parts:
+            low, high = max(begin, offset), min(begin + len(data), offset + nbytes)
+            if low < high:
+                found[low - offset : high - offset] = data[low - begin : high - begin]
+        return bytes(found)
+
+
+def written(root: str, *sizes: int) -> Frame:
+    """Return what is written for a checkpoint with storages of these sizes."""
+    frame = Frame()
+    content = torch_zip(root, b"\x80\x02K\x01.", [SimpleNamespace(nbytes=nbytes) for nbytes in sizes])  # type: ignore[misc]
+    part: Any = next(content)
+    with suppress(StopIteration):
+        while True:
+            frame.take(part)
+            part = content.send(0)
+    return frame
+
+
+HEAD = 448
+"""Where the payload of the first storage begins; sixteen bytes of descriptor stand behind it."""
+
+
+@each(
+    "sizes",
+    [
+        (FULL32 - 1,),
+        (FULL32,),
+        (FULL32 + 1,),
+        (FULL32 - 1 - HEAD - 16, 0, 7),
+        (FULL32 - HEAD - 16, 0, 7),
+        (FULL32 + 1 - HEAD - 16, 0, 7),
+        (FULL32 - 1 - HEAD - 16, FULL32),
+        (FULL32 - HEAD - 16, FULL32 - 1),
+        (0, 0),
+    ],
+)
+def test_members_and_offsets_round_4_gib_are_read_as_they_were_written(sizes: tuple[int, ...]) -> None:
+    frame = written("x", *sizes)
+    archive = read_zip(frame)
+
+    stored = [archive[f"x/data/{number}"] for number in range(len(sizes))]
+    assert [(one.offset, one.nbytes) for one in stored] == frame.payloads
+    assert archive.notes == ()
+    assert frame.payloads[0][0] == HEAD + (64 if sizes[0] >= FULL32 else 0)
+    assert torch_zip_nbytes("x", 5, sizes) == frame.nbytes
+
+
+@pytest.mark.parametrize("start", [FULL32 - 1, FULL32, FULL32 + 1])
+def test_a_directory_may_begin_round_4_gib(start: int) -> None:
+    frame, around = Frame(), zip_writer.Frame(b"x", start - 64 - 16, 0)
+    for part in (around.local(), SimpleNamespace(nbytes=around.nbytes), around.descriptor(0), around.entry(0)):
+        frame.take(part)
+    frame.take(zip_writer.end_records(start, len(around.entry(0)), 1))
+
+    assert list(read_zip(frame)) == ["x"]
+    assert end_record(frame)[3] == min(start, FULL32)
+
+
+def end_record(frame: Frame) -> tuple[int, ...]:
+    data = frame.read(frame.nbytes - 22, 22)
+    return tuple(int.from_bytes(data[at : at + size], "little") for at, size in ((8, 2), (10, 2), (12, 4), (16, 4)))
