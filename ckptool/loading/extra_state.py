@@ -11,6 +11,7 @@ aten/src/ATen/native/RNN.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -40,34 +41,28 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     ``UnsupportedFeature`` errors, not raised.
     """
     wanted: dict[str, LazyTensor] = {}
-    name = ""
 
-    def note(inner: Inert) -> Inert:
+    def note(name: str, inner: Inert) -> Inert:
         info = rebuilder.tensor(inner) if rebuilder is not None else None
         if info is None:
             return _torch_constant(inner)
         wanted[str(id(inner))] = LazyTensor(name, info)
         return inner
 
-    found: dict[str, Any] = {}
-    for name, node in nodes.items():
-        try:
-            found[name] = plain_value(node, note, assembly.cancellation, _unpacked)
-        except UnsupportedFeature as error:
-            found[name] = error
-    made = assembly.tensors(wanted)
-
     def leaf(inner: Inert) -> Any:
         tensor = made.get(str(id(inner)))
         return _torch_constant(inner) if tensor is None else tensor
 
-    for name, value in found.items():
-        if not isinstance(value, UnsupportedFeature):
-            try:
-                found[name] = plain_value(nodes[name], leaf, assembly.cancellation, _packed)
-            except UnsupportedFeature as error:
-                found[name] = error
-    return found
+    def tried(name: str, leaf: Callable[[Inert], Any], packed: Callable[..., Any]) -> Any:
+        try:
+            return plain_value(nodes[name], leaf, assembly.cancellation, packed)
+        except UnsupportedFeature as error:
+            return error
+
+    found = {name: tried(name, partial(note, name), _unpacked) for name in nodes}
+    made = assembly.tensors(wanted)
+    errors = {name: value for name, value in found.items() if isinstance(value, UnsupportedFeature)}
+    return {name: errors.get(name) or tried(name, leaf, _packed) for name in nodes}
 
 
 def _torch_constant(node: Inert) -> Any:

@@ -27,12 +27,14 @@ from ckptool.tensors.dtypes import DType
 from ckptool.tensors.tensor import (
     ARRAY,
     MAX_RANK,
+    SPARSE_PARTS,
     StorageRef,
     TensorInfo,
     TypedStorage,
     check_extent,
     is_countable,
     is_size,
+    malformed_tensor,
     row_major,
 )
 
@@ -43,13 +45,6 @@ Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
 """Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
 Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
-_SPARSE_PARTS = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
 _LONGEST_LAYOUT: Final = 64
 
 
@@ -270,7 +265,7 @@ class Rebuilder:
     def _sparse(self, _: Call, args: Args) -> TensorInfo:
         """A COO tensor, or a compressed one of rows, columns or blocks."""
         layout, data = as_layout(args[0]), args[1]
-        fields = _SPARSE_PARTS.get(layout)
+        fields = SPARSE_PARTS.get(layout)
         if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
             raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
         parts = self._tensors(zip(fields, data, strict=False))
@@ -510,11 +505,6 @@ def as_device(node: Inert) -> str:
     texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
     refuse_long("a device tag", "", *texts)
     return ":".join(texts) or "unknown"
-
-
-def malformed_tensor(what: str) -> MalformedFile:
-    """Return the error for a tensor that contradicts itself."""
-    return MalformedFile(what, kind="malformed-tensor")
 
 
 def is_tensor_class(func: Global) -> bool:

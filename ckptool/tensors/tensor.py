@@ -29,6 +29,14 @@ from ckptool.tensors.dtypes import DType
 Kind: TypeAlias = Literal["parameter", "buffer"]
 
 ARRAY: Final = "numpy.ndarray"
+SPARSE_PARTS: Final = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+"""What torch calls the parts of a sparse tensor, by its layout."""
 MAX_RANK: Final = 64  # torch's own limit
 MAX_SIZE: Final = 1 << 63
 """Sizes, strides and offsets are below this: torch has them as signed integers of 64 bits."""
@@ -154,9 +162,9 @@ def check_extent(info: TensorInfo) -> None:
     dtype, shape, stride, last, storage = info[:5]
     rank = len(shape)
     if rank != len(stride) or rank > MAX_RANK:
-        raise _malformed(f"a tensor of {rank} dimensions with {len(stride)} strides")
+        raise malformed_tensor(f"a tensor of {rank} dimensions with {len(stride)} strides")
     if type(last) is not int or not 0 <= last < MAX_SIZE:
-        raise _malformed("a tensor whose offset is no size")
+        raise malformed_tensor("a tensor whose offset is no size")
     bits = 0  # of all sizes and steps: negative if one of them is, and too large if one of them is
     for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
         if type(size) is not int or type(step) is not int:
@@ -165,7 +173,7 @@ def check_extent(info: TensorInfo) -> None:
         bits |= size | step
         last += (size - 1) * step
     if not 0 <= bits < MAX_SIZE:
-        raise _malformed("a tensor whose shape or strides are no sizes")
+        raise malformed_tensor("a tensor whose shape or strides are no sizes")
     if storage is not None and 0 not in shape:
         held = storage.nbytes // dtype.itemsize * dtype.packed
         if last >= held or (dtype.packed > 1 and info.nbytes > storage.nbytes):
@@ -176,7 +184,7 @@ def check_extent(info: TensorInfo) -> None:
                 actual=held,
             )
     if (bits >> 15 or rank > 4) and not is_countable(shape):  # smaller ones need not be multiplied
-        raise _malformed("a tensor of 2^63 elements or more")
+        raise malformed_tensor("a tensor of 2^63 elements or more")
 
 
 def identity(info: TensorInfo) -> tuple[object, ...]:
@@ -225,7 +233,8 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
-def _malformed(what: str) -> MalformedFile:
+def malformed_tensor(what: str) -> MalformedFile:
+    """Return the error for a tensor that contradicts itself."""
     return MalformedFile(what, kind="malformed-tensor")
 
 

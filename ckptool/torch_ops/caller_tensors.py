@@ -11,20 +11,12 @@ from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType, spelled
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import Kind, StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import SPARSE_PARTS, Kind, StorageRef, TensorInfo, row_major
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-_SPARSE: Final = {
-    "sparse_coo": ("_indices", "_values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
-"""The methods that give the parts of a sparse tensor, by its layout."""
 _CLASSES: Final = ("Tensor", "Parameter", "Buffer")
 
 
@@ -74,7 +66,7 @@ class CallerTensors:
         layout, cls = str(tensor.layout).removeprefix("torch."), type(tensor)
         if cls.__name__ not in _CLASSES or cls.__module__.partition(".")[0] != "torch":
             raise _unsupported(name, f"is a {cls.__module__}.{cls.__name__}")
-        if tensor.is_nested or (layout != "strided" and layout not in _SPARSE):
+        if tensor.is_nested or (layout != "strided" and layout not in SPARSE_PARTS):
             raise _unsupported(name, f"has the layout {'nested' if tensor.is_nested else layout}")
         info = self._of_plain(name, tensor.detach(), layout, location)
         kind: Kind | None = "parameter" if cls.__name__ == "Parameter" else None
@@ -83,7 +75,9 @@ class CallerTensors:
     def _of_plain(self, name: str, tensor: torch.Tensor, layout: str, location: str) -> TensorInfo:
         dtype, shape = _dtype(name, spelled(tensor.dtype)), tuple(tensor.shape)
         if layout != "strided":
-            found = {method.lstrip("_"): getattr(tensor, method)() for method in _SPARSE[layout]}
+            # The public names refuse a COO tensor that is not coalesced.
+            mark = "_" if layout == "sparse_coo" else ""
+            found = {part: getattr(tensor, mark + part)() for part in SPARSE_PARTS[layout]}
             parts = tuple((part, self._of_plain(name, one, "strided", location)) for part, one in found.items())
             details = (("is_coalesced", True),) if layout == "sparse_coo" and tensor.is_coalesced() else ()
             return TensorInfo(dtype, shape, (), 0, None, location, layout=layout, parts=parts, details=details)

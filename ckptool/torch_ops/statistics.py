@@ -155,21 +155,18 @@ class Tally:
 
     def result(self) -> Statistics:
         """Return what all values so far are like."""
-        total = self.finite + self.nan + self.infinite
-        if not self.finite:
-            return Statistics(total, self.nan, self.infinite, 0, None, None, None, None, None, (0,) * BLOCKS)
-        norm = math.sqrt(self.squares + self.finite * self.mean * self.mean)
-        std = math.sqrt(self.squares / self.finite)
+        count = self.finite or 1
+        known: Any = or_none if self.finite else lambda _: None
         return Statistics(
-            total,
+            self.finite + self.nan + self.infinite,
             self.nan,
             self.infinite,
             self.zeros,
-            mean=or_none(self.mean),
-            std=or_none(std),
-            min=or_none(self.min),
-            max=or_none(self.max),
-            norm=or_none(norm),
+            mean=known(self.mean),
+            std=known(math.sqrt(self.squares / count)),
+            min=known(self.min),
+            max=known(self.max),
+            norm=known(math.sqrt(self.squares + self.finite * self.mean * self.mean)),
             histogram=self._histogram(),
         )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import torch
@@ -24,7 +24,6 @@ from ckptool.loading.memory.placement import (
     CPU,
     META,
     QUANTIZED,
-    SPARSE,
     Placement,
     moved_by,
     special_tensor,
@@ -37,7 +36,7 @@ from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.pieces import PiecesSource, Place
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import StorageRef, TensorInfo
+from ckptool.tensors.tensor import SPARSE_PARTS, StorageRef, TensorInfo
 
 _ALIGNMENT: Final = 64
 """What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
@@ -70,37 +69,24 @@ class Cost(NamedTuple):
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = (
-        "cast",
-        "first",
-        "is_scale",
-        "itemsize",
-        "last",
-        "memory",
-        "nothing",
-        "root",
-        "source",
-        "tensors",
-        "types",
-    )
-
-    def __init__(self, root: StorageRef) -> None:
-        self.root, self.source = root, root.source
-        self.first = root.nbytes
-        self.last = 0
-        self.itemsize = 1
-        self.types: set[torch.dtype] = set()
-        self.tensors: list[tuple[str, TensorInfo]] = []
-        self.memory: torch.Tensor | None = None
-        self.nothing: torch.Tensor | None = None
-        """Memory of no bytes, where the storage is or would be: for tensors without elements."""
-        self.is_scale = False
-        """Whether it has numbers that quantised tensors are scaled by, which are no weights: they keep their type."""
-        self.cast: torch.dtype | None = None
-        """What the elements were cast to, all of them."""
+    root: StorageRef
+    source: Source
+    first: int
+    last: int = 0
+    itemsize: int = 1
+    types: set[torch.dtype] = field(default_factory=set)
+    tensors: list[tuple[str, TensorInfo]] = field(default_factory=list)
+    memory: torch.Tensor | None = None
+    nothing: torch.Tensor | None = None
+    """Memory of no bytes, where the storage is or would be: for tensors without elements."""
+    is_scale: bool = False
+    """Whether it has numbers that quantised tensors are scaled by, which are no weights: they keep their type."""
+    cast: torch.dtype | None = None
+    """What the elements were cast to, all of them."""
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +109,8 @@ class Assembly:
         verify: bool = False,
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._verifier = Verifier(verify, cancellation)
+        self._verify = verify
+        self._verified: set[Place] = set()
         self.cancellation = cancellation
         self._place = place
         self._dtype = dtype
@@ -143,7 +130,7 @@ class Assembly:
             OutOfMemory: They need more than there is.
             CkptoolError: The file cannot be read any more.
         """
-        is_changed = self._place.mover is not None or self._dtype is not None or self._verifier.wanted
+        is_changed = self._place.mover is not None or self._dtype is not None or self._verify
         made = self._mapped_views(wanted) if self._place.everywhere == CPU and not is_changed else {}
         if len(made) == len(wanted):
             return made
@@ -204,7 +191,7 @@ class Assembly:
             return
         block = self._block(storage)
         shift = storage.offset - block.root.offset
-        if self._verifier.wanted:
+        if self._verify:
             first, last = 0, block.root.nbytes
         elif info.dtype.packed > 1 or storage.big_endian:
             first, last = shift, shift + storage.nbytes
@@ -218,7 +205,7 @@ class Assembly:
             if block.first <= first and last <= block.last:
                 return
             root = storage.whole or storage  # it was loaded as a smaller one
-            block = self._blocks[id(root.source), root.offset] = _Block(root)
+            block = self._blocks[id(root.source), root.offset] = _Block(root, root.source, root.nbytes)
         block.first = min(block.first, first // _ALIGNMENT * _ALIGNMENT)
         block.last = max(block.last, last)
         block.itemsize = max(block.itemsize, itemsize)
@@ -233,7 +220,7 @@ class Assembly:
         key = (id(root.source), root.offset)
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = _Block(root)
+            block = self._blocks[key] = _Block(root, root.source, root.nbytes)
             if key in self._whole:
                 block.memory, block.first, block.last = self._whole[key], 0, self._whole[key].untyped_storage().nbytes()
         return block
@@ -242,19 +229,24 @@ class Assembly:
         return [block for block in self._blocks.values() if block.types and block.memory is None]
 
     def _cost(self) -> Cost:
-        host = mapped = device = 0
         blocks = self._open_blocks()
-        for block in blocks:
-            where = self._place.device(block.root.location).type
-            if where == "cpu" and self._cast_of(block) is None and self._is_mapped(block):
-                mapped += block.nbytes
-            elif where == "cpu":
-                host += self._final_nbytes(block)
-            elif where != "meta":
-                device += self._final_nbytes(block)
+        needed, mapped = self._needed(blocks)
+        device = sum(nbytes for where, nbytes in needed.items() if where.type not in ("cpu", "meta"))
         uncast = max(sum(map(self._uncast_nbytes, batch)) for batch in self._batches(blocks))
         staging = DeviceMemory.STAGING_NBYTES if device else 0
-        return Cost(host, mapped, device, uncast + staging)
+        return Cost(needed.get(CPU, 0), mapped, device, uncast + staging)
+
+    def _needed(self, blocks: list[_Block]) -> tuple[dict[torch.device, int], int]:
+        """Return the bytes that each device needs when all is loaded, and those that are mapped."""
+        needed: dict[torch.device, int] = {}
+        mapped = 0
+        for block in blocks:
+            device = self._place.device(block.root.location)
+            if device == CPU and self._cast_of(block) is None and self._is_mapped(block):
+                mapped += block.nbytes
+            else:
+                needed[device] = needed.get(device, 0) + self._final_nbytes(block)
+        return needed, mapped
 
     def _is_mapped(self, block: _Block) -> bool:
         return self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
@@ -269,19 +261,16 @@ class Assembly:
         return 0 if is_free or self._cast_of(block) is None else block.nbytes
 
     def _check_room(self) -> None:
-        cost = self._cost()
-        needed: dict[torch.device, int] = {}
-        for block in self._open_blocks():
-            device = self._place.device(block.root.location)
-            needed[device] = needed.get(device, 0) + self._final_nbytes(block)
+        needed, _ = self._needed(self._open_blocks())
         for device, nbytes in needed.items():
             DeviceMemory(device).check_room(nbytes)
-        free = free_memory() if cost.host_nbytes else None
-        if free is not None and cost.host_nbytes > free:
+        host = needed.get(CPU, 0)
+        free = free_memory() if host else None
+        if free is not None and host > free:
             raise OutOfMemory(
-                f"the weights need {cost.host_nbytes:,} bytes of memory, {free:,} are free",
+                f"the weights need {host:,} bytes of memory, {free:,} are free",
                 hint="Map the file with mmap=True, cast with a smaller dtype=, or load fewer tensors.",
-                needed=cost.host_nbytes,
+                needed=host,
                 actual=free,
             )
 
@@ -291,7 +280,8 @@ class Assembly:
         reached = 0
         for batch in self._batches(blocks):
             for block in each(batch, self.cancellation):
-                block.source = self._verifier.source(block.root)
+                if self._verify and isinstance(block.source, PiecesSource):
+                    block.source = block.source.checked()
                 block.memory = self._memory(block).take(
                     block.source, block.root.offset + block.first, block.nbytes, block.itemsize
                 )
@@ -334,7 +324,8 @@ class Assembly:
         memory = block.memory
         if memory is None or not memory.numel():
             return
-        self._verifier.compare(block.root, block.source, partial(buffer_of, memory))
+        if self._verify:
+            self._compare(block.root, block.source, memory)
         if block.root.big_endian and not memory.is_meta:
             _swap_bytes(memory, block)
         if self._place.mover is not None:
@@ -347,8 +338,19 @@ class Assembly:
             )
             block.memory, block.cast = cast_tensor(values, target, lambda: views, self._zeroed), target
 
+    def _compare(self, storage: StorageRef, source: Source, memory: torch.Tensor) -> None:
+        """Compare a storage that was read as a whole with its checksum in the file."""
+        if isinstance(source, PiecesSource):
+            source.compare(self._verified)
+            source.check(self._verified)
+        elif storage.crc32 and checksum_in_memory(buffer_of(memory), self.cancellation) != storage.crc32:
+            raise DamagedFile(
+                f"storage {storage.key!r} of {storage.nbytes:,} bytes does not match its checksum",
+                hint="Download the file again.",
+            )
+
     def _build(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
-        if info.layout in SPARSE or info.layout in QUANTIZED:
+        if info.layout in SPARSE_PARTS or info.layout in QUANTIZED:
             has_scales = info.layout in QUANTIZED
             parts = {part: self._build(f"{name}[{part}]", below, is_scale=has_scales) for part, below in info.parts}
             integers = self._strided(name, info) if has_scales and info.storage is not None else None
@@ -413,33 +415,3 @@ def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
             hint="Load it to the CPU, or migrate the file first.",
         )
     memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
-
-
-class Verifier:
-    """Compares storages with their checksums in the file, once they are in memory on the CPU; or does nothing."""
-
-    def __init__(self, wanted: bool, cancellation: Cancellation | None) -> None:
-        self.wanted = wanted
-        self._cancellation = cancellation
-        self._done: set[Place] = set()
-
-    def source(self, storage: StorageRef) -> Source:
-        """Return what a storage is to be read from."""
-        pieces = storage.source
-        return pieces.checked() if self.wanted and isinstance(pieces, PiecesSource) else pieces
-
-    def compare(self, storage: StorageRef, source: Source, buffer: Callable[[], memoryview]) -> None:
-        """
-        Compare a storage that was read from ``source`` as a whole.
-
-        Raises:
-            DamagedFile: It is not what was saved.
-        """
-        if self.wanted and isinstance(source, PiecesSource):
-            source.compare(self._done)
-            source.check(self._done)
-        elif self.wanted and storage.crc32 and checksum_in_memory(buffer(), self._cancellation) != storage.crc32:
-            raise DamagedFile(
-                f"storage {storage.key!r} of {storage.nbytes:,} bytes does not match its checksum",
-                hint="Download the file again.",
-            )

@@ -13,7 +13,7 @@ import torch
 
 from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import SPARSE_PARTS, TensorInfo
 from ckptool.torch_ops.devices import cuda_missing, device_there
 
 MapLocation: TypeAlias = (
@@ -109,7 +109,6 @@ def moved_by(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=moved.device).set_(moved, 0, (memory.numel(),), (1,))
 
 
-SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 QUANTIZED = ("per_tensor_affine", "per_channel_affine", "per_channel_affine_float_qparams")
 
 
@@ -125,7 +124,7 @@ def special_tensor(
     device = next((part.device for part in parts.values()), CPU) if integers is None else integers.device
     try:
         with translate_out_of_memory(info.total_nbytes, device):
-            if info.layout in SPARSE:
+            if info.layout in SPARSE_PARTS:
                 return _sparse(info, parts)
             if integers is None:
                 raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
