@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
             click.echo(f"training on {choice.device}{shared}: {choice.why}", err=True)
         trained = _train(args, choice, stack, first=first)
         if first and args.target is not None:
-            save(HABITS[args.save_as].content(parts_of(trained, args)), args.target, legacy=args.legacy)
+            save(HABITS[args.save_as](parts_of(trained, args)), args.target, legacy=args.legacy)
             click.echo(f"saved {args.save_as} to {args.target}")
 
 
@@ -156,10 +156,10 @@ def write_fixtures(folder: Path, device: torch.device, tell: Callable[[str], Non
             trained = train(lambda: TiedReader(16), digits, Recipe(epochs=2, wrap=wrapper), device)
             parts = parts_of(trained, argparse.Namespace(net="tied", wrap=wrapper, device=device))
             slug = "plain" if wrapper == "none" else wrapper
-            for habit, how in HABITS.items():
+            for habit, content in HABITS.items():
                 for container in ("zip", "legacy"):
                     name = f"{habit.replace('_', '-')}-{slug}-{container}.pth"
-                    save(how.content(parts), folder / name, legacy=container == "legacy")
+                    save(content(parts), folder / name, legacy=container == "legacy")
                     tell(name)
                     written += 1
     return written

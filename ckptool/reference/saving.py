@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from ckptool.errors import FileUnavailable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch.optim.swa_utils import AveragedModel
@@ -60,34 +60,16 @@ def training_checkpoint(parts: Parts) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Habit:
-    """One way to save: what the file is called a form of, what it shows, and what goes into it."""
-
-    form: str
-    shows: str
-    content: Callable[[Parts], Any]
-
-
-HABITS = {
-    "state_dict": Habit("state_dict", "the state_dict", lambda parts: parts.wrapped.state_dict()),
-    "model": Habit("model", "the whole model", lambda parts: parts.wrapped),
-    "checkpoint": Habit(
-        "checkpoint",
-        "a training checkpoint: model, optimizer, scheduler, epoch, an argparse.Namespace, a numpy scalar",
-        training_checkpoint,
-    ),
-    "ema": Habit("state_dict", "the state_dict of an AveragedModel", lambda parts: parts.ema.state_dict()),
-    "list": Habit(
-        "checkpoint",
-        "a list of two modules, the model and its AveragedModel",
-        lambda parts: [parts.wrapped, parts.ema],
-    ),
+HABITS: dict[str, Callable[[Parts], Any]] = {
+    "state_dict": lambda parts: parts.wrapped.state_dict(),
+    "model": lambda parts: parts.wrapped,
+    "checkpoint": training_checkpoint,
+    "ema": lambda parts: parts.ema.state_dict(),
+    "list": lambda parts: [parts.wrapped, parts.ema],
     # The missing parentheses are the point: the method drags the whole model along.
-    "method": Habit(
-        "model", "the mistake of saving model.state_dict, the method", lambda parts: parts.wrapped.state_dict
-    ),
+    "method": lambda parts: parts.wrapped.state_dict,
 }
+"""Ways to save, by what they are called."""
 
 
 def save(content: Any, target: Path, *, legacy: bool = False, protocol: int = 2) -> None:

@@ -26,6 +26,18 @@ _WRAPPERS = {
     "ddp": ("ddp", " in DistributedDataParallel"),
     "compile": ("compiled", " through torch.compile"),
 }
+_HABITS = {
+    "state_dict": ("state_dict", "the state_dict"),
+    "model": ("model", "the whole model"),
+    "checkpoint": (
+        "checkpoint",
+        "a training checkpoint: model, optimizer, scheduler, epoch, an argparse.Namespace, a numpy scalar",
+    ),
+    "ema": ("state_dict", "the state_dict of an AveragedModel"),
+    "list": ("checkpoint", "a list of two modules, the model and its AveragedModel"),
+    "method": ("model", "the mistake of saving model.state_dict, the method"),
+}
+"""The form of a file that is saved so, and what it shows."""
 _DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -45,15 +57,15 @@ def every_habit(trained: Trained, device: torch.device, *, forge: str | None = N
         if forge:
             pretend(parts.wrapped, torch.device(forge))
             pretend(parts.ema, torch.device(forge))
-        for habit_name, habit in HABITS.items():
+        for habit_name, (form, what) in _HABITS.items():
             name = f"{habit_name.replace('_', '-')}-{slug}"
-            shows = f"{habit.shows}; {type(trained.model).__name__}{words}"
+            shows = f"{what}; {type(trained.model).__name__}{words}"
             # The old format copies the source of every class into the file: 100 KB a time for a wrapper.
             only_zip = how != "none" and habit_name in ("list", "method")
             yield from torch_cases(
                 name,
-                habit.content(parts),
-                form=habit.form,
+                HABITS[habit_name](parts),
+                form=form,
                 shows=shows,
                 place=place,
                 containers=["zip"] if only_zip else CONTAINERS,
@@ -95,9 +107,9 @@ def every_protocol(trained: Trained) -> Iterator[Case]:
         for name in ("state_dict", "model"):
             yield from torch_cases(
                 f"{name.replace('_', '-')}-protocol{protocol}",
-                HABITS[name].content(parts_of(trained, argparse.Namespace())),
+                HABITS[name](parts_of(trained, argparse.Namespace())),
                 form=name,
-                shows=f"{HABITS[name].shows}; MLP, pickle protocol {protocol}",
+                shows=f"{_HABITS[name][1]}; MLP, pickle protocol {protocol}",
                 protocol=protocol,
             )
 
