@@ -17,7 +17,7 @@ from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
-from ckptool.torch_ops.differences import Difference, Likeness, Number, Products, Tolerance
+from ckptool.torch_ops.differences import Difference, Likeness, Number, Tolerance
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
@@ -101,10 +101,8 @@ class ValueComparer:
             UnsupportedFeature: A type is not known.
             MissingPackage: numpy is not installed.
         """
-        products = Products()
-        for _, left, right in self._pieces(name, a, b):
-            products.add(left, a.dtype.name, right, b.dtype.name)
-        return products.likeness(name)
+        pieces = ((left, right) for _, left, right in self._pieces(name, a, b))
+        return differences.likeness(name, pieces, a.dtype.name, b.dtype.name)
 
     def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
         """Say whether two storages of equal size hold the same bytes."""

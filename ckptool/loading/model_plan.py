@@ -249,11 +249,6 @@ def _listed(what: str, names: list[str]) -> str:
     return f"{what}: {some(names, _LISTED)}" if names else ""
 
 
-def is_own_memory(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor's elements are its storage's: those of a subclass may be anywhere."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
-
-
 def _check_copy(target: Target) -> None:
     """Raise UnsupportedFeature for what torch would refuse halfway, or lose something in."""
     if reason := why_unlike(target.source.info, target.tensor):
@@ -269,7 +264,7 @@ def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
     info = source.info
     return (
         target.layout == torch.strided
-        and is_own_memory(target)
+        and type(target) in (torch.Tensor, torch.nn.Parameter)  # the elements of others may be anywhere
         and target.is_contiguous()
         and not (target.is_neg() or target.is_conj())
         and info.layout == "strided"

@@ -127,9 +127,8 @@ def report_of(
     tied_apart: tuple[tuple[str, str], ...] = (),
 ) -> LoadReport:
     """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
-    report = _report(model, path, found, {one.name for one in filling.targets} | set(filling.tied), started)
-    return report._replace(
-        nbytes=_nbytes(one.source for one in filling.targets),
+    loaded = {one.name for one in filling.targets} | set(filling.tied)
+    return _report(model, path, found, loaded, [one.source for one in filling.targets], started)._replace(
         missing=filling.missing,
         unexpected=filling.unexpected,
         cast=filling.cast,
@@ -143,8 +142,7 @@ def report_of(
 def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
     """Return the same of a model that has loaded through code of its own."""
     loaded = entries_of(model).keys() - {*taken.missing, *taken.forgiven}
-    return _report(model, path, chosen.state_dict, loaded, started)._replace(
-        nbytes=_nbytes(chosen.tensors.values()),
+    return _report(model, path, chosen.state_dict, loaded, chosen.tensors.values(), started)._replace(
         missing=taken.missing,
         unexpected=taken.unexpected,
         tied=taken.tied,
@@ -154,20 +152,18 @@ def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: Ow
     )
 
 
-def _nbytes(tensors: Iterable[LazyTensor]) -> int:
-    return sum({identity(tensor.info): tensor.info.total_nbytes for tensor in tensors}.values())
-
-
 def _report(
-    model: torch.nn.Module, path: str, found: StateDict, loaded: AbstractSet[str], started: float
+    model: torch.nn.Module,
+    path: str,
+    found: StateDict,
+    loaded: AbstractSet[str],
+    sources: Iterable[LazyTensor],
+    started: float,
 ) -> LoadReport:
     entries = entries_of(model)
-    numel: dict[int, int] = {}
-    reached: set[int] = set()
-    for name, entry in entries.items():
-        numel[id(entry)] = entry.numel() if isinstance(entry, torch.Tensor) and not is_lazy(entry) else 0
-        if name in loaded:
-            reached.add(id(entry))
+    has_size = {name for name, one in entries.items() if isinstance(one, torch.Tensor) and not is_lazy(one)}
+    numel = {id(one): one.numel() if name in has_size else 0 for name, one in entries.items()}
+    reached = {id(one) for name, one in entries.items() if name in loaded}
     named = (*model.named_parameters(), *model.named_buffers())
     return LoadReport(
         path=path,
@@ -175,6 +171,7 @@ def _report(
         loaded=len(loaded),
         expected=len(entries),
         share=sum(numel[one] for one in reached) / max(1, sum(numel.values())),
+        nbytes=sum({identity(one.info): one.info.total_nbytes for one in sources}.values()),
         still_meta=tuple(name for name, tensor in named if tensor.is_meta),
         seconds=time.perf_counter() - started,
         joined=tuple(one.key for one in found.parts),

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from operator import ne
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -208,39 +209,28 @@ class Likeness(NamedTuple):
     """Pairs with a value that is not finite."""
 
 
-class Products:
-    """The sums of products of the elements of two tensors, taken in piece by piece."""
+def likeness(name: str, pieces: Iterable[tuple[bytes, bytes]], a_type: str, b_type: str) -> Likeness:
+    """
+    Return how alike two tensors are, given in packed, little-endian pieces of as many elements of one as of the other.
 
-    def __init__(self) -> None:
-        self._np = needed("numpy", "numpy", "'ckptool[stat]'")
-        self._aa = self._bb = self._ab = self._dd = 0.0
-        self._left_out = 0
-
-    def add(self, a: bytes | bytearray, a_type: str, b: bytes | bytearray, b_type: str) -> None:
-        """
-        Take in as many packed, little-endian elements of one as of the other.
-
-        Raises:
-            MissingPackage: numpy is not installed.
-            UnsupportedFeature: A type is not known.
-        """
-        np = self._np
-        one, other = as_float64(a, a_type), as_float64(b, b_type)
-        finite = np.isfinite(one) & np.isfinite(other)
+    Raises:
+        MissingPackage: numpy is not installed.
+        UnsupportedFeature: A type is not known.
+    """
+    np = needed("numpy", "numpy", "'ckptool[stat]'")
+    aa = bb = ab = dd = 0.0  # the sums of products, d is the difference
+    left_out = 0
+    for left, right in pieces:
+        a, b = as_float64(left, a_type), as_float64(right, b_type)
+        finite = np.isfinite(a) & np.isfinite(b)
         if not finite.all():
-            self._left_out += int(finite.size - finite.sum())
-            one, other = one[finite], other[finite]
+            left_out += int(finite.size - finite.sum())
+            a, b = a[finite], b[finite]
         with np.errstate(all="ignore"):
-            self._aa += float(np.dot(one, one))
-            self._bb += float(np.dot(other, other))
-            self._ab += float(np.dot(one, other))
-            one = one - other
-            self._dd += float(np.dot(one, one))
-
-    def likeness(self, name: str) -> Likeness:
-        norm_a, norm_b = math.sqrt(self._aa), math.sqrt(self._bb)
-        both = norm_a * norm_b
-        cosine = max(-1.0, min(1.0, self._ab / both)) if both else None
-        relative = math.sqrt(self._dd) / norm_b if norm_b else None
-        found = [or_none(value) for value in (cosine, relative, norm_a, norm_b)]
-        return Likeness(name, found[0], found[1], found[2], found[3], self._left_out)
+            aa, bb, ab = aa + float(np.dot(a, a)), bb + float(np.dot(b, b)), ab + float(np.dot(a, b))
+            a = a - b
+            dd += float(np.dot(a, a))
+    norm_a, norm_b = math.sqrt(aa), math.sqrt(bb)
+    cosine = max(-1.0, min(1.0, ab / (norm_a * norm_b))) if norm_a * norm_b else None
+    relative = math.sqrt(dd) / norm_b if norm_b else None
+    return Likeness(name, or_none(cosine), or_none(relative), or_none(norm_a), or_none(norm_b), left_out)
