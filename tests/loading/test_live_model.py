@@ -6,6 +6,7 @@ import gc
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -583,9 +584,13 @@ def told() -> list[Any]:
 
 
 @pytest.fixture
-def watched(files: tuple[Path, Path], tmp_path: Path, told: list[Any]) -> Iterator[tuple[LiveModel, Path]]:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
+def path(files: tuple[Path, Path], tmp_path: Path) -> Path:
+    """Return the place of a file that serves, which is the first of the two."""
+    return shutil.copy(files[0], tmp_path / "serving.pth")
+
+
+@pytest.fixture
+def watched(path: Path, told: list[Any]) -> Iterator[tuple[LiveModel, Path]]:
     with LiveModel(LeNet().eval(), str(path)) as live:
         live.watch(str(path), every=0.03, on_reload=told.append)
         yield live, path
@@ -611,10 +616,8 @@ def test_a_file_that_is_put_there_is_loaded(
     assert len(told) == 3  # and once only
 
 
-def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    data, told = files[1].read_bytes(), list[Any]()
+def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], path: Path, told: list[Any]) -> None:
+    data = files[1].read_bytes()
     with LiveModel(LeNet().eval(), path) as live:
         live.watch(str(path), every=0.3, on_reload=told.append)
         with path.open("wb", buffering=0) as stream:
@@ -628,9 +631,10 @@ def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tm
         assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
-def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(files: tuple[Path, Path]) -> None:
-    path, stopped, told = files[0].with_name("serving.pth"), threading.Event(), list[Any]()
-    path.write_bytes(files[0].read_bytes())
+def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(
+    files: tuple[Path, Path], path: Path, told: list[Any]
+) -> None:
+    stopped = threading.Event()
 
     def publish() -> None:
         number, contents = 0, (files[1].read_bytes(), files[0].read_bytes())
@@ -684,9 +688,8 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
 
 @pytest.mark.parametrize("how", ["deleted", "moved", "dangling"])
 def test_a_file_that_is_gone_is_told_once_and_loaded_when_it_is_back(
-    how: str, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    how: str, files: tuple[Path, Path], tmp_path: Path, told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Any] = []
     path = tmp_path / "serving.pth"
     path.symlink_to(files[0]) if how == "dangling" else path.write_bytes(files[0].read_bytes())
     with LiveModel(LeNet().eval(), path) as live:
@@ -828,11 +831,8 @@ def test_an_error_that_is_kept_keeps_no_weights(
     assert within(5, lambda: all(one() is None for one in staged))
 
 
-def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
+def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], path: Path, told: list[Any]) -> None:
     live = LiveModel(LeNet().eval(), path)
-    told: list[Any] = []
 
     def end(outcome: Any) -> None:
         told.append(outcome)
@@ -850,9 +850,8 @@ def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_p
 
 
 def test_a_path_without_a_file_is_told_and_the_first_that_comes_is_loaded(
-    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    files: tuple[Path, Path], tmp_path: Path, told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = list[Any]()
     with LiveModel(LeNet().eval(), files[0]) as live:
         live.watch(files[0])
         assert "without a file" not in caplog.text
@@ -863,10 +862,8 @@ def test_a_path_without_a_file_is_told_and_the_first_that_comes_is_loaded(
         assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
-def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    live, told = LiveModel(LeNet().eval(), path), list[Any]()
+def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], path: Path, told: list[Any]) -> None:
+    live = LiveModel(LeNet().eval(), path)
     digest = live.digest
     live.watch(every=0.02, on_reload=told.append)
     with live.use():  # the reload waits for this block to end
@@ -883,10 +880,10 @@ def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], 
     assert live.reload(path).digest != digest
 
 
-def test_a_deadline_for_starting_is_not_one_for_reloading(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    starting, told = Cancellation(60), list[Any]()
+def test_a_deadline_for_starting_is_not_one_for_reloading(
+    files: tuple[Path, Path], path: Path, told: list[Any]
+) -> None:
+    starting = Cancellation(60)
     with LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting)) as live:
         starting.cancel()
         assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
@@ -899,11 +896,7 @@ def test_a_deadline_for_starting_is_not_one_for_reloading(files: tuple[Path, Pat
         LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting))
 
 
-def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    told: list[Any] = []
-
+def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], path: Path, told: list[Any]) -> None:
     def fail(outcome: Any) -> None:
         told.append(outcome)
         raise LookupError
@@ -915,10 +908,9 @@ def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: 
             assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
 
 
-def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "serving.pth"
-    path.write_bytes(files[0].read_bytes())
-    told: list[Any] = []
+def test_a_file_that_came_between_loading_and_watching_is_not_missed(
+    files: tuple[Path, Path], path: Path, told: list[Any]
+) -> None:
     with LiveModel(LeNet().eval(), path) as live:
         put(path, files[1].read_bytes())
         live.watch(str(path), every=0.02, on_reload=told.append)
@@ -936,8 +928,9 @@ def test_what_lies_there_is_loaded_unless_it_is_what_was_loaded(files: tuple[Pat
         assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
 
 
-def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Path], tmp_path: Path) -> None:
-    told: list[Any] = []
+def test_without_a_path_it_is_the_one_that_was_loaded_last(
+    files: tuple[Path, Path], tmp_path: Path, told: list[Any]
+) -> None:
     with LiveModel(LeNet().eval()) as live:
         with pytest.raises(ValueError, match="which one to watch"):
             live.watch()
@@ -956,38 +949,21 @@ def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Pa
             live.watch()
 
 
-@pytest.mark.parametrize("commit", ["in_place", "swap"])
-def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: Path) -> None:
-    saved(lenet(1).state_dict(), tmp_path / "x.pth")
-    with torch.device("meta"):
-        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit, map_location=where.device)
-
-    assert_same(live.model.state_dict(), lenet(1).state_dict())
-
-
-def test_a_commit_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="commit='inplace' is none of 'in_place', 'swap'"):
-        LiveModel(LeNet(), commit="inplace")  # type: ignore[arg-type]
-
-
 def in_another_thread(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result(timeout=30)
 
 
-def test_a_block_may_end_in_another_thread_than_it_began_in(tmp_path: Path) -> None:
-    saved(lenet(1).state_dict(), tmp_path / "x.pth")
-    saved(lenet(2).state_dict(), tmp_path / "y.pth")
-    live = LiveModel(LeNet().eval(), tmp_path / "x.pth")
+def test_a_block_may_end_in_another_thread_than_it_began_in(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
     block = live.use()
-    limits = ckptool.Limits(cancellation=ckptool.Cancellation(0.2))
 
     now = in_another_thread(block.__enter__)
     with pytest.raises(ckptool.Cancelled):  # it is still open
-        live.reload(tmp_path / "y.pth", limits=limits)
+        live.reload(files[1], limits=ckptool.Limits(cancellation=Cancellation(0.2)))
     assert torch.equal(now(IMAGES), lenet(1)(IMAGES))
     in_another_thread(lambda: block.__exit__(None, None, None))
 
-    limits = ckptool.Limits(cancellation=ckptool.Cancellation(30))
-    assert live.reload(tmp_path / "y.pth", limits=limits).digest != now.digest
+    digest = live.reload(files[1], limits=ckptool.Limits(cancellation=Cancellation(30))).digest
+    assert digest != now.digest
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))

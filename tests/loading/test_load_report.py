@@ -107,3 +107,17 @@ def test_a_reload_a_change_and_a_cost_read_well(tmp_path: Path) -> None:
     assert repr(done) == f"<Reload '{path}' {done.digest}>"
     cost = ckptool.predict_memory(path, mmap=False)
     assert str(cost) == "host 131,992 bytes, device 0, mapped 0, and 0 while loading"
+
+
+def test_a_report_says_what_took_part_in_loading(tmp_path: Path) -> None:
+    saved = nn.Sequential(nn.LazyLinear(3))
+    saved(torch.ones(1, 2))
+    torch.save(saved.state_dict(), tmp_path / "made.pth")
+    empty, ran = nn.Sequential(nn.LazyLinear(3)), []
+    empty.register_load_state_dict_post_hook(lambda module, keys: ran.append(keys))
+    report = ckptool.load_into(empty, tmp_path / "made.pth")
+    assert (len(ran), report.hooks) == (1, ("Sequential",))
+    assert report.own_loading == "a hook of Sequential"
+    assert "filled by load_state_dict(), for a hook of Sequential; hooks ran 1: Sequential" in str(report)
+    plain = ckptool.load_into(nn.Sequential(nn.Linear(2, 3)), tmp_path / "made.pth")
+    assert (plain.hooks, plain.own_loading, plain.left_out) == ((), None, ())

@@ -22,37 +22,6 @@ def answer(live: LiveModel) -> list[list[float]]:
         return live(IMAGES).tolist()
 
 
-def test_a_file_that_came_between_loading_and_watching_is_not_missed(tmp_path: Path) -> None:
-    path = tmp_path / "model.pth"
-    save_as_gpus_do(path, seed=1)
-    told: queue.Queue[Reload | CkptoolError] = queue.Queue()
-    with LiveModel(LeNet().eval(), path) as live:
-        b = save_as_gpus_do(path, seed=2)
-        live.watch(path, every=0.01, on_reload=told.put)
-        assert isinstance(told.get(timeout=PATIENCE), Reload)
-        assert answer(live) == [pytest.approx(row, abs=1e-6) for row in b]
-
-
-def test_a_file_that_was_loaded_is_not_loaded_again(tmp_path: Path) -> None:
-    path = tmp_path / "model.pth"
-    save_as_gpus_do(path, seed=1)
-    told: queue.Queue[Reload | CkptoolError] = queue.Queue()
-    with LiveModel(LeNet().eval(), path) as live:
-        live.watch(path, every=0.01, on_reload=told.put)
-        with pytest.raises(queue.Empty):
-            told.get(timeout=0.5)
-
-
-def test_a_model_that_has_nothing_yet_takes_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "model.pth"
-    told: queue.Queue[Reload | CkptoolError] = queue.Queue()
-    with LiveModel(LeNet().eval()) as live:
-        live.watch(path, every=0.01, on_reload=told.put)  # there is no file yet
-        a = save_as_gpus_do(path, seed=1)
-        assert isinstance(told.get(timeout=PATIENCE), Reload)
-        assert answer(live) == [pytest.approx(row, abs=1e-6) for row in a]
-
-
 def finite(weights: Mapping[str, torch.Tensor]) -> None:
     for name, values in weights.items():
         if not values.isfinite().all():
