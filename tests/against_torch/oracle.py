@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,17 @@ def load(source: Any) -> Any:
         return torch.load(source, map_location="cpu", weights_only=False)
 
 
+def saved(content: Any, path: Path | None = None, *, legacy: bool = False, protocol: int = 2) -> bytes:
+    """Return what ``torch.save`` writes, and write it to a path too."""
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(content, stream, _use_new_zipfile_serialization=not legacy, pickle_protocol=protocol)
+    if path is not None:
+        path.write_bytes(stream.getvalue())
+    return stream.getvalue()
+
+
 def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested dicts and lists under their full dotted names, in order."""
     if isinstance(tree, torch.Tensor):
@@ -28,27 +41,10 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor
 
 
 SAFETENSORS_DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e8m0fnu",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float4_e2m1fn_x2",
-)
+    "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
+    "bfloat16", "float32", "float64", "complex64",
+    "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2",
+)  # fmt: skip
 """Every element type that the reference library writes."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import ckptool
 from ckptool import MigrationRefused
 from tests import build
+from tests.against_torch.oracle import saved
 from tests.scale import in_turn
 
 BASE = np.arange(24, dtype="f4").reshape(4, 6)
@@ -39,14 +39,8 @@ WRITERS: dict[str, Any] = {
 }
 
 
-def saved(tree: Any, protocol: int = 2, *, zipped: bool = True) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tree, buffer, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-    return buffer.getvalue()
-
-
-WRITERS |= {f"torch-zip-{protocol}": lambda tree, p=protocol: saved(tree, p) for protocol in (2, 4, 5)}
-WRITERS["torch-legacy"] = lambda tree: saved(tree, zipped=False)
+WRITERS |= {f"torch-zip-{protocol}": lambda tree, p=protocol: saved(tree, protocol=p) for protocol in (2, 4, 5)}
+WRITERS["torch-legacy"] = lambda tree: saved(tree, legacy=True)
 
 TREES = {
     "flat": lambda arrays: arrays,

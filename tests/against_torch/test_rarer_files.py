@@ -13,12 +13,7 @@ import torch
 import ckptool
 from ckptool import CkptoolError, MalformedFile, UnsupportedFeature, WeightsNotFound, open_checkpoint
 from tests import build
-
-
-def saved(tree: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tree, buffer)
-    return buffer.getvalue()
+from tests.against_torch.oracle import saved
 
 
 def codes(origin: Any) -> set[str]:

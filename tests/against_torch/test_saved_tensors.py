@@ -14,6 +14,7 @@ from torch import nn
 
 from ckptool import LimitExceeded, TruncatedFile, UnsupportedFeature, open_checkpoint
 from tests.against_torch import oracle
+from tests.against_torch.oracle import saved
 from tests.each import each
 
 pytestmark = [
@@ -154,12 +155,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "meta": lambda: {"no": torch.empty(3, 4, device="meta"), "yes": torch.ones(2)},
     "bare storages beside a tensor": lambda: {"t": torch.ones(2), "s": torch.ones(3).untyped_storage()},
 }
-
-
-def saved(content: Any, *, legacy: bool = False, protocol: int = 2) -> bytes:
-    stream = io.BytesIO()
-    torch.save(content, stream, _use_new_zipfile_serialization=not legacy, pickle_protocol=protocol)
-    return stream.getvalue()
 
 
 def check(content: Any, data: bytes | None = None, *, legacy: bool = False, protocol: int = 2) -> None:

@@ -17,16 +17,11 @@ from torch.optim import lr_scheduler
 import ckptool
 from ckptool.checkpoints.training import TrainingState, training_states
 from tests.against_torch.optimizers import net, stepped
+from tests.against_torch.oracle import saved
 from tests.against_torch.test_optimizer_objects import OPTIMIZERS
 from tests.program import invoke
 
 AS_TORCH = [name for name in OPTIMIZERS if name in torch.optim.__all__ and name != "Adafactor"]
-
-
-def saved(value: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def described(value: object) -> list[TrainingState]:

@@ -14,6 +14,7 @@ import torch
 
 from tests import where
 from tests.against_torch import oracle
+from tests.against_torch.oracle import saved as saved
 
 
 def torch_load(source: Any, **options: Any) -> Any:
@@ -22,17 +23,6 @@ def torch_load(source: Any, **options: Any) -> Any:
         warnings.simplefilter("ignore")
         source = io.BytesIO(source) if isinstance(source, bytes) else source
         return torch.load(source, **({"map_location": where.device, "weights_only": True} | options))
-
-
-def saved(content: Any, path: Path | None = None, *, legacy: bool = False) -> bytes:
-    """Return what ``torch.save`` writes, and write it to a path too."""
-    stream = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.save(content, stream, _use_new_zipfile_serialization=not legacy)
-    if path is not None:
-        path.write_bytes(stream.getvalue())
-    return stream.getvalue()
 
 
 def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

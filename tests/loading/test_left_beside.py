@@ -13,6 +13,7 @@ from torch import nn
 
 import ckptool
 from tests.each import each
+from tests.loading.same import saved
 
 
 def big() -> dict[str, Any]:
@@ -21,12 +22,6 @@ def big() -> dict[str, Any]:
 
 def small() -> dict[str, Any]:
     return nn.Linear(32, 3).state_dict()
-
-
-def saved(folder: Path, tree: Any) -> Path:
-    path = folder / "parts.pth"
-    torch.save(tree, path)
-    return path
 
 
 @each(
@@ -41,7 +36,8 @@ def saved(folder: Path, tree: Any) -> Path:
     ],
 )
 def test_parts_under_names_of_their_own_are_not_chosen_by_size(make: Callable[[], Any], tmp_path: Path) -> None:
-    path = saved(tmp_path, make())
+    path = tmp_path / "parts.pth"
+    saved(make(), path)
 
     with pytest.raises(ckptool.AmbiguousWeights) as caught:
         ckptool.load(path)
@@ -63,7 +59,8 @@ def test_parts_under_names_of_their_own_are_not_chosen_by_size(make: Callable[[]
 def test_what_is_beside_weights_under_a_well_known_key_is_said(
     make: Callable[[], Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = saved(tmp_path, make())
+    path = tmp_path / "parts.pth"
+    saved(make(), path)
     caplog.clear()
 
     with caplog.at_level(logging.WARNING, logger="ckptool"):
@@ -86,7 +83,8 @@ def test_what_is_known_to_be_no_weights_raises_no_alarm(
     examples = {"data": {"x": torch.ones(5, 3), "y": torch.ones(5)}, "input_sample": torch.ones(1, 3)}
     trained = {"rng": [torch.get_rng_state()], "train_idx": torch.ones(4), "loss_weight": torch.ones(2)}
     of_it = {"grads": big(), "hyper_parameters": {"transform": {"scale": torch.ones(2)}}}
-    path = saved(tmp_path, {key: big(), **counted, **examples, **trained, **of_it})
+    path = tmp_path / "parts.pth"
+    saved({key: big(), **counted, **examples, **trained, **of_it}, path)
     caplog.clear()
 
     assert len(ckptool.load(path)) == 4
