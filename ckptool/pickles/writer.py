@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from struct import Struct, pack
@@ -101,8 +101,8 @@ class _Writer:
             if kind is str:
                 self._str(node, 0)
                 continue
-            if kind in _ATOMS:
-                _WRITERS[kind](self, node, 0)
+            if kind in _ENCODERS:
+                self._add(_ENCODERS[kind](node))
                 continue
             key = _ALONE
             if shared is None or id(node) in shared:
@@ -133,6 +133,12 @@ class _Writer:
     def _raw(self, data: Inert) -> None:
         self._add(data)
 
+    def _batches(self, rest: tuple[Iterator[Iterable[Inert]], _Step]) -> None:
+        """Write the items of a container, a batch after the other, each between a mark and what adds them."""
+        batches, closing = rest
+        if (items := next(batches, None)) is not None:
+            self._then(_MARK, *items, closing, _Step(_Writer._batches, rest))
+
     def _remember(self, key: object) -> None:
         if key != _ALONE:
             self._add(self._put(key))
@@ -143,18 +149,6 @@ class _Writer:
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
         return b"q" + bytes([index]) if index < 256 else b"r" + _U32(index)
-
-    def _none(self, _: None, _key: int) -> None:
-        self._add(b"N")
-
-    def _bool(self, value: bool, _key: int) -> None:
-        self._add(_BOOLS[value])
-
-    def _int(self, value: int, _key: int) -> None:
-        self._add(_encode_int(value))
-
-    def _float(self, value: float, _key: int) -> None:
-        self._add(pack(">cd", b"G", value))
 
     def _str(self, value: str, _key: int) -> None:
         known = self._memo.get(value)
@@ -209,7 +203,10 @@ class _Writer:
             self._add(b"(")
         if _ATOMS.issuperset(map(type, value)):  # shapes and strides, mostly
             for item in value:
-                _WRITERS[type(item)](self, item, 0)
+                if type(item) is str:
+                    self._str(item, 0)
+                else:
+                    self._add(_ENCODERS[type(item)](item))
             self._close_tuple((key, len(value)))
             return
         self._todo.append(_Step(_Writer._close_tuple, (key, len(value))))
@@ -231,37 +228,20 @@ class _Writer:
         self._append(value)
 
     def _append(self, items: list[Inert]) -> None:
-        self._append_from((items, 0))
-
-    def _append_from(self, rest: tuple[list[Inert], int]) -> None:
-        items, start = rest
-        if start < len(items):
-            following = _Step(_Writer._append_from, (items, start + _BATCH))
-            self._then(_MARK, *items[start : start + _BATCH], _APPENDS, following)
+        self._batches((_in_batches(items), _APPENDS))
 
     def _dict(self, value: Dict, key: int) -> None:
         self._add(b"}")
         self._remember(key)
-        self._set_items(value.pairs)
+        self._set_items(_in_batches(value.pairs))
 
-    def _set_items(self, pairs: Pairs) -> None:
-        self._set_items_from((pairs, 0))
-
-    def _set_items_from(self, rest: tuple[Pairs, int]) -> None:
-        pairs, start = rest
-        if start < len(pairs):
-            following = _Step(_Writer._set_items_from, (pairs, start + _BATCH))
-            self._then(_MARK, *chain.from_iterable(pairs[start : start + _BATCH]), _SETITEMS, following)
+    def _set_items(self, batches: Iterator[Pairs]) -> None:
+        self._batches((map(chain.from_iterable, batches), _SETITEMS))
 
     def _dict_in_batches(self, value: DictInBatches, key: int) -> None:
         self._add(b"}")
         self._remember(key)
-        self._set_items_of(value.batches())
-
-    def _set_items_of(self, batches: Iterator[Pairs]) -> None:
-        pairs = next(batches, None)
-        if pairs is not None:
-            self._then(_MARK, *chain.from_iterable(pairs), _SETITEMS, _Step(_Writer._set_items_of, batches))
+        self._set_items(value.batches())
 
     def _set(self, value: Set, key: int) -> None:
         if self._protocol < 4:
@@ -309,7 +289,7 @@ class _Writer:
         if value.state is not None:
             self._then(value.state, _BUILD)
         if value.pairs:
-            self._set_items(value.pairs)
+            self._set_items(_in_batches(value.pairs))
         if value.items:
             self._append(value.items)
 
@@ -369,8 +349,10 @@ def _copies_its_items(value: Call) -> bool:
     return rebuilt and isinstance(value.args, tuple) and any(isinstance(arg, list | Dict) for arg in value.args)
 
 
-_ATOMS = frozenset({type(None), bool, int, float, str})
-"""Types that hold nothing else; text is remembered by its value, the others are never referred to."""
+def _in_batches(items: Sequence[Inert]) -> Iterator[Sequence[Inert]]:
+    return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
+
+
 _SUBSTITUTED = frozenset({Call, Dict, PersistentId})
 """Types of nodes that may have another in their place."""
 
@@ -379,10 +361,6 @@ _MARK, _APPENDS, _SETITEMS, _ADDITEMS, _PERSID, _REDUCE, _NEWOBJ, _NEWOBJ_EX, _B
 )
 
 _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
-    type(None): _Writer._none,
-    bool: _Writer._bool,
-    int: _Writer._int,
-    float: _Writer._float,
     str: _Writer._str,
     bytes: _Writer._bytes,
     bytearray: _Writer._bytearray,
@@ -415,6 +393,17 @@ def _encode_int(value: int) -> bytes:
     return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
 
 
+_ENCODERS: Final[dict[type, Callable[[Inert], bytes]]] = {
+    type(None): lambda _: b"N",
+    bool: lambda value: _BOOLS[value],
+    int: _encode_int,
+    float: lambda value: pack(">cd", b"G", value),
+}
+"""Types that hold nothing else, and are never referred to."""
+_ATOMS: Final = frozenset({*_ENCODERS, str})
+"""The same, and text, which is remembered by its value."""
+
+
 def _encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
     """
     Yield opcodes that change nothing of the value on the stack, or nothing where none have that length.
@@ -440,7 +429,7 @@ def _encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
 
 _LONG: Final = 1 << 12
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
-_BOOLS: Final = (b"\x89", b"\x88")
+_BOOLS: Final[tuple[bytes, bytes]] = (b"\x89", b"\x88")
 _TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
 """The opcode that makes a tuple of so many items on the stack."""
 
