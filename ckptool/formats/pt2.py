@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive, Record
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
+from ckptool.checkpoints.parsed import Parsed, Traits, under
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile
 from ckptool.formats.probe import Probe
 from ckptool.tensors import dtypes
@@ -30,6 +30,7 @@ TRAITS = Traits(program="the graph of an exported program", loader="torch.export
 
 _OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_TENSORS = ("serialized_state_dict.pt", "serialized_constants.pt")
+_CLASS = "torch.export.ExportedProgram"
 _WEIGHTS = ("weights", "_weights_config.json")
 _CONSTANTS = ("constants", "_constants_config.json")
 _OBJECTS = ("custom_obj_", "opaque_obj_")
@@ -47,30 +48,38 @@ def read(probe: Probe) -> Parsed:
     """Read the index of an exported program; its graph is not looked at."""
     archive = probe.zip
     assert archive is not None  # sniff saw it
+    contents, constants, pickled = Contents(), dict[str, TensorInfo](), set[str]()
     folder = _new_folder(archive)
-    pickled: set[str] = set()
-    parsed = _read_old(probe, archive) if folder is None else _read_new(probe, archive, folder, pickled)
-    streams, unopened = list(parsed.streams), []
+    if folder is None:
+        older = _read_old(probe, archive, contents, constants)
+    else:
+        older = []
+        _read_new(probe, archive, folder, contents, constants, pickled)
+    streams, unopened = [stream for one in older for stream in one.streams], []
     for name in archive:
-        if name not in pickled and not _is_pickled(archive[name]):
-            continue
-        try:
-            streams += _pickles(probe, archive, name)
-        except Failure as error:
-            unopened.append((name, error.message))
-    return parsed._replace(streams=tuple(streams), unopened=tuple(unopened))
+        if name in pickled or _is_pickled(archive[name]):
+            try:
+                streams += [one.inside(name) for one in probe.read_inner(archive.open(name)).streams]
+            except Failure as error:
+                unopened.append((name, error.message))
+    return Parsed(
+        archive.source,
+        NAME,
+        TRAITS,
+        contents,
+        fixed_form="model",
+        constants=constants,
+        notes=archive.notes,
+        streams=tuple(streams),
+        archives=(archive, *(found for one in older for found in one.archives)),
+        unopened=tuple(unopened),
+    )
 
 
 def _is_pickled(record: Record) -> bool:
     """Say whether a member is pickled, going by its name; those that were read as tensors are left out."""
     name = record.name.rpartition("/")[2]
     return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or name.startswith(_OBJECTS)
-
-
-def _pickles(probe: Probe, archive: Archive, name: str) -> list[Stream]:
-    """Return the pickles of a member: unpickling them imports something, too."""
-    inner = probe.read_inner(archive.open(name))
-    return [one.inside(name) for one in inner.streams]
 
 
 def _new_folder(archive: Archive) -> str | None:
@@ -85,10 +94,16 @@ def _old_folder(archive: Archive) -> str | None:
     return found[0][: -len(_OLD_PROGRAM)] if found else None
 
 
-def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) -> Parsed:
-    contents = Contents()
+def _read_new(
+    probe: Probe,
+    archive: Archive,
+    folder: str,
+    contents: Contents,
+    constants: dict[str, TensorInfo],
+    pickled: set[str],
+) -> None:
     for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS, pickled).items():
-        group = Group(model, "module", class_name="torch.export.ExportedProgram")
+        group = Group(model, "module", class_name=_CLASS)
         contents.groups.append(group)
         for name, info in infos.items():
             full = f"{model}.{name}" if model else name
@@ -96,19 +111,8 @@ def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) ->
                 raise AmbiguousFile(f"two tensors are called {full!r}", kind="ambiguous-name")
             contents.tensors[full] = info
             group.names.append(full)
-    constants: dict[str, TensorInfo] = {}
     for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled).items():
         constants |= under(f"constants.{model}" if model else "constants", infos)
-    return Parsed(
-        archive.source,
-        NAME,
-        TRAITS,
-        contents,
-        fixed_form="model",
-        constants=constants,
-        notes=archive.notes,
-        archives=(archive,),
-    )
 
 
 def _read_configs(
@@ -162,29 +166,29 @@ def _tensor(
     if entry.get("use_pickle"):
         inner = probe.read_inner(archive.open(record_name))
         return next(iter(inner.contents.tensors.values()), None)
-    record = archive[record_name]
     number = meta.get("dtype")
     dtype = dtypes.BY_PT2.get(number) if isinstance(number, int) else None
     if dtype is None:
         raise MalformedFile(f"tensor {name!r} has an unknown dtype", kind="malformed-pt2")
-    device = _device(meta.get("device"))
-    # Tied tensors name one record: they must get one storage.
-    storage = storages.setdefault(
-        record_name,
-        StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0, crc32=record.crc32 or 0),
-    )
     info = TensorInfo(
         dtype,
         tuple(_number(size) for size in _list(meta.get("sizes"))),
         tuple(_number(step) for step in _list(meta.get("strides"))),
         _number(meta.get("storage_offset")),
-        storage,
+        stored(archive, record_name, str(path), device := _device(meta.get("device")), storages),
         device,
         meta.get("requires_grad") is True,
         "parameter" if entry.get("is_param") is True else "buffer",
     )
     check_extent(info)
     return info
+
+
+def stored(archive: Archive, name: str, key: str, device: str, storages: dict[str, StorageRef]) -> StorageRef:
+    """Return the storage that a member is; ``storages`` are those that were asked for, as tied tensors share one."""
+    record = archive[name]
+    new = StorageRef(key, device, record.nbytes, archive.content(name), 0, crc32=record.crc32 or 0)
+    return storages.setdefault(name, new)
 
 
 def _list(value: object) -> list[object]:
@@ -203,27 +207,18 @@ def _device(value: object) -> str:
     return f"{value.get('type')}" if index is None else f"{value.get('type')}:{index}"
 
 
-def _read_old(probe: Probe, archive: Archive) -> Parsed:
-    folder = _old_folder(archive)
+def _read_old(probe: Probe, archive: Archive, contents: Contents, constants: dict[str, TensorInfo]) -> list[Parsed]:
+    """Return the checkpoints that the weights and the constants are in an archive of before 2.8."""
     inner = {}
     for which in ("state_dict", "constants"):
         for suffix in (".pt", ".json"):
-            name = f"{folder}serialized_{which}{suffix}"
+            name = f"{_old_folder(archive)}serialized_{which}{suffix}"
             if name in archive and archive[name].nbytes:
                 inner[which] = probe.read_inner(archive.open(name))
     if "state_dict" not in inner:
         raise MalformedFile("an exported program without its state dict", kind="malformed-pt2")
-    weights = dict(inner["state_dict"].contents.tensors)
-    contents = Contents(tensors=weights)
-    contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
-    return Parsed(
-        archive.source,
-        NAME,
-        TRAITS,
-        contents,
-        fixed_form="model",
-        constants=under("constants", inner["constants"].contents.tensors) if "constants" in inner else {},
-        notes=archive.notes,
-        streams=tuple(stream for one in inner.values() for stream in one.streams),
-        archives=(archive, *(found for one in inner.values() for found in one.archives)),
-    )
+    contents.tensors |= inner["state_dict"].contents.tensors
+    contents.groups.append(Group("", "module", list(contents.tensors), class_name=_CLASS))
+    if "constants" in inner:
+        constants |= under("constants", inner["constants"].contents.tensors)
+    return list(inner.values())

@@ -22,6 +22,7 @@ from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Traits, under
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile
 from ckptool.formats.probe import Probe
+from ckptool.formats.pt2 import stored
 from ckptool.limits import Limits
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import Kind, StorageRef, TensorInfo, check_extent
@@ -131,10 +132,7 @@ def _tensors(archive: Archive, root: str, entries: list[Json]) -> list[TensorInf
             raise MalformedFile(f"a tensor has no record {f'{root}{key}'!r}", kind="missing-storage")
         if not isinstance(kind, str) or kind not in _TYPES:
             raise _malformed(f"with a tensor of the type {kind!r}")
-        storage = storages.setdefault(
-            record.name,
-            StorageRef(str(key), device, record.nbytes, archive.content(record.name), 0, crc32=record.crc32 or 0),
-        )
+        storage = stored(archive, record.name, str(key), device, storages)
         info = TensorInfo(
             BY_NAME[_TYPES[kind]],
             tuple(map(_number, _list(entry, "dims"))),
