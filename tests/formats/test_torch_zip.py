@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from ckptool import (
-    AmbiguousFile,
     Checkpoint,
     CkptoolError,
     MalformedFile,
     TruncatedFile,
-    UnsupportedFeature,
     open_checkpoint,
 )
 from tests import build, zip_bytes
@@ -32,7 +30,7 @@ def opened(tree: Any, storages: dict[str, bytes] | None = None) -> Checkpoint:
     return open_checkpoint(build.torch_zip(tree, {"0": FLOATS} if storages is None else storages))
 
 
-@pytest.mark.parametrize("root", ["archive/", "my.model.v2/", "x.pth/", "модель/", "a b/", "deep/er/"])
+@each("root", ["archive/", "my.model.v2/", "x.pth/", "модель/", "a b/", "deep/er/", ""])
 def test_the_root_is_whatever_stands_in_front_of_the_pickle(root: str) -> None:
     names = members(root)
     data = zip_bytes.whole([zip_bytes.stored(name, data, flags=0x800) for name, data in names.items()])
@@ -40,20 +38,7 @@ def test_the_root_is_whatever_stands_in_front_of_the_pickle(root: str) -> None:
     checkpoint = open_checkpoint(data)
     assert checkpoint.format == "torch_zip"
     assert checkpoint.tensors["w"].read() == FLOATS
-    assert len(checkpoint.notes) == (1 if root == "deep/er/" else 0)
-
-
-def test_a_pickle_without_a_folder_is_read_and_told_of() -> None:
-    checkpoint = open_checkpoint(build.zip_file(members("")))
-
-    assert checkpoint.tensors["w"].read() == FLOATS
-    assert len(checkpoint.notes) == 1
-
-
-def test_a_deeper_pickle_is_not_the_tree() -> None:
-    data = build.zip_file({"archive/extra/data.pkl": build.pickled({"other": 1}), **members()})
-
-    assert list(open_checkpoint(data).tensors) == ["w"]
+    assert len(checkpoint.notes) == (1 if root in ("deep/er/", "") else 0)
 
 
 def test_two_trees_beside_each_other_are_no_torch_zip() -> None:
@@ -63,21 +48,18 @@ def test_two_trees_beside_each_other_are_no_torch_zip() -> None:
         open_checkpoint(data)
 
 
-def test_storages_may_stand_in_front_of_the_tree() -> None:
-    reordered = dict(reversed(members().items()))
-
-    assert open_checkpoint(build.zip_file(reordered)).tensors["w"].read() == FLOATS
-
-
-def test_members_that_nothing_refers_to_are_no_harm() -> None:
-    data = build.zip_file(members(**{"archive/data/9": b"left over", "archive/.data/serialization_id": b"1" * 40}))
-
-    assert list(open_checkpoint(data).tensors) == ["w"]
-
-
-@pytest.mark.parametrize("version", [b"1", b"2\n", b"3\n", b"10", b"", b"three", b"-1"])
-def test_versions_up_to_the_newest_and_unreadable_ones_are_read(version: bytes) -> None:
-    assert list(open_checkpoint(build.zip_file(members(**{"archive/version": version}))).tensors) == ["w"]
+@each(
+    "files",
+    [
+        {"archive/extra/data.pkl": build.pickled({"other": 1}), **members()},
+        dict(reversed(members().items())),
+        members(**{"archive/data/9": b"left over", "archive/.data/serialization_id": b"1" * 40}),
+        *(members(**{"archive/version": one}) for one in (b"1", b"2\n", b"3\n", b"10", b"", b"three", b"-1")),
+    ],
+)
+def test_other_members_their_order_and_old_or_unreadable_versions_are_no_harm(files: dict[str, bytes]) -> None:
+    found = open_checkpoint(build.zip_file(files)).tensors
+    assert (list(found), found["w"].read()) == (["w"], FLOATS)
 
 
 def test_keys_may_be_numbers() -> None:
@@ -109,12 +91,6 @@ def test_storage_classes_are_known_by_their_name_alone() -> None:
     assert (found.info.location, found.read()) == ("cuda:1", FLOATS)
 
 
-def test_a_storage_without_its_record_is_told_of() -> None:
-    with pytest.raises(MalformedFile) as caught:
-        opened(TREE, {})
-    assert caught.value.kind == "missing-storage"
-
-
 @each(("nbytes", "where"), in_turn([0, 1, 15, 17, 32], ["stored", "deflated"]))
 def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, where: str) -> None:
     pack_member = getattr(zip_bytes, where)
@@ -124,45 +100,6 @@ def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, wher
     with pytest.raises(MalformedFile) as caught:
         open_checkpoint(data)
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("storage-size", 16, nbytes)
-
-
-NUMELS: list[Any] = [-1, 3, 5, 2**31, 2**62, 2**63, 2**200, True, 4.0, "4", None]
-
-
-@each("numel", NUMELS)
-def test_a_storage_that_counts_wrong_is_refused(numel: Any) -> None:
-    with pytest.raises(MalformedFile):
-        opened({"w": build.tensor(build.storage(numel=numel))})
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        build.storage(numel=4, dtype="IntStorage"),
-        build.storage(numel=2, dtype="DoubleStorage"),
-        build.storage(location="cuda:0"),
-    ],
-    ids=["another type", "another size of element", "another device"],
-)
-def test_two_references_to_one_storage_must_agree(second: bytes) -> None:
-    with pytest.raises(AmbiguousFile) as caught:
-        opened({"a": build.tensor(build.storage()), "b": build.tensor(second, (1,))})
-    assert caught.value.kind == "ambiguous-storage"
-
-
-def test_an_unknown_storage_class_is_named() -> None:
-    with pytest.raises(UnsupportedFeature) as caught:
-        opened({"w": build.tensor(build.storage(dtype="QuantumStorage"))})
-    assert caught.value.kind == "storage-class"
-
-
-@pytest.mark.parametrize("behind", [b"\0", b"N.", build.pickled({"other": 1})])
-def test_bytes_behind_the_tree_are_refused(behind: bytes) -> None:
-    tree = build.pickled(TREE) + behind
-
-    with pytest.raises(AmbiguousFile) as caught:
-        open_checkpoint(build.zip_file({"x/data.pkl": tree, "x/data/0": FLOATS}))
-    assert caught.value.kind == "ambiguous-pickle"
 
 
 def test_a_file_without_its_end_says_how_much_its_tree_announces() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
+from ckptool import CkptoolError, LimitExceeded, open_checkpoint
 from ckptool.tensors.dtypes import BY_STORAGE_CLASS
 from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
 from tests.each import each
@@ -105,12 +105,12 @@ def test_one_storage_has_one_type(first: str) -> None:
             assert refused(data) == "ambiguous-storage"
 
 
-@pytest.mark.parametrize(
-    "again", [storage(location="cuda:0"), storage(numel=8, dtype="HalfStorage", location="cuda:0")]
-)
-def test_one_storage_is_on_one_device(again: bytes) -> None:
-    with pytest.raises(AmbiguousFile):
-        open_checkpoint(torch_zip([T, tensor(again, (1,))], FLOATS))
+def test_one_storage_is_on_one_device_and_has_one_size() -> None:
+    for again in ({"location": "cuda:0"}, {"numel": 8, "dtype": "HalfStorage", "location": "cuda:0"}, {"numel": 2}):
+        one, other = (tensor(storage(rest=ROOT_ONLY, **more), (1,)) for more in ({}, again))  # type: ignore[arg-type]
+        assert refused(legacy([one, other], [("0", 4, floats())])) == "ambiguous-storage"
+        if again != {"numel": 2}:
+            assert refused(torch_zip([T, tensor(storage(**again), (1,))], FLOATS)) == "ambiguous-storage"  # type: ignore[arg-type]
 
 
 @each("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
