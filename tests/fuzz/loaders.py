@@ -21,6 +21,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,54 +63,23 @@ class Fault(NamedTuple):
         return " ".join(words[:2])
 
 
-def _c(data: bytes) -> Any:
-    return pickle.loads(data)
-
-
-def _python(data: bytes) -> Any:
-    return pickle._loads(data)  # type: ignore[attr-defined]
-
-
-def _latin1(data: bytes) -> Any:
-    return pickle.loads(data, encoding="latin1")
-
-
-def _bytes(data: bytes) -> Any:
-    return pickle.loads(data, encoding="bytes")
-
-
-def _joblib(data: bytes) -> Any:
-    return joblib.load(io.BytesIO(data))
-
-
-def _numpy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=True)
-
-
-def _array(data: bytes) -> Any:
-    return np.load(io.BytesIO(ARRAY_HEAD + data), allow_pickle=True)
-
-
-def _torch(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=False)
-
-
-def _weights_only(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
 LOADERS: dict[str, dict[str, Callable[[bytes], Any]]] = {
     "pickle": {
-        "pickle.load": _c,
-        "pickle.load in Python": _python,
-        "pickle.load of latin1": _latin1,
-        "pickle.load of bytes": _bytes,
-        "joblib.load": _joblib,
-        "numpy.load": _numpy,
-        "numpy.load of an array": _array,
+        "pickle.load": pickle.loads,
+        "pickle.load in Python": lambda data: pickle._loads(data),  # type: ignore[attr-defined]
+        "pickle.load of latin1": partial(pickle.loads, encoding="latin1"),
+        "pickle.load of bytes": partial(pickle.loads, encoding="bytes"),
+        "joblib.load": lambda data: joblib.load(io.BytesIO(data)),
+        "numpy.load": lambda data: np.load(io.BytesIO(data), allow_pickle=True),
+        "numpy.load of an array": lambda data: np.load(io.BytesIO(ARRAY_HEAD + data), allow_pickle=True),
     },
-    "zip": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
-    "legacy": {"torch.load": _torch, "torch.load with weights_only": _weights_only},
+    **{
+        kind: {
+            "torch.load": lambda data: torch.load(io.BytesIO(data), weights_only=False),
+            "torch.load with weights_only": lambda data: torch.load(io.BytesIO(data), weights_only=True),
+        }
+        for kind in ("zip", "legacy")
+    },
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import _compat_pickle
 import pickletools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import pack
 from typing import Any
 
@@ -586,10 +586,3 @@ CHANGES: tuple[Callable[[Changer, Node, Node, random.Random], None], ...] = (
     _replace, _replace, _value_below, _value_below, _value_below, _name, _step, _object_step, _object_step,
     _dropped_step, _doubled, _removed, _wrapped, _kind, _swapped, _dropped_value,
 )  # fmt: skip
-
-
-def trees(changer: Changer, seed: str) -> Iterator[Node]:
-    """Yield changed trees without end, always the same for the same seed."""
-    chance = random.Random(seed)
-    while True:
-        yield changer.tree(chance)
