@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import reduce
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, Failure, LimitExceeded
@@ -174,22 +175,20 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
         LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
         DamagedFile: It is damaged, or longer or shorter than it claims.
     """
-    import zlib
+    from zlib import crc32
 
-    chunks = []
-    found = 0
-    for chunk in _inflated(source, record, limits):
-        found = zlib.crc32(chunk, found)
-        chunks.append(chunk)
-    if record.crc32 and found != record.crc32:
+    content = b"".join(_inflated(source, record, limits))
+    if record.crc32 and crc32(content) != record.crc32:
         raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
-    return b"".join(chunks)
+    return content
 
 
 def check_records(
     archive: Archive, limits: Limits, meter: "Meter", watch: "Take | None" = None
 ) -> tuple[list[tuple[Record, str]], list[Record]]:
     """Return the records that are damaged, with how, and those without a checksum. See ``checksums_of_file``."""
+    from zlib import crc32
+
     from ckptool.sources.checksums import checksums_of_file  # most archives are only listed
 
     records = [record for record in archive.values() if record.crc32 is not None]
@@ -203,7 +202,7 @@ def check_records(
         try:
             actual = computed.get(record.name)
             if actual is None:
-                actual = inflated_crc32(archive.source, record, limits)
+                actual = reduce(lambda found, part: crc32(part, found), _inflated(archive.source, record, limits), 0)
         except Failure as error:  # damaged, or it would grow beyond what is allowed
             damaged.append((record, error.message))
             continue
@@ -215,20 +214,6 @@ def check_records(
             fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"
             damaged.append((record, fact))
     return damaged, bare
-
-
-def inflated_crc32(source: Source, record: Record, limits: Limits) -> int:
-    """
-    Return the CRC-32 of a compressed member's content, which is checked against its size, in bounded memory.
-
-    Raises what ``inflate`` raises, but nothing about the checksum.
-    """
-    import zlib
-
-    found = 0
-    for chunk in _inflated(source, record, limits):
-        found = zlib.crc32(chunk, found)
-    return found
 
 
 def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]:

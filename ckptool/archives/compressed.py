@@ -62,22 +62,17 @@ def _bz2() -> _Unpacker:
     return bz2.BZ2Decompressor()
 
 
-def _xz() -> _Unpacker:
-    import lzma
-
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+_AUTO, _XZ, _ALONE = range(3)
+"""The formats of ``lzma``, by their numbers there."""
 
 
-def _lzma() -> _Unpacker:
-    import lzma
+def _lzma(form: int) -> Callable[[], _Unpacker]:
+    def start() -> _Unpacker:
+        import lzma
 
-    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
+        return lzma.LZMADecompressor(form, memlimit=_XZ_MEMORY)
 
-
-def _either() -> _Unpacker:
-    import lzma
-
-    return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY)
+    return start
 
 
 class _LzmaOfZip:
@@ -102,7 +97,7 @@ class _LzmaOfZip:
                 return b""
             widest = min(int.from_bytes(self._head[5:_ZIP_LZMA], "little"), _LZMA_DICTIONARY)
             data = self._head[4:5] + widest.to_bytes(4, "little") + b"\xff" * 8 + self._head[_ZIP_LZMA:]
-            self._unpacker = _lzma()
+            self._unpacker = _lzma(_ALONE)()
         return self._unpacker.decompress(data, max_length)
 
 
@@ -111,8 +106,8 @@ ZLIB: Final = Compression("zlib", b"\x78", _zlib(15))
 _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
-    Compression("xz", b"\xfd7zXZ\0", _xz),
-    Compression("lzma", b"\x5d\0", _lzma),
+    Compression("xz", b"\xfd7zXZ\0", _lzma(_XZ)),
+    Compression("lzma", b"\x5d\0", _lzma(_ALONE)),
     ZLIB,
 )
 RAW: Final = {
@@ -231,7 +226,7 @@ def _decompress(
                     continue
                 if not is_either and not (kind.magic and pending.startswith(kind.magic[:1])):
                     break  # padding after the last member, as tar on tape leaves it
-                unpacker = _either() if is_either else kind.start()
+                unpacker = (_lzma(_AUTO) if is_either else kind.start)()
             is_full = True
             while is_full and not unpacker.eof:
                 longest = _PIECE if finer_from is None else min(_PIECE, max(1, finer_from - len(output)))

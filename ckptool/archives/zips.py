@@ -114,9 +114,11 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise ambiguous(f"member {show_member(entry.name)} begins inside another", entry.header)
         if entry.header > position:
             notes.append(_note_gap(source, position, entry.header))
-        record, position = (
-            _read_placed(entry, name, place) if place else _read_member(ahead, entry, name, directory.offset)
-        )
+        if place is None:
+            record, position = _read_member(ahead, entry, name, directory.offset)
+        else:
+            sizes, position = (entry.nbytes, entry.stored_nbytes), place.end
+            record = Record(name, place.offset, *sizes, METHODS[entry.method], entry.crc32)
         if name in records:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
         if name[-1] != "/":
@@ -152,11 +154,6 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
     ranges = [(entries[number].header + shift, place.end + shift) for number in left if (place := places[number])]
     far.compare_later(ranges, compare, _UNREAD)
     return places
-
-
-def _read_placed(entry: Entry, name: str, place: Place) -> tuple[Record, int]:
-    sizes = (entry.nbytes, entry.stored_nbytes)
-    return Record(name, place.offset, *sizes, METHODS[entry.method], entry.crc32), place.end
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:

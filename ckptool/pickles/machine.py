@@ -46,12 +46,6 @@ def packed_nbytes(source: Source) -> int | None:
     return source.packed_nbytes if isinstance(source, BytesSource) else None
 
 
-def _most_read(source: Source) -> float:
-    """Return how many bytes of opcodes may be read: each can be an object."""
-    packed = packed_nbytes(source)
-    return inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
-
-
 class NeedMore(Exception):
     """The window ends inside the opcode that is being read; ``end`` is the first byte that is not needed."""
 
@@ -193,7 +187,8 @@ class Machine(Pickle):
         self.base = start  # source offset of data[0]
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
-        self.left_nbytes = _most_read(source)
+        packed = packed_nbytes(source)
+        self.left_nbytes = inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
         """Bytes of opcodes that may still be read, long arguments apart."""
         # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
         self._widest = _WIDEST if self.left_nbytes == inf and source.cancellation is None else _WINDOW
@@ -337,16 +332,13 @@ class Machine(Pickle):
     def intern(self, module: str, name: str) -> Global:
         found = self.names.get((module, name))
         if found is None:
-            self.refuse_more_names()
+            if len(self.names) >= _MOST_NAMES:  # each costs hundreds of bytes, and a few in the file
+                fact = f"a pickle that asks for more than {_MOST_NAMES:,} names"
+                raise LimitExceeded(fact, kind="too-many-names")
             if not self.is_patient:
                 refuse_long("a name that the pickle asks for", module, name)
             found = self.names[module, name] = Global(module, name, self.base + self.opcode)
         return found
-
-    def refuse_more_names(self) -> None:
-        """Refuse more names than any program has: each costs hundreds of bytes, and a few in the file."""
-        if len(self.names) >= _MOST_NAMES:
-            raise LimitExceeded(f"a pickle that asks for more than {_MOST_NAMES:,} names", kind="too-many-names")
 
     def is_at_window_end(self) -> bool:
         """Say whether the opcode at ``pos`` may reach over the end of the window, and the source goes on."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import LimitExceeded, MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
-from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
+from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
 
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -55,10 +55,6 @@ def op_frame(machine: Machine) -> None:
 def op_int(machine: Machine) -> None:
     line = machine.line()
     machine.push(line == b"01" if line in (b"00", b"01") else _decimal(machine, line))
-
-
-def op_long(machine: Machine) -> None:
-    machine.push(_decimal(machine, machine.line().removesuffix(b"L")))
 
 
 def _decimal(machine: Machine, digits: bytes) -> Inert:
@@ -124,9 +120,10 @@ def op_binunicode8(machine: Machine) -> None:
     machine.push(text)
 
 
-def op_global(machine: Machine) -> None:
+def _named(machine: Machine) -> Global:
+    """Return the name that two lines say."""
     module, name = machine.lines(2)
-    machine.push(machine.intern(str(module, "utf-8"), str(name, "utf-8")))
+    return machine.intern(str(module, "utf-8"), str(name, "utf-8"))
 
 
 def op_stack_global(machine: Machine) -> None:
@@ -156,10 +153,6 @@ def _extension(width: int) -> Callable[[Machine], None]:
     return op_extension
 
 
-def op_next_buffer(machine: Machine) -> None:
-    _outside(machine, "an out-of-band buffer", "the data was never in this file", "unsafe-buffer")
-
-
 def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
     """Push what only the process knows that unpickles."""
     if not machine.is_patient:
@@ -168,24 +161,14 @@ def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
     machine.push(_unknown(machine, what))
 
 
-def op_inst(machine: Machine) -> None:
-    module, name = machine.lines(2)
-    found = machine.intern(str(module, "utf-8"), str(name, "utf-8"))
-    _called(machine, found, tuple(machine.pop_mark()))
-
-
 def op_obj(machine: Machine) -> None:
     cls, *args = machine.pop_mark()
-    _called(machine, cls, tuple(args))
-
-
-def _called(machine: Machine, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
-    machine.push_call(Call(func, args, how, kwargs))
+    machine.push_call(Call(cls, tuple(args)))
 
 
 def op_newobj_ex(machine: Machine) -> None:
     kwargs, args, cls = (machine.stack.pop() for _ in range(3))
-    _called(machine, cls, args, "newobj_ex", kwargs)
+    machine.push_call(Call(cls, args, "newobj_ex", kwargs))
 
 
 def op_build(machine: Machine) -> None:
@@ -239,17 +222,9 @@ def op_tuple3(machine: Machine) -> None:
     machine.stack[-3:] = [(machine.stack[-3], machine.stack[-2], machine.stack[-1])]
 
 
-def op_append(machine: Machine) -> None:
-    value = machine.stack.pop()
-    _extend(machine, machine.stack[-1], [value])
-
-
-def op_appends(machine: Machine) -> None:
-    values = machine.pop_mark()
-    _extend(machine, machine.stack[-1], values)
-
-
-def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
+def _extend(machine: Machine, values: list[Inert]) -> None:
+    """Add values to what is on the stack."""
+    target = machine.stack[-1]
     if isinstance(target, list):
         target.extend(values)
     elif isinstance(target, Call):
@@ -301,7 +276,7 @@ def op_additems(machine: Machine) -> None:
     if isinstance(target, Set):
         target.update(values)
     else:
-        _extend(machine, target, values)
+        _extend(machine, values)
 
 
 def op_frozenset(machine: Machine) -> None:
@@ -357,11 +332,13 @@ def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machi
     return run
 
 
-_NAMED: Final[dict[int, Callable[[Machine], object]]] = {
+_OPCODES: Final[dict[int, Callable[[Machine], object]]] = {
     0x80: op_proto,
     0x95: op_frame,
     ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
-    ord("L"): _patiently(op_long, rb"\s*[+-]?[0-9]"),
+    ord("L"): _patiently(
+        lambda machine: machine.push(_decimal(machine, machine.line().removesuffix(b"L"))), rb"\s*[+-]?[0-9]"
+    ),
     0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 1, machine.data[machine.pos]))),
     0x8B: op_long4,
     ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
@@ -374,14 +351,16 @@ _NAMED: Final[dict[int, Callable[[Machine], object]]] = {
     0x8E: lambda machine: machine.push(machine.string(8)),
     ord("C"): lambda machine: machine.push(machine.string(1)),
     0x96: lambda machine: machine.push(bytearray(machine.string(8))),
-    0x97: op_next_buffer,
+    0x97: lambda machine: _outside(
+        machine, "an out-of-band buffer", "the data was never in this file", "unsafe-buffer"
+    ),
     0x98: lambda _: None,
-    ord("c"): op_global,
+    ord("c"): lambda machine: machine.push(_named(machine)),
     0x93: op_stack_global,
     0x82: _extension(1),
     0x83: _extension(2),
     0x84: _extension(4),
-    ord("i"): op_inst,
+    ord("i"): lambda machine: machine.push_call(Call(_named(machine), tuple(machine.pop_mark()))),
     ord("o"): op_obj,
     0x92: op_newobj_ex,
     ord("b"): op_build,
@@ -394,8 +373,8 @@ _NAMED: Final[dict[int, Callable[[Machine], object]]] = {
     0x87: op_tuple3,
     ord("l"): lambda machine: machine.push(machine.pop_mark()),
     0x8F: op_empty_set,
-    ord("a"): op_append,
-    ord("e"): op_appends,
+    ord("a"): lambda machine: _extend(machine, [machine.stack.pop()]),
+    ord("e"): lambda machine: _extend(machine, machine.pop_mark()),
     ord("d"): lambda machine: machine.push(Dict(_pairs(machine, machine.pop_mark()) or None)),
     ord("s"): op_setitem,
     ord("u"): op_setitems,
@@ -403,5 +382,5 @@ _NAMED: Final[dict[int, Callable[[Machine], object]]] = {
     0x91: op_frozenset,
 }
 
-RARE: Final = [_NAMED.get(op, op_unknown) for op in range(256)]
+RARE: Final = [_OPCODES.get(op, op_unknown) for op in range(256)]
 """The function for each opcode, by its byte."""

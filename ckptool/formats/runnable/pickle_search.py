@@ -273,19 +273,13 @@ class Search:
         self._members(archive, where)
 
     def _tar(self, source: Source, where: Place) -> None:
-        archive, wrong = None, None
         try:
             archive = tars.read_tar(source, self._left())
-        except Failure as error:
-            wrong = error
-        if archive is not None:
-            self._members(archive, where, is_tar=True)
+        except Failure:
+            self.others(source, None, where)
+            raise
+        self._members(archive, where, is_tar=True)
         self.others(source, archive, where)
-        if wrong is not None:
-            try:
-                raise wrong
-            finally:
-                del wrong  # as above
 
     def _members(self, archive: Archive, where: Place, *, is_tar: bool = False) -> None:
         """Look at an archive, and its members, but for the storages of a tree: no loader starts a pickle there."""
