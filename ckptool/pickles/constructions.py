@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from ckptool.pickles.forms import (
     FORMS,
+    NBYTES,
     Form,
     Values,
     bytes_of,
@@ -75,7 +76,7 @@ def _lies_within(call: Call, values: Values) -> bool:
     stored, offset, size, stride, *others = call.args
     numel = values.storages[id(stored)]
     if len(others) > 2 and type(others[2]) is Global:  # the elements are of this type, whatever the storage's are
-        numel //= _NBYTES_OF_LARGE.get(values.name(others[2]), 1)
+        numel //= NBYTES.get(values.name(others[2]), 1)
     found = extent(*(one if type(one) is tuple else one.args[0] for one in (size, stride)))
     return found is not None and 0 <= offset <= numel - found  # torch would make the storage larger
 
@@ -105,16 +106,6 @@ def _is_rebuilt(call: Call, values: Values) -> bool:
     return name in _REBUILDERS and row is not None and type(args) is tuple and takes(row, Call(func, args), values)
 
 
-_NBYTES_OF_LARGE: Final = {
-    f"torch.{name}": nbytes
-    for nbytes, names in {
-        2: "uint16 int16 float16 bfloat16 half short bits16",
-        4: "uint32 int32 float32 complex32 float int chalf qint32",
-        8: "uint64 int64 float64 complex64 double long cfloat",
-        16: "complex128 cdouble",
-    }.items()
-    for name in names.split()
-}
 _REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
 _CORES: Final = ("numpy.core", "numpy._core")
 _DCP: Final = "torch.distributed.checkpoint"

@@ -158,16 +158,20 @@ def _matching(pattern: str) -> Form:
     return form
 
 
-def _each(node: Inert, values: Values) -> bool:
-    return type(node) is list and values.takes(8 * len(node))
+def _list(node: Inert, values: Values) -> bool:
+    return type(node) is list and _row(node, values)
+
+
+def _row(node: Inert, values: Values) -> bool:
+    return type(node) in (list, tuple) and values.takes(8 * len(node))
 
 
 def _keys(node: Inert, values: Values) -> bool:
-    return _each(node, values) and values.makes(64 * len(node)) and all(is_key(one, values) for one in node)
+    return _list(node, values) and values.makes(64 * len(node)) and all(is_key(one, values) for one in node)
 
 
 def _pairs(node: Inert, values: Values) -> bool:
-    if not _each(node, values) or not values.makes(128 * len(node)):
+    if not _list(node, values) or not values.makes(128 * len(node)):
         return False
     return all(type(one) in (list, tuple) and len(one) == 2 and is_key(one[0], values) for one in node)
 
@@ -190,12 +194,8 @@ def _bytes(node: Inert, values: Values) -> bool:
     return type(node) is Call and values.kind(node) == "bytes" and values.takes(bytes_of(node))
 
 
-def _latin(node: Inert, values: Values) -> bool:
-    return type(node) is str and values.takes(len(node))
-
-
-def _some_bytes(*counts: int) -> Form:
-    return lambda node, values: _bytes(node, values) and bytes_of(node) in counts
+def _some_bytes(count: int) -> Form:
+    return lambda node, values: _bytes(node, values) and bytes_of(node) == count
 
 
 def content(node: Inert) -> bytes | None:
@@ -211,10 +211,6 @@ def content(node: Inert) -> bytes | None:
 def bytes_of(node: Inert) -> int:
     """Return how many bytes a literal has, or those that a text stands for."""
     return len(node) if type(node) in (bytes, bytearray) else len(node.args[0]) if node.args else 0
-
-
-def _path(node: Inert, values: Values) -> bool:
-    return type(node) is str and "\0" not in node and values.takes(16 * len(node))
 
 
 def _array(node: Inert, values: Values) -> bool:
@@ -238,30 +234,21 @@ def _flags(node: Inert, _: Values) -> bool:
     return all(key in _FLAGS and type(value) is bool for key, value in node.pairs)
 
 
-def _storage(node: Inert, values: Values) -> bool:
-    return id(node) in values.storages
-
-
 def _attributes(node: Inert, values: Values) -> bool:
     """Python's attributes of a tensor, which are set by name: one that torch has a setter for refuses a literal."""
     if type(node) is not Dict:
         return node is None
     return values.takes(16 * len(node.pairs)) and all(
-        _is_name(key) and (_is_simple(value) or (_is_row(value, values) and all(map(_is_simple, value))))
+        type(key) is str
+        and key not in _SETTERS
+        and (key == "_is_buffer" or not key.startswith("_"))
+        and (_is_simple(value) or (_row(value, values) and all(map(_is_simple, value))))
         for key, value in node.pairs
     )
 
 
 def _is_simple(value: Inert) -> bool:
     return type(value) in (bool, int, float, str, type(None))
-
-
-def _is_row(value: Inert, values: Values) -> bool:
-    return type(value) in (list, tuple) and values.takes(8 * len(value))
-
-
-def _is_name(key: Inert) -> bool:
-    return type(key) is str and key not in _SETTERS and (key == "_is_buffer" or not key.startswith("_"))
 
 
 _SETTERS: Final = words("data grad requires_grad names real imag grad_fn device dtype layout shape")
@@ -378,10 +365,6 @@ def _code(node: Inert, _: Values) -> bool:
     return size is not None and size <= LARGEST_ELEMENT
 
 
-def _flags_of(node: Inert) -> int:
-    return node.state[7] if type(node.state) is tuple else 0
-
-
 def is_state_of_dtype(call: Call, values: Values) -> bool:
     """Say whether the state of a dtype is the one that its code has, with fields that lie in it."""
     code = call.args[0]
@@ -417,9 +400,11 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         nbytes = element_size(field[0], values)
         if not nbytes or field[1] + nbytes > size:
             return False
-        if type(field[0].state) is tuple and field[0].state[3] is not None and not values.takes_nested():
-            return False  # numpy takes from the stack for fields of fields
-        inherited |= _flags_of(field[0]) & _INHERITED
+        inner = field[0].state
+        if type(inner) is tuple:
+            if inner[3] is not None and not values.takes_nested():
+                return False  # numpy takes from the stack for fields of fields
+            inherited |= inner[7] & _INHERITED
     return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
 
 
@@ -486,15 +471,20 @@ _FACTORIES: Final = (
     *(f"builtins.{name}" for name in words("list dict set frozenset tuple int float str bool bytes")),
     *(f"collections.{name}" for name in words("OrderedDict defaultdict Counter deque")),
 )
-DTYPES: Final = frozenset(
-    f"torch.{name}"
-    for name in words(
-        "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool double float half long int short cdouble"
-        " cfloat chalf float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8"
-        " bits1x8 bits2x4 bits4x2 bits16 qint8 qint32 quint8 quint4x2 quint2x4 int1 int2 int3 int4 int5 int6 int7 int8"
-        " int16 int32 int64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 uint8 uint16 uint32 uint64"
-    )
-)
+NBYTES: Final = {
+    f"torch.{name}": nbytes
+    for nbytes, names in {
+        1: "bool int1 int2 int3 int4 int5 int6 int7 int8 uint1 uint2 uint3 uint4 uint5 uint6 uint7 uint8 float8_e5m2"
+        " float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8 bits1x8 bits2x4 bits4x2"
+        " qint8 quint8 quint4x2 quint2x4",
+        2: "uint16 int16 float16 bfloat16 half short bits16",
+        4: "uint32 int32 float32 complex32 float int chalf qint32",
+        8: "uint64 int64 float64 complex64 double long cfloat",
+        16: "complex128 cdouble",
+    }.items()
+    for name in names.split()
+}
+"""Torch's types of elements, and the bytes of each."""
 
 FORMS: Final[dict[str, Form]] = {
     "None": lambda node, _: node is None,
@@ -504,7 +494,7 @@ FORMS: Final[dict[str, Form]] = {
     "number": lambda node, _: type(node) is int and node.bit_length() <= 512,
     "float": _is(float, int),
     "str": _is(str),
-    "list": _each,
+    "list": _list,
     "()": lambda node, _: node == () and type(node) is tuple,
     "the shape of nothing": lambda node, _: type(node) is tuple and node == (0,) and type(node[0]) is int,
     "'latin1'": lambda node, _: node in ("latin1", "latin-1") and type(node) is str,
@@ -520,20 +510,19 @@ FORMS: Final[dict[str, Form]] = {
     "4 bytes": _some_bytes(4),
     "6 bytes": _some_bytes(6),
     "10 bytes": _some_bytes(10),
-    "text": _latin,
+    "text": lambda node, values: type(node) is str and values.takes(len(node)),
     "decimal": _matching(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:E[+-]?[0-9]{1,18})?|s?NaN|Infinity)"),
     "ratio": _matching(r"-?[0-9]+(?:/[0-9]+)?"),
-    "part of a path": _path,
+    "part of a path": lambda node, values: type(node) is str and "\0" not in node and values.takes(16 * len(node)),
     "factory": _named(*_FACTORIES),
     "the class object": _named("builtins.object"),
     "the class Namespace": _named("argparse.Namespace"),
     "the class ndarray": _named("numpy.ndarray"),
     "code of a type": _code,
-    "C or F": lambda node, _: node in ("C", "F") and type(node) is str,
-    "storage": _storage,
+    "storage": lambda node, values: id(node) in values.storages,
     "hooks": _hooks,
     "flags": _flags,
-    "dtype of torch": lambda node, values: values.name(node) in DTYPES,
+    "dtype of torch": lambda node, values: values.name(node) in NBYTES,
     "name of a device": _matching(r"[a-z][a-z0-9_]{0,30}(?::[0-9]{1,4})?"),
     "device to copy to": _matching(r"(?:cpu|cuda|xpu|mps|xla|meta|npu)(?::[0-9]{1,4})?"),
     "name of a layout": lambda node, _: type(node) is str and node in _LAYOUTS,

@@ -29,7 +29,7 @@ from ckptool.pickles.constructions import (
     takes,
     takes_state,
 )
-from ckptool.pickles.forms import DTYPES, Values, content, extent, is_key, storage_size
+from ckptool.pickles.forms import NBYTES, Values, content, extent, is_key, storage_size
 from ckptool.pickles.machine import Oddity
 from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
@@ -73,7 +73,7 @@ def name_at(module: str, name: str, protocol: int) -> str:
 
 def is_listed(name: str) -> bool:
     """Say whether a pickle may ask for a name and still be data."""
-    return name in BY_NAME or name in STORAGES or name in VALUES or name in DTYPES
+    return name in BY_NAME or name in STORAGES or name in VALUES or name in NBYTES
 
 
 class Judge:

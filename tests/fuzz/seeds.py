@@ -243,7 +243,7 @@ def _renamed(root: Node, prefix: str) -> None:
 
 def names() -> list[tuple[str, str]]:
     """Return the names that data may ask for, those that the trees ask for, and some that no data asks for."""
-    listed = {*constructions.BY_NAME, *constructions.VALUES, *constructions.STORAGES, *forms.DTYPES}
+    listed = {*constructions.BY_NAME, *constructions.VALUES, *constructions.STORAGES, *forms.NBYTES}
     split = {tuple(name.rsplit(".", 1)) for name in listed}
     found = {node.said for seed in seeds() for node in walk(seed.root) if node.kind == "name"}
     return sorted(found | split | set(OTHERS))
