@@ -12,7 +12,7 @@ Where each parameter lies in the flat tensors of the ranks: arithmetic alone.
 
 Stages 1 and 2 lay the parameters of a group one behind the other, and cut that anywhere: one lane for each group, of
 the ranks' tensors in order. Stage 3 cuts each parameter into equal parts, and each rank lays its own behind each other:
-one lane for each rank, of its sub-groups' tensors. A parameter is runs of lanes, in order.
+one lane for each rank, of its sub-groups' tensors. A parameter is spans of flat tensors, in order.
 
 See utils/zero_to_fp32.py of DeepSpeed.
 """
@@ -20,14 +20,14 @@ See utils/zero_to_fp32.py of DeepSpeed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
 from struct import pack, unpack
 from typing import Final, NamedTuple
 
-from ckptool.cancellation import check_cancelled, each
+from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.parsed import Remark
 from ckptool.errors import MalformedFile
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
@@ -45,49 +45,42 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 Shape = tuple[int, ...]
 
 
-class Run(NamedTuple):
-    """Consecutive elements of a lane."""
+class Span(NamedTuple):
+    """Consecutive elements of a flat tensor of a rank."""
 
-    lane: int
+    rank: int
+    number: int
+    """Which of the rank's flat tensors."""
     start: int
     numel: int
 
 
 class Place(NamedTuple):
-    """A parameter: its shape, and the runs that its elements are."""
+    """Where the elements of a parameter are, in order."""
 
     shape: Shape
-    runs: tuple[Run, ...]
+    spans: tuple[Span, ...]
     flat: int
     """Number of the flat tensor that its first element is in: the optimizer's state of it has the same."""
 
 
-class Flat(NamedTuple):
-    """A flat tensor of a rank."""
+class _Lane:
+    """Flat tensors one behind the other, each with its rank, its number there, and how many elements it has."""
 
-    rank: int
-    number: int
-    """Which of the rank's."""
-    numel: int
+    def __init__(self, flats: Iterable[tuple[int, int, int]]) -> None:
+        self._flats = list(flats)
+        self._ends = list(accumulate(numel for _, _, numel in self._flats))
+        self.numel = self._ends[-1] if self._ends else 0
 
-
-class Lane:
-    """Flat tensors one behind the other."""
-
-    def __init__(self, flats: Sequence[Flat]) -> None:
-        self.flats = flats
-        self._ends = list(accumulate(flat.numel for flat in flats))
-        self.numel = self._ends[-1] if flats else 0
-
-    def cut(self, start: int, count: int) -> Iterator[tuple[Flat, int, int]]:
-        """Yield the parts of flat tensors that a run is: each tensor, where in it, and how many elements."""
+    def cut(self, start: int, count: int) -> Iterator[Span]:
+        """Yield the parts of flat tensors that consecutive elements are."""
         at = bisect_right(self._ends, start)
         while count:
-            flat = self.flats[at]
-            inside = start - (self._ends[at] - flat.numel)
-            taken = min(count, flat.numel - inside)
+            rank, number, numel = self._flats[at]
+            inside = start - (self._ends[at] - numel)
+            taken = min(count, numel - inside)
             if taken:
-                yield flat, inside, taken
+                yield Span(rank, number, inside, taken)
             start, count, at = start + taken, count - taken, at + 1
 
 
@@ -105,85 +98,69 @@ class Partitions:
             raise _mixed(f"param_shapes of {model.name!r} has a parameter in two groups")
         if files[0].of_stage_3:
             agree("sizes of flat tensors", [(one.name, [flat.numel for flat in one.flats]) for one in files])
-            self.lanes = [Lane(_flats(rank, one)) for rank, one in enumerate(files)]
-            self.places = dict(self._of_stage_3(model, groups))
-        else:
-            by_rank = [_flats(rank, one) for rank, one in enumerate(files)]
-            self.lanes = [Lane(column) for column in zip(*by_rank, strict=True)]
-            self.places = dict(self._of_stage_2(model, groups))
-
-    @property
-    def dtype(self) -> DType | None:
-        """The element type of the masters."""
-        flats = self._files[0].flats
-        return flats[0].dtype if flats else None
+        self.places = dict((self._of_stage_3 if files[0].of_stage_3 else self._of_stage_2)(model, groups))
 
     def _of_stage_2(self, model: ModelStates, groups: list[dict[str, Shape]]) -> Iterator[tuple[str, Place]]:
-        if len(groups) != len(self.lanes):
-            raise _mixed(f"param_shapes has {len(groups):,} groups, the optimizer {len(self.lanes):,}")
-        alignments = self._files[0].alignments
+        first = self._files[0]
+        if len(groups) != len(first.flats):
+            raise _mixed(f"param_shapes has {len(groups):,} groups, the optimizer {len(first.flats):,}")
         step = 2 * len(self._files)  # DeepSpeed pads the end of a group to this
-        for number, (shapes, lane) in enumerate(zip(groups, self.lanes, strict=True)):
-            behind = alignments[number] if alignments is not None and number < len(alignments) else [0] * len(shapes)
+        for number, shapes in enumerate(groups):
+            lane = _Lane((rank, number, one.flats[number].numel) for rank, one in enumerate(self._files))
+            known = first.alignments is not None and number < len(first.alignments)
+            behind = first.alignments[number] if first.alignments is not None and known else [0] * len(shapes)
             if len(behind) != len(shapes):
                 raise _mixed(f"group {number} has {len(shapes):,} parameters, and paddings behind {len(behind):,}")
             start = 0
+            places: list[tuple[str, Shape, int]] = []
             for (name, shape), padding in zip(shapes.items(), behind, strict=True):
-                count = prod(shape)
-                yield name, Place(shape, (Run(number, start, count),), number)
-                start += count + padding
+                places.append((name, shape, start))
+                start += prod(shape) + padding
             used = start - (behind[-1] if behind else 0)
             if used > lane.numel or -(-start // step) != -(-lane.numel // step):
                 raise _mixed(
                     f"group {number} needs {start:,} elements by param_shapes of {model.name!r}, "
                     f"the ranks have {lane.numel:,}"
                 )
+            for name, shape, at in places:
+                yield name, Place(shape, tuple(lane.cut(at, prod(shape))), number)
 
     def _of_stage_3(self, model: ModelStates, groups: list[dict[str, Shape]]) -> Iterator[tuple[str, Place]]:
-        ranks, start = len(self.lanes), 0
-        lane = self.lanes[0]
-        for shapes in groups:
-            for name, shape in shapes.items():
-                numel = prod(shape)
-                part = -(-numel // ranks)
-                if start + part > lane.numel:
-                    break
-                runs = tuple(
-                    Run(rank, start, min(part, numel - rank * part)) for rank in range(ranks) if rank * part < numel
-                )
-                flat = next(lane.cut(start, 1), None) if part else None
-                yield name, Place(shape, runs, flat[0].number if flat else 0)
-                start += part
-        needed = sum(-(-prod(shape) // ranks) for shapes in groups for shape in shapes.values())
-        if needed != lane.numel:
+        flats = [one.flats for one in self._files]
+        lanes = [_Lane((rank, at, flat.numel) for at, flat in enumerate(own)) for rank, own in enumerate(flats)]
+        shapes = {name: shape for group in groups for name, shape in group.items()}
+        parts = {name: -(-prod(shape) // len(lanes)) for name, shape in shapes.items()}
+        needed = sum(parts.values())
+        if needed != lanes[0].numel:
             raise _mixed(
-                f"each rank needs {needed:,} elements by param_shapes of {model.name!r}, it has {lane.numel:,}"
+                f"each rank needs {needed:,} elements by param_shapes of {model.name!r}, it has {lanes[0].numel:,}"
             )
+        start = 0
+        for name, shape in shapes.items():
+            numel, part = prod(shape), parts[name]
+            counts = [max(0, min(part, numel - rank * part)) for rank in range(len(lanes))]
+            spans = tuple(span for lane, count in zip(lanes, counts, strict=True) for span in lane.cut(start, count))
+            yield name, Place(shape, spans, spans[0].number if spans else 0)
+            start += part
 
     def names_of(self, rank: int) -> list[frozenset[str]]:
         """Return the parameters of which a rank has parts, for each group of stages 1 and 2."""
-        begins = [sum(flat.numel for flat in lane.flats[:rank]) for lane in self.lanes]
-        found: list[list[str]] = [[] for _ in self.lanes]
+        found: list[set[str]] = [set() for _ in self._files[0].flats]
         for name, place in self.places.items():
-            for lane, start, count in place.runs:
-                end = begins[lane] + self.lanes[lane].flats[rank].numel
-                if count and start < end and start + count > begins[lane]:
-                    found[lane].append(name)
+            for span in place.spans:
+                if span.rank == rank:
+                    found[span.number].add(name)
         return [frozenset(names) for names in found]
 
     def master(self, name: str) -> TensorInfo:
         """Return the facts of a whole parameter, as the optimizer has it."""
         flats = [one.flats for one in self._files]
-        dtype = self.dtype
-        assert dtype is not None  # there is a parameter
-        return self._whole(name, self.places[name], flats, dtype)
+        return self._whole(name, self.places[name], flats, flats[0][0].dtype)
 
     def state_of(self, name: str, key: str, flats: Sequence[Sequence[TensorInfo | None]]) -> TensorInfo | None:
         """Return what the optimizer keeps of a parameter, of each element one; None unless all ranks have it."""
         place = self.places[name]
-        parts = [
-            flats[flat.rank][flat.number] for run in place.runs for flat, _, _ in self.lanes[run.lane].cut(*run[1:])
-        ]
+        parts = [flats[span.rank][span.number] for span in place.spans]
         first = parts[0] if parts else None
         if first is None or any(part is None or part.dtype != first.dtype for part in parts):
             return None
@@ -192,14 +169,11 @@ class Partitions:
     def _whole(self, name: str, place: Place, flats: Sequence[Sequence[TensorInfo | None]], dtype: DType) -> TensorInfo:
         pieces = []
         at = 0
-        for lane, start, numel in place.runs:
-            for flat, inside, taken in self.lanes[lane].cut(start, numel):
-                info = flats[flat.rank][flat.number]
-                assert info is not None  # the caller saw it
-                pieces.append(
-                    Piece((at,), (taken,), self._files[flat.rank].name, partial(part_of, info, inside, taken))
-                )
-                at += taken
+        for rank, number, start, numel in place.spans:
+            info = flats[rank][number]
+            assert info is not None  # the caller saw it
+            pieces.append(Piece((at,), (numel,), self._files[rank].name, partial(part_of, info, start, numel)))
+            at += numel
         return joined(name, place.shape, dtype, pieces, self._folder.cancellation, is_flat=True)
 
     def flats_of(self, key: str) -> list[list[TensorInfo | None]]:
@@ -212,10 +186,6 @@ def _like(file: OptimStates, index: int, key: str, numel: int) -> TensorInfo | N
     info = file.rebuilder.tensor(file.state.get(index, {}).get(key))
     flat = info is not None and len(info.shape) == 1 and info.storage is not None and info.is_contiguous
     return info if info is not None and flat and info.numel >= numel else None
-
-
-def _flats(rank: int, file: OptimStates) -> list[Flat]:
-    return [Flat(rank, index, info.numel) for index, info in enumerate(each(file.flats, None))]
 
 
 def part_of(info: TensorInfo, start: int, count: int) -> TensorInfo:
@@ -245,73 +215,72 @@ class Engine(NamedTuple):
         """Whether the parameters were partitioned, too."""
         return bool(self.optims) and self.optims[0].of_stage_3
 
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Where the optimizer has which parameter."""
+        return self.partitions.places if self.partitions is not None else {}
 
-class Weights:
-    """The whole weights of an engine, name by name, in the order of its ``module``."""
 
-    def __init__(self, folder: FolderSource, engine: Engine) -> None:
-        self._folder = folder
-        self._engine = engine
-        self._model = engine.models[0]
-        self._places = engine.partitions.places if engine.partitions is not None else {}
-        self.absent: list[str] = []
-        """Names without a value in any file, once ``tensors`` looked for them."""
+def weights(folder: FolderSource, engine: Engine) -> tuple[dict[str, TensorInfo], list[str]]:
+    """
+    Return the whole weights of an engine by name, and the names without a value in any file.
 
-    def tensors(self, module: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """Return all by name; ``module`` are those that the model computed with. Tied ones are one and the same."""
-        shared = {name: kept for name, kept in self._model.shared.items() if name not in self._places}
-        found: dict[str, TensorInfo] = {}
-        for name in dict.fromkeys((*module, *self._model.frozen, *self._places)):
-            check_cancelled(self._folder.cancellation)
-            info = None if name in shared else self._tensor(name, module)
-            if info is not None:
-                found[name] = info
-            elif name not in shared:
-                self.absent.append(name)
-        for name, kept in shared.items():
-            if kept in found:
-                found[name] = found[kept]
-            else:
-                self.absent.append(name)
-        order = dict.fromkeys((*module, *found))
-        return {name: found[name] for name in order if name in found}
+    They are in the order of its ``module``, and tied ones are one and the same.
+    """
+    model, places = engine.models[0], engine.places
+    module = model.module or {}
+    shared = {name: kept for name, kept in model.shared.items() if name not in places}
+    found: dict[str, TensorInfo] = {}
+    for name in dict.fromkeys((*module, *model.frozen, *places)):
+        check_cancelled(folder.cancellation)
+        info = None if name in shared else _weight(folder, engine, name, module.get(name))
+        if info is not None:
+            found[name] = info
+    found |= {name: found[kept] for name, kept in shared.items() if kept in found}
+    named = dict.fromkeys((*module, *model.frozen, *places))
+    absent = [name for name in named if name not in found and name not in shared]
+    absent += [name for name in shared if name not in found]
+    return {name: found[name] for name in dict.fromkeys((*module, *found)) if name in found}, absent
 
-    def _tensor(self, name: str, module: Mapping[str, TensorInfo]) -> TensorInfo | None:
-        if name in self._places and self._engine.partitions is not None:
-            return self._engine.partitions.master(name)
-        if name in self._model.frozen:
-            return self._frozen(name, self._model.frozen[name])
-        info = module.get(name)
-        is_buffer = name in self._model.buffers
-        if info is None or (self._engine.of_stage_3 and not info.numel and not is_buffer):
-            return None  # what stage 3 leaves of a parameter
-        if is_buffer and self._places and info.dtype.name in NARROW and info.storage is not None:
-            return widened(info)
-        return info
 
-    def _frozen(self, name: str, shape: tuple[int, ...]) -> TensorInfo | None:
-        """Return a parameter that is not trained: whole in the first file, or in stage 3 a part in each."""
-        numel = prod(shape)
-        parts = [one.fragment(name) for one in self._engine.models]
-        if any(part is None or part.storage is None or not part.is_contiguous for part in parts):
-            return None
-        whole = [part for part in parts if part is not None]
-        if not self._engine.of_stage_3:
-            if whole[0].numel != numel:
-                raise _misfit(name, numel, whole[0].numel)
-            return whole[0]._replace(shape=shape, stride=row_major(shape))
-        each = -(-numel // len(self._engine.optims))
-        pieces = []
-        for index, info in enumerate(whole):
-            count = max(0, min(each, numel - index * each))
-            if info.numel < count or info.dtype != whole[0].dtype:
-                raise _misfit(name, count, info.numel)
-            if count:
-                file = self._engine.models[index].name
-                pieces.append(Piece((index * each,), (count,), file, partial(part_of, info, 0, count)))
-        if sum(piece.numel for piece in pieces) < numel:
-            return None
-        return joined(name, shape, whole[0].dtype, pieces, self._folder.cancellation, is_flat=True)
+def _weight(folder: FolderSource, engine: Engine, name: str, info: TensorInfo | None) -> TensorInfo | None:
+    """Return one of them, which may be the one of ``module``; None if it has no value."""
+    model = engine.models[0]
+    if engine.partitions is not None and name in engine.places:
+        return engine.partitions.master(name)
+    if name in model.frozen:
+        return _frozen(folder, engine, name, model.frozen[name])
+    is_buffer = name in model.buffers
+    if info is None or (engine.of_stage_3 and not info.numel and not is_buffer):
+        return None  # what stage 3 leaves of a parameter
+    if is_buffer and engine.places and info.dtype.name in NARROW and info.storage is not None:
+        return widened(info)
+    return info
+
+
+def _frozen(folder: FolderSource, engine: Engine, name: str, shape: Shape) -> TensorInfo | None:
+    """Return a parameter that is not trained: whole in the first file, or in stage 3 a part in each."""
+    numel = prod(shape)
+    parts = [one.fragments.get(name) for one in engine.models]
+    whole = [part for part in parts if part is not None and part.storage is not None and part.is_contiguous]
+    if len(whole) < len(parts):
+        return None
+    if not engine.of_stage_3:
+        if whole[0].numel != numel:
+            raise _misfit(name, numel, whole[0].numel)
+        return whole[0]._replace(shape=shape, stride=row_major(shape))
+    each = -(-numel // len(engine.optims))
+    pieces = []
+    for index, info in enumerate(whole):
+        count = max(0, min(each, numel - index * each))
+        if info.numel < count or info.dtype != whole[0].dtype:
+            raise _misfit(name, count, info.numel)
+        if count:
+            file = engine.models[index].name
+            pieces.append(Piece((index * each,), (count,), file, partial(part_of, info, 0, count)))
+    if sum(piece.numel for piece in pieces) < numel:
+        return None
+    return joined(name, shape, whole[0].dtype, pieces, folder.cancellation, is_flat=True)
 
 
 def _misfit(name: str, needed: int, actual: int) -> MalformedFile:
@@ -348,10 +317,10 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> In
     for name, place in partitions.places.items():
         own: PairList = []
         for key, flats in flat.items():
-            info = partitions.state_of(name, key, flats) if place.runs else None
+            info = partitions.state_of(name, key, flats)
             if info is not None:
                 own.append((key, builder.tensor(info)))
-            elif place.runs:
+            elif place.spans:
                 missing[key] = None
         if steps.get(place.flat) is not None:
             own.append((_SCALAR, builder.transplant(steps[place.flat], first.rebuilder)))

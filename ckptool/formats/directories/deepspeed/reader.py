@@ -29,9 +29,9 @@ from ckptool.formats.directories.deepspeed.merged import (
     NARROW,
     Engine,
     Partitions,
-    Weights,
     optimizer,
     state_dict,
+    weights,
 )
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree
@@ -274,14 +274,14 @@ def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
     model = engine.models[0]
     if engine.partitions is None:  # it is in one file
         return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
-    weights = Weights(reader.folder, engine)
-    own = state_dict(reader, weights.tensors(model.module or {}), model.field("module"), _entries(model))
+    tensors, absent = weights(reader.folder, engine)
+    own = state_dict(reader, tensors, model.field("module"), _entries(model))
     root: PairList = [("", own)]
     if not engine.of_stage_3:
         root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
     root.append(("optimizer", optimizer(reader, engine, remarks)))
     root += reader.client(model, [key for key, _ in root])
-    return reader.finished(root, remarks)._replace(absent=tuple(weights.absent))
+    return reader.finished(root, remarks)._replace(absent=tuple(absent))
 
 
 def _entries(model: ModelStates) -> Pairs:
@@ -428,7 +428,7 @@ def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
         name: engine.partitions.master(name)
         for engine in engines
         if engine.partitions is not None
-        for name in engine.partitions.places
+        for name in engine.places
     }
     root: PairList = []
     if not masters:

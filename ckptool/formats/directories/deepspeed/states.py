@@ -132,17 +132,12 @@ class ModelStates(_File):
         """The shapes of the parameters that are not trained, where they are kept apart."""
         return self.shapes(self.field("frozen_param_shapes"), "frozen_param_shapes")
 
-    def fragment(self, name: str) -> TensorInfo | None:
-        """Return this rank's part of a parameter that is not trained."""
+    @cached_property
+    def fragments(self) -> dict[str, TensorInfo]:
+        """This rank's parts of the parameters that are not trained."""
         pairs = nodes.mapping_pairs(self.field("frozen_param_fragments")) or []
-        return self._fragments(pairs).get(name)
-
-    def _fragments(self, pairs: Pairs) -> dict[str, TensorInfo]:
-        known: dict[str, TensorInfo] | None = self.__dict__.get("_known")
-        if known is None:
-            found = ((name, self.rebuilder.tensor(node)) for name, node in pairs if type(name) is str)
-            known = self.__dict__["_known"] = {name: info for name, info in found if info is not None}
-        return known
+        found = ((name, self.rebuilder.tensor(node)) for name, node in pairs if type(name) is str)
+        return {name: info for name, info in found if info is not None}
 
     @cached_property
     def shared(self) -> dict[str, str]:
