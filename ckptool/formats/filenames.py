@@ -225,15 +225,12 @@ def unnamed(shards: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def lacking(shards: Collection[str]) -> list[str]:
     """Return, of each set of the ``shards`` that an index names, the first that it does not name, if it lacks some."""
-    sets: dict[tuple[str, int, str], dict[int, str]] = {}
-    for name in shards:
-        if (one := shard_of(name)) is not None and one[1] <= one[2]:
-            sets.setdefault((one[0], one[2], one[3]), {})[one[1]] = name
-    numbered = (
-        (there, range(0 not in there, count + 1)) for (_, count, _), there in sets.items() if len(there) < count
-    )
     return [
-        next(name for number, name in _set(min(there.values()), of) if number not in there) for there, of in numbered
+        next(
+            name for number, name in _set(min(there.values()), range(0 not in there, count + 1)) if number not in there
+        )
+        for count, there in _sets(shards)
+        if len(there) < count
     ]
 
 
@@ -248,8 +245,8 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
     """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
     indexes = [name for name in files if _is_index(name)]
     yield from (Candidate(name, "index") for name in indexes)
-    sets: dict[tuple[str, int, str], dict[int, str]] = {}
     of_ranks: dict[str, dict[int, str]] = {}
+    shards: list[str] = []
     for name in files:
         of_rank = _OF_RANK.fullmatch(name)
         if of_rank is not None:
@@ -261,13 +258,12 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
         if shard is None or shard[1] > shard[2]:
             yield Candidate(name, "file")
         elif not any(belongs_to(index, name) for index in indexes):
-            stem, number, count, suffix = shard
-            sets.setdefault((stem, count, suffix), {})[number] = name
+            shards.append(name)
     for pattern, there in of_ranks.items():
         count = max(there) + 1
         listed = tuple(pattern.replace("#", str(number)) for number in range(count))
         yield Candidate(there[min(there)], *(("set", listed, count) if count > 1 else ("file",)))
-    for (_, count, _), there in sets.items():
+    for count, there in _sets(shards):
         first = there[min(there)]
         if count == 1:
             yield Candidate(first, "file")
@@ -275,6 +271,15 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
             numbers = range(0 not in there, count + (0 not in there or count in there))  # some count from 0
             there = there if count > _MOST_SHARDS else dict(_set(first, numbers))
             yield Candidate(first, "set", tuple(there[number] for number in sorted(there)), count)
+
+
+def _sets(names: Iterable[str]) -> Iterator[tuple[int, dict[int, str]]]:
+    """Yield how many shards a set has, as their names say, and those among the names, by their numbers."""
+    sets: dict[tuple[str, int, str], dict[int, str]] = {}
+    for name in names:
+        if (one := shard_of(name)) is not None and one[1] <= one[2]:
+            sets.setdefault((one[0], one[2], one[3]), {})[one[1]] = name
+    yield from ((count, there) for (_, count, _), there in sets.items())
 
 
 def _set(name: str, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.parsed import Parsed, Shard
+from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.parsed import Member, Parsed, Shard, Traits
+from ckptool.sources.source import Source
 
 
 def shard(name: str, parsed: Parsed) -> Shard:
@@ -33,6 +35,26 @@ def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
         members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
         inside={f"{name}::{key}": placed(one, archive, name) for key, one in parsed.inside.items()},
         unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
+    )
+
+
+def member(name: str, found: Parsed, nbytes: int | None = None) -> Member:
+    """Return what is listed of a checkpoint in an archive, or a folder; of a file there, the size is known."""
+    return Member(name, found.format, found.form, found.number, found.file_nbytes if nbytes is None else nbytes)
+
+
+def listed(
+    source: Source, layout: str, members: Sequence[Member], inside: Mapping[str, Parsed], archive: Archive | None = None
+) -> Parsed:
+    """Return several checkpoints of which none is meant: all that can be opened are ``inside``."""
+    return Parsed(
+        source,
+        layout,
+        Traits(),
+        Contents(),
+        fixed_form="archive",
+        members=tuple(members),
+        inside={name: placed(found, archive, name) for name, found in inside.items()},
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
-from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import (
@@ -21,7 +20,7 @@ from ckptool.errors import (
     UnsupportedFeature,
     let_go,
 )
-from ckptool.formats.members import holds_tensors, placed, with_weights
+from ckptool.formats.members import holds_tensors, listed, member, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
@@ -151,18 +150,9 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
             (name,) = candidates
             return _as_part(probe, archive, name, _chosen(name, opened, failures, archive))
     if opened:
-        return Parsed(
-            archive.source,
-            NAME,
-            TRAITS,
-            Contents(),
-            fixed_form="archive",
-            unmerged=apart,
-            members=tuple(_member(name, found, archive) for name, found in (holding or opened).items()),
-            inside={name: placed(found, archive, name) for name, found in opened.items()},
-            unopened=_unopened(failures, archive),
-            notes=archive.notes,
-            archives=(archive,),
+        members = [member(name, found, archive[name].nbytes) for name, found in (holding or opened).items()]
+        return listed(archive.source, NAME, members, opened, archive)._replace(
+            unmerged=apart, unopened=_unopened(failures, archive), notes=archive.notes, archives=(archive,)
         )
     for error in folders.values():
         raise error
@@ -190,7 +180,7 @@ def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolErr
     chosen = placed(opened[name], archive, name)
     members: list[Member] = []
     for other, found in opened.items():
-        members += (other == name and chosen.members) or (_member(other, found, archive),)
+        members += (other == name and chosen.members) or (member(other, found, archive[other].nbytes),)
     others = {other: placed(found, archive, other) for other, found in opened.items() if other != name}
     return chosen._replace(
         notes=chosen.notes + archive.notes,
@@ -241,10 +231,6 @@ def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tupl
         if (is_likely(name) and not name.rpartition("/")[2].startswith("._"))  # macOS puts those beside others
         or (archive[name].nbytes and not isinstance(error, (NotACheckpoint, UnknownFormat)))
     )
-
-
-def _member(name: str, found: Parsed, archive: Archive) -> Member:
-    return Member(name, found.format, found.form, found.number, archive[name].nbytes)
 
 
 def _no_checkpoint(archive: Archive) -> CkptoolError:

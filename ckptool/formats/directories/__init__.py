@@ -80,7 +80,11 @@ def layouts_in_order() -> Iterator[Layout]:
 
 def is_one(folder: FolderSource) -> bool:
     """Say whether the files of a folder are one checkpoint together, as a layout or a pipeline has them."""
-    return PIPELINE in folder.files or any(one.sniff(folder) for one in layouts_in_order())
+    return PIPELINE in folder.files or _layout(folder) is not None
+
+
+def _layout(folder: FolderSource) -> Layout | None:
+    return next((one for one in layouts_in_order() if one.sniff(folder)), None)
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
@@ -121,14 +125,14 @@ def _refuse_repeated(folder: FolderSource, parsed: Parsed, limits: Limits) -> No
 
 
 def _read(folder: FolderSource, probe: Probe) -> Opened:
-    for one in layouts_in_order():
-        if one.sniff(folder):
-            parsed = one.read(folder, probe)
-            _refuse_repeated(folder, parsed, probe.limits)
-            used = [name for name, _ in folder.opened()]
-            inside = {name.partition("/")[0] for name in used}
-            others = [name for name in checkpoint_folders(folder) if name not in inside]
-            return folder, _with_beside(folder, parsed, used, Choice(()), others)
+    layout = _layout(folder)
+    if layout is not None:
+        parsed = layout.read(folder, probe)
+        _refuse_repeated(folder, parsed, probe.limits)
+        used = [name for name, _ in folder.opened()]
+        inside = {name.partition("/")[0] for name in used}
+        others = [name for name in checkpoint_folders(folder) if name not in inside]
+        return folder, _with_beside(folder, parsed, used, Choice(()), others)
     choice, folders = offers(folder)
     try:
         return _open_choice(folder, choice, folders, probe)
@@ -175,14 +179,9 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     remarks += beside.without_weights(folder, choice, parsed)
     remarks += beside.missing_parts(folder)
     remarks += beside.missing_of_trainer(folder)
-    absent = (*parsed.absent, *missing, *_unread_components(folder, parsed))
-    parsed = parsed._replace(remarks=tuple(remarks), absent=absent)
+    unread = [name for name, _ in parsed.unopened] if PIPELINE in folder.files else []  # of its components
+    parsed = parsed._replace(remarks=tuple(remarks), absent=(*parsed.absent, *missing, *unread))
     return source, _with_beside(folder, parsed, used, choice, folders)
-
-
-def _unread_components(folder: FolderSource, parsed: Parsed) -> list[str]:
-    """Return the components of a pipeline that have weights, which cannot be read."""
-    return [name for name, _ in parsed.unopened] if PIPELINE in folder.files else []
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
@@ -287,6 +286,6 @@ def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> 
 
 def _is_checkpoint(folder: FolderSource, budget: list[int], depth: int) -> bool:
     """Say whether a folder could be, or lead to, a checkpoint."""
-    if any(one.sniff(folder) for one in layouts_in_order()) or filenames.choose(folder.files).candidates:
+    if _layout(folder) is not None or filenames.choose(folder.files).candidates:
         return True
     return bool(filenames.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))

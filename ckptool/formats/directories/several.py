@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from shlex import join, quote
 from typing import Final, TypeAlias
 
-from ckptool.checkpoints.contents import Contents, collect
-from ckptool.checkpoints.parsed import Member, Parsed, Remark, Shard, Traits
+from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats import slices
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.side_by_side import TreeBuilder, nested
 from ckptool.formats.filenames import PIPELINE, Candidate
 from ckptool.formats.json_beside import json_object
-from ckptool.formats.members import holds_tensors, placed, with_weights
+from ckptool.formats.members import holds_tensors, listed, member, shard, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
@@ -36,7 +36,6 @@ Found: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
 Opening: TypeAlias = Callable[[FolderSource, Candidate, Probe], Found]
 
 NAME: Final = "folder"
-TRAITS: Final = Traits()
 PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeline.from_pretrained")
 _MOST: Final = 64
 """How many are opened to see which of them is meant."""
@@ -91,20 +90,11 @@ def read(
     for source, _ in opened.values():
         if source is not folder:
             folder.adopt(source)
-    listed = holding or by_name
-    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
-        return folder, _pipeline(folder, listed, probe), _names(candidates, listed)
-    parsed = Parsed(
-        folder,
-        NAME,
-        TRAITS,
-        Contents(),
-        fixed_form="archive",
-        unmerged=slices.together(by_name),
-        members=tuple(_member(name, found) for name, found in listed.items()),
-        inside={name: placed(found, None, name) for name, found in by_name.items()},
-        unopened=_unopened(failures),
-    )
+    kept = holding or by_name
+    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in kept.values()):
+        return folder, _pipeline(folder, kept, probe), _names(candidates, kept)
+    parsed = listed(folder, NAME, [member(*one) for one in kept.items()], by_name)
+    parsed = parsed._replace(unmerged=slices.together(by_name), unopened=_unopened(failures))
     shards = [shard.name for one in by_name.values() for shard in one.shards]
     return folder, parsed, [*_names(candidates, by_name), *shards]
 
@@ -146,7 +136,7 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
         rebuilder=builder.rebuilder,
         notes=tuple(f"{name!r}: {note}" for name, found in components.items() for note in found.notes),
         damage=next((found.damage for found in components.values() if found.damage), None),
-        members=tuple(_member(name, found) for name, found in components.items()),
+        members=tuple(member(*one) for one in components.items()),
         streams=tuple(
             one._replace(record=f"{name}/{one.record}") if found.shards else one.inside(f"{name}/{_file(found)}")
             for name, found in components.items()
@@ -165,17 +155,12 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
 
 def _shards(component: str, found: Parsed) -> list[Shard]:
     """Return the files of a component."""
-    if found.shards:
-        return [shard._replace(name=f"{component}/{shard.name}") for shard in found.shards]
-    return [Shard(f"{component}/{_file(found)}", len(found.contents.tensors), found.source.nbytes, found.source)]
+    own = found.shards or (shard(_file(found), found),)
+    return [one._replace(name=f"{component}/{one.name}") for one in own]
 
 
 def _file(found: Parsed) -> str:
     return "" if isinstance(found.source, FolderSource) else getattr(found.source, "path", "").rpartition("/")[2]
-
-
-def _member(name: str, found: Parsed) -> Member:
-    return Member(name, found.format, found.form, found.number, found.file_nbytes)
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:

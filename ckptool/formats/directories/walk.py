@@ -47,9 +47,7 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
             yield place, True
             continue
         with closing(folder):
-            is_one = filenames.PIPELINE in folder.files or any(
-                one.sniff(folder) for one in directories.layouts_in_order()
-            )
+            is_one = directories.is_one(folder)
         if is_one and not opens:
             yield place, True
         elif is_one:
