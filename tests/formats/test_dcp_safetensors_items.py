@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 import ckptool
 from ckptool import migrate
 from ckptool.errors import FileUnavailable, MalformedFile, TruncatedFile
-from tests.formats.test_dcp import codes, flat, save
+from tests.formats.said import wrong
+from tests.formats.test_dcp import flat, save
 
 
 def state() -> dict[str, Any]:
@@ -42,7 +43,7 @@ def test_tensors_are_those_that_were_saved(threads: int, tmp_path: Path) -> None
     assert set(found) == set(expected)
     assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in expected.items())
     report = ckptool.check(folder, deep=True)
-    assert codes(report) == ["CK158"]
+    assert wrong(report) == ["CK158"]
     assert (report.parts, report.intact) == (1, 1)  # the epoch; the others have no checksums
     assert "no checksum for 5 items" in str(report)
 
@@ -64,7 +65,7 @@ def test_a_file_that_was_cut(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-3])
     with ckptool.open_checkpoint(folder) as opened, pytest.raises(TruncatedFile, match=r"__0_0\.distcp.*truncated"):
         opened.tensors["model.a"].read()
-    assert "CK143" in codes(ckptool.check(folder, deep=True))
+    assert "CK143" in wrong(ckptool.check(folder, deep=True))
 
 
 @pytest.mark.parametrize(("old", "new"), [(b'"model.b"', b'"model.c"'), (b"[0, 0]", b"[1, 0]")], ids=str)
@@ -77,7 +78,7 @@ def test_a_piece_that_is_another_is_not_taken(old: bytes, new: bytes, tmp_path: 
     name = "model.b" if b"model" in old else "model.a"
     with ckptool.open_checkpoint(folder) as opened, pytest.raises(MalformedFile, match=r"__0_0\.distcp"):
         opened.tensors[name].read()
-    assert "CK143" in codes(ckptool.check(folder, deep=True))
+    assert "CK143" in wrong(ckptool.check(folder, deep=True))
 
 
 def test_items_at_one_place_that_are_no_safetensors_overlap(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_items_at_one_place_that_are_no_safetensors_overlap(tmp_path: Path) -> N
     data = file.read_bytes()
     at = data.index(b'{"__metadata__"')
     file.write_bytes(data[:at] + b"#" + data[at + 1 :])
-    assert "CK146" in codes(ckptool.check(folder))
+    assert "CK146" in wrong(ckptool.check(folder))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -104,7 +105,7 @@ def test_quantised_tensors_keep_their_scales(tmp_path: Path) -> None:
             assert found[name].dtype == tensor.dtype
             assert torch.equal(found[name].dequantize(), tensor.dequantize())
     report = ckptool.check(folder, deep=True)
-    assert (codes(report), report.intact) == ([], 3)
+    assert (wrong(report), report.intact) == ([], 3)
     (folder / "__0_0.distcp").unlink()
     with ckptool.open_checkpoint(folder) as opened, pytest.raises(FileUnavailable, match="is not whole"):
         opened.tensors["model.q"].read()

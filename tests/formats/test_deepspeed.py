@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,9 +22,8 @@ from ckptool.errors import (
 )
 from tests.each import each
 from tests.formats.deepspeed_folder import Engine, save
+from tests.formats.said import said
 from tests.scale import in_turn
-
-CORPUS = Path(__file__).parents[2].parent / "shared/corpus-dirs"
 
 
 def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -140,7 +137,7 @@ def test_a_damaged_flat_buffer_is_not_written_on(
             ckptool.migrate(folder, tmp_path / target, include=include, **options)
     with pytest.raises(DamagedFile):
         ckptool.load(folder, verify=True)
-    assert "CK105" in {one.code for one in ckptool.check(folder, deep=True).findings}
+    assert "CK105" in said(folder, deep=True)
 
 
 # What is not whole.
@@ -175,7 +172,7 @@ def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> Non
         ckptool.migrate(folder, tmp_path / "a.safetensors")
     assert_equal(ckptool.load(folder, weights="module"), dict(engine.module()))
     assert_equal(ckptool.load(folder, allow_missing=True), dict(engine.module()))
-    assert "CK159" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK159" in said(folder)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +210,7 @@ def test_without_an_optimizer_the_module_may_be_all(stage: int, tmp_path: Path) 
     for path in folder.glob("*/*_optim_states.pt"):
         path.unlink()
     assert_equal(ckptool.load(folder), dict(engine.module()))
-    found = {one.code: one.severity for one in ckptool.check(folder).findings}
+    found = said(folder)
     assert (found["CK166"], "CK159" in found) == ("warning", False)
 
 
@@ -365,7 +362,7 @@ def test_a_model_file_of_stage_3_that_is_missing_is_said(tmp_path: Path) -> None
     with ckptool.open_checkpoint(folder) as checkpoint:
         assert "frozen.weight" not in checkpoint.tensors
         assert checkpoint.absent == ("frozen.weight",)
-    assert {"CK152", "CK157"} <= {one.code for one in ckptool.check(folder).findings}
+    assert {"CK152", "CK157"} <= said(folder).keys()
     with pytest.raises(IncompleteWeights, match=r"1 name of the model without a value in any file: frozen\.weight"):
         ckptool.migrate(folder, tmp_path / "out.safetensors")
     assert "up.bias" in ckptool.load(folder, allow_missing=True)
@@ -377,7 +374,7 @@ def test_state_of_the_optimizer_that_not_every_rank_has_is_left_out(tmp_path: Pa
     del base["state"][0]["exp_avg"]
     folder = saved_again(engine, engine.save(tmp_path / "run"), 1, base_optimizer_state=base)
     assert_equal(ckptool.load(folder), engine.expected())
-    assert "CK153" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK153" in said(folder)
 
 
 def test_names_of_the_engine_and_of_the_client_do_not_clash(tmp_path: Path) -> None:
@@ -405,7 +402,7 @@ def test_tensor_parallel_ranks_are_listed_and_not_merged(tmp_path: Path) -> None
         ckptool.migrate(tmp_path / "run", tmp_path / "out.safetensors")
     assert caught.value.candidates == ("mp_rank_00.module", "mp_rank_01.module")
     assert ckptool.load(tmp_path / "run", key="mp_rank_01.module")["up.weight"][0, 0] == 1
-    assert "CK155" in {one.code for one in ckptool.check(tmp_path / "run").findings}
+    assert "CK155" in said(tmp_path / "run")
     (folder / "mp_rank_01_model_states.pt").unlink()
     with pytest.raises(FileUnavailable, match="1 of 2 files of model-parallel ranks not there"):
         ckptool.open_checkpoint(tmp_path / "run")
@@ -455,7 +452,7 @@ def test_masters_of_all_stages_of_a_pipeline_are_one_model(world: int, tmp_path:
         for name, one in masters.items():
             assert torch.equal(checkpoint.tensors[f"optimizer.state.{name}.exp_avg"].torch(), 2 * one)
         assert dict(checkpoint.extras)["epoch"] == 1
-    assert "CK151" not in {one.code for one in ckptool.check(tmp_path).findings}
+    assert "CK151" not in said(tmp_path)
 
 
 def test_a_layer_without_its_masters_is_said_to_be_rounded(tmp_path: Path) -> None:
@@ -464,7 +461,7 @@ def test_a_layer_without_its_masters_is_said_to_be_rounded(tmp_path: Path) -> No
     (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK151"]
     assert found.message.startswith("1 tensor without a float32 master under its name: 3.again.weight")
     (tmp_path / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
-    assert "CK159" in {one.code for one in ckptool.check(tmp_path).findings}
+    assert "CK159" in said(tmp_path)
     with pytest.raises(IncompleteWeights, match="without a float32 master"):
         ckptool.load(tmp_path)
 
@@ -506,27 +503,6 @@ def test_settings_of_another_run_are_told_of(tmp_path: Path) -> None:
     assert found == f"settings of the engine differ between {model!r} and {optim!r}: bf16.enabled"
 
 
-# Real folders, where they are.
-
-
-def rows() -> list[dict[str, object]]:
-    manifest = CORPUS / "manifest.jsonl"
-    lines = manifest.read_text().splitlines() if manifest.exists() else []
-    return [row for row in map(json.loads, lines) if row["dir"].startswith("deepspeed-")]
-
-
-@pytest.mark.skipif(not rows(), reason=f"no real folders at {CORPUS}")
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row["dir"])
-def test_real_folders_are_as_zero_to_fp32_has_them(row: dict[str, dict[str, dict[str, object]]]) -> None:
-    with ckptool.open_checkpoint(f"{CORPUS}/{row['dir']}") as checkpoint:
-        weights = checkpoint.weights
-        assert weights is not None
-        for name, said in row["tensors"].items():
-            found = weights[name]
-            assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
-            assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name
-
-
 @pytest.mark.parametrize("stage", [1, 2])
 def test_files_that_changed_their_names_are_refused(stage: int, tmp_path: Path) -> None:
     engine = Engine(stage, 2)
@@ -546,7 +522,7 @@ def test_parameters_that_lie_elsewhere_than_a_rank_says_are_told_of(tmp_path: Pa
     states = engine.optim_states(0)
     states["optimizer_state_dict"]["param_slice_mappings"][0]["another"] = (1, 0)
     save(states, engine.save(tmp_path) / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    assert "CK148" in [one.code for one in ckptool.check(tmp_path).findings]
+    assert "CK148" in said(tmp_path)
 
 
 def test_layers_of_other_shapes_than_the_optimizer_has_are_refused(tmp_path: Path) -> None:
@@ -565,7 +541,7 @@ def test_layers_of_other_shapes_than_the_optimizer_has_are_refused(tmp_path: Pat
 def test_a_stage_without_a_file_of_the_engine_is_named(tmp_path: Path) -> None:
     stages_of_a_pipeline(tmp_path, 1)
     next(tmp_path.rglob("mp_rank_00_model_states.pt")).unlink()
-    assert "CK153" in [one.code for one in ckptool.check(tmp_path).findings]
+    assert "CK153" in said(tmp_path)
 
 
 # Experts
@@ -614,7 +590,7 @@ def test_experts_whose_names_say_nothing_are_listed_file_by_file(tmp_path: Path)
     mixture(tmp_path, ds_autoep_layers=[{"moe_layer_id": 0}])
     with pytest.raises(AmbiguousWeights, match="5 files of experts"):
         ckptool.load(tmp_path)
-    assert "CK155" in [one.code for one in ckptool.check(tmp_path).findings]
+    assert "CK155" in said(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["same", "dcp"])

@@ -18,6 +18,7 @@ import ckptool
 from ckptool.errors import IncompleteWeights, MigrationRefused
 from tests.each import each
 from tests.formats.dcp_folder import Writer, rows
+from tests.formats.said import wrong
 from tests.loading.same import assert_same_tensor
 
 NAMES = ("embedding.weight", "decoder.layers.mlp.fc1.weight", "optimizer_head.weight")
@@ -122,10 +123,6 @@ def test_a_plain_state_dict_keeps_its_names(tmp_path: Path) -> None:
 # What is saved beside the items
 
 
-def found(folder: Path) -> list[str]:
-    return [one.code for one in ckptool.check(folder).findings if one.severity != "info"]
-
-
 def test_values_of_megatron_that_are_not_there_are_told_of(tmp_path: Path) -> None:
     megatron(tmp_path, "optimizer")
     metadata = tmp_path / "metadata.json"
@@ -133,11 +130,11 @@ def test_values_of_megatron_that_are_not_there_are_told_of(tmp_path: Path) -> No
     index = pickle.loads((tmp_path / ".metadata").read_bytes())
     index.all_local_plans = []
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index, protocol=4))
-    assert not found(tmp_path)
+    assert not wrong(tmp_path)
     metadata.rename(tmp_path / "away")
-    assert found(tmp_path) == ["CK166"]
+    assert wrong(tmp_path) == ["CK166"]
     (tmp_path / "common.pt").rename(tmp_path / "values")
-    assert found(tmp_path) == ["CK140"]
+    assert wrong(tmp_path) == ["CK140"]
     (tmp_path / "values").rename(tmp_path / "common.pt")
     metadata.write_text((tmp_path / "away").read_text())
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
@@ -146,17 +143,17 @@ def test_values_of_megatron_that_are_not_there_are_told_of(tmp_path: Path) -> No
     assert error is not None
     assert "there is no .metadata" in error.message
     metadata.unlink()
-    assert found(tmp_path) == ["CK165"]
+    assert wrong(tmp_path) == ["CK165"]
 
 
 def test_values_of_lightning_that_are_not_there_are_told_of(tmp_path: Path) -> None:
     save({"state_dict": {"w": torch.ones(2)}, "optimizer_0": {"state": {"w": {"step": torch.ones(1)}}}}, tmp_path)
-    assert found(tmp_path) == ["CK166"]
+    assert wrong(tmp_path) == ["CK166"]
     torch.save({"epoch": 1, "pytorch-lightning_version": "2.6"}, tmp_path / "meta.pt")
-    assert not found(tmp_path)
+    assert not wrong(tmp_path)
     for name in (".metadata", "__0_0.distcp"):
         (tmp_path / name).unlink()
-    assert found(tmp_path) == ["CK165"]
+    assert wrong(tmp_path) == ["CK165"]
 
 
 def test_a_rank_whose_index_is_not_there_is_told_of(tmp_path: Path) -> None:

@@ -13,23 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import Result
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import FileUnavailable, IncompleteWeights
-from tests.program import invoke
+from tests.formats.said import run, said
 from tests.scale import in_turn
 
 Tensors = dict[str, torch.Tensor]
-
-
-def run(*words: str | Path) -> Result:
-    return invoke([str(word) for word in words])
-
-
-def said(path: Path) -> dict[str, str]:
-    return {one.code: one.severity for one in ckptool.check(path).findings}
 
 
 def run_hint(path: Path, code: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -21,10 +19,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import ckptool
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile, UnsupportedFeature
 from tests.each import each
+from tests.formats.said import said
 from tests.scale import exhaustive
-
-CORPUS = Path(__file__).parents[2].parent / "shared/corpus-dirs"
-
 
 FULL = {
     "emb.weight": torch.arange(230, dtype=torch.float32).view(23, 10),
@@ -135,7 +131,7 @@ def test_copies_stand_in_for_missing_ranks(tmp_path: Path) -> None:
     folder = save_ranks(tmp_path, (2, 2), (Replicate(), Shard(0)))
     (folder / "model_world_size_4_rank_3.pt").unlink()
     assert_full(folder)
-    assert "CK157" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK157" in said(folder)
 
 
 @pytest.mark.usefixtures("group")
@@ -161,7 +157,7 @@ def test_ranks_that_are_listed_apart_are_all_there_and_of_one_save(tmp_path: Pat
     save_ranks(folder, (3,), (Partial(),), tensors={"other": FULL["emb.weight"]})
     save_ranks(tmp_path / "again", (3,), (Partial(),))
     shutil.copy(tmp_path / "again" / "model_world_size_3_rank_1.pt", folder)
-    assert "CK148" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK148" in said(folder)
 
 
 @pytest.mark.usefixtures("group")
@@ -169,7 +165,7 @@ def test_files_of_another_run_beside_them(tmp_path: Path) -> None:
     save_ranks(tmp_path, (4,), (Shard(0),), "model_rank{rank}.pt")
     save_ranks(tmp_path, (2,), (Shard(0),), "model_rank{rank}.pt")
     assert_full(tmp_path)
-    assert "CK150" in {one.code for one in ckptool.check(tmp_path).findings}
+    assert "CK150" in said(tmp_path)
     shutil.copy(tmp_path / "model_rank2.pt", tmp_path / "model_rank1.pt")
     with pytest.raises((MalformedFile, FileUnavailable)):
         ckptool.open_checkpoint(tmp_path)
@@ -189,7 +185,7 @@ def test_buffers_that_differ_are_said(tmp_path: Path) -> None:
     state = torch.load(folder / "model_world_size_2_rank_1.pt", weights_only=False)
     torch.save({**state, "steps": STEPS + 1}, folder / "model_world_size_2_rank_1.pt")
     assert ckptool.load(folder)["steps"] == STEPS
-    assert "CK154" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK154" in said(folder)
 
 
 @pytest.mark.usefixtures("group")
@@ -293,24 +289,7 @@ def test_arrays_of_zarr_are_refused_by_name(tmp_path: Path) -> None:
                 ckptool.open_checkpoint(path)
 
 
-# Real folders, and real processes.
-
-
-def rows() -> list[dict[str, Any]]:
-    manifest = CORPUS / "manifest.jsonl"
-    lines = manifest.read_text().splitlines() if manifest.exists() else []
-    return [row for row in map(json.loads, lines) if row["dir"].startswith(("rank-files", "megatron-mp"))]
-
-
-@pytest.mark.skipif(not rows(), reason=f"no real folders at {CORPUS}")
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row["dir"])
-def test_real_folders(row: dict[str, Any]) -> None:
-    with ckptool.open_checkpoint(f"{CORPUS}/{row['dir']}") as checkpoint:
-        for name, said in row["tensors"].items():
-            found = checkpoint.tensors[name]
-            assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
-            assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name
-        assert (checkpoint.unmerged is None) == bool(row["tensors"])
+# Real processes.
 
 
 SCRIPT = """

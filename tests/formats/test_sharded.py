@@ -39,6 +39,7 @@ from ckptool import (
 )
 from tests import build
 from tests.each import each
+from tests.formats.said import descriptors
 from tests.loading.same import assert_same_tensor
 from tests.program import invoke
 from tests.scale import in_turn
@@ -113,11 +114,6 @@ def assert_same(found: Mapping[str, torch.Tensor], expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert_same_tensor(found[name], tensor, name)
-
-
-def descriptors() -> int:
-    """Return how many files are open: those that only the collector would close, too."""
-    return len(list(Path("/dev/fd").iterdir()))
 
 
 def small(folder: Path, shard_of: Mapping[str, str] | None = None, **shards: dict[str, bytes]) -> Path:
@@ -418,16 +414,20 @@ def test_of_many_missing_shards_three_are_named(tmp_path: Path) -> None:
         assert caught.value.message.endswith(f"not there: {ending}")
 
 
-def _cut(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").write_bytes((folder / "b").read_bytes()[:-1])
-    return path
+def but(change: Callable[[Path, Path], object]) -> Callable[[Path], Path]:
+    """Write two small shards, and change them; the change gets the index, and the second of them."""
+
+    def make(folder: Path) -> Path:
+        path = small(folder)
+        change(path, folder / "b")
+        return path
+
+    return make
 
 
-def _model(folder: Path) -> Path:
-    path = small(folder)
-    torch.save(torch.nn.Linear(1, 1), folder / "a")
-    return path
+def _without(make: Callable[[Path], object]) -> Callable[[Path], Path]:
+    """Put something else in the place of the second."""
+    return but(lambda _, shard: (shard.unlink(), make(shard)))
 
 
 def _saved(what: Any) -> Callable[[Path], Path]:
@@ -438,59 +438,13 @@ def _saved(what: Any) -> Callable[[Path], Path]:
     return make
 
 
-def _two_formats(folder: Path) -> Path:
-    path = small(folder)
-    torch.save({"b": torch.ones(4)}, folder / "b")
-    return path
-
-
-def _packed(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "a").write_bytes(build.zip_file({"model.safetensors": (folder / "a").read_bytes()}))
-    return path
-
-
-def _nested(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").write_bytes(path.read_bytes())
-    return path
-
-
-def _link(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").rename(folder / "c")
-    (folder / "b").symlink_to("c")
-    return path
-
-
-def _hard_link(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").unlink()
-    (folder / "b").hardlink_to(folder / "a")
-    return path
-
-
-def _pipe(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").unlink()
-    os.mkfifo(folder / "b")
-    return path
-
-
-def _folder(folder: Path) -> Path:
-    path = small(folder)
-    (folder / "b").unlink()
-    (folder / "b").mkdir()
-    return path
+def _as_link(_: Path, shard: Path) -> None:
+    shard.rename(shard.with_name("c"))
+    shard.symlink_to("c")
 
 
 def _text(text: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = small(folder)
-        path.write_text(text)
-        return path
-
-    return make
+    return but(lambda index, _: index.write_text(text))
 
 
 ONE, TWO = {"a": build.floats()}, {"a": build.floats(), "b": build.floats()}
@@ -499,17 +453,25 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], type[CkptoolError], str]] = {
     "a tensor that the index lacks": (lambda f: small(f, {"a": "a"}, a=TWO), MalformedFile, "shard-tensors"),
     "a tensor that its shard lacks": (lambda f: small(f, {"a": "a", "b": "a"}, a=ONE), MalformedFile, "shard-tensors"),
     "tensors in each other's shard": (lambda f: small(f, {"a": "b", "b": "a"}), MalformedFile, "shard-tensors"),
-    "two names of one file": (_hard_link, AmbiguousFile, "ambiguous-shards"),
+    "two names of one file": (
+        _without(lambda shard: shard.hardlink_to(shard.with_name("a"))),
+        AmbiguousFile,
+        "ambiguous-shards",
+    ),
     "itself": (lambda f: small(f, {"a": "model.index.json"}), AmbiguousFile, "ambiguous-shards"),
-    "another index": (_nested, MalformedFile, "nested-index"),
-    "a link": (_link, FileUnavailable, "shard-link"),
-    "a pipe": (_pipe, FileUnavailable, "not-a-file"),
-    "a folder": (_folder, FileUnavailable, "not-a-file"),
+    "another index": (but(lambda index, shard: shard.write_bytes(index.read_bytes())), MalformedFile, "nested-index"),
+    "a link": (but(_as_link), FileUnavailable, "shard-link"),
+    "a pipe": (_without(os.mkfifo), FileUnavailable, "not-a-file"),
+    "a folder": (_without(Path.mkdir), FileUnavailable, "not-a-file"),
     "a file as a folder": (lambda f: small(f, {"a": "a", "b": "a/b"}), FileUnavailable, "unavailable"),
     "a name beyond all measure": (lambda f: small(f, {"a": "a" * 300}), FileUnavailable, "unavailable"),
     "a path beyond all measure": (lambda f: small(f, {"a": "a/" * 3000 + "a"}), LimitExceeded, "name-too-long"),
-    "a shard that is cut": (_cut, TruncatedFile, "truncated-safetensors"),
-    "a whole model": (_model, UnsupportedFeature, "shard-form"),
+    "a shard that is cut": (
+        but(lambda _, shard: os.truncate(shard, shard.stat().st_size - 1)),
+        TruncatedFile,
+        "truncated-safetensors",
+    ),
+    "a whole model": (but(lambda _, shard: torch.save(torch.nn.Linear(1, 1), shard)), UnsupportedFeature, "shard-form"),
     "a training checkpoint": (_saved({"x": torch.ones(1), "epoch": 3}), UnsupportedFeature, "shard-form"),
     "weights beside others": (
         _saved({"x": torch.ones(1), "ema": {"x": torch.ones(1)}}),
@@ -518,8 +480,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], type[CkptoolError], str]] = {
     ),
     "weights under a key": (_saved({"model": {"x": torch.ones(1)}}), UnsupportedFeature, "shard-form"),
     "a bare tensor": (_saved(torch.ones(1)), UnsupportedFeature, "shard-form"),
-    "shards of two formats": (_two_formats, UnsupportedFeature, "shard-format"),
-    "a shard in a zip": (_packed, UnsupportedFeature, "shard-format"),
+    "shards of two formats": (
+        but(lambda _, shard: torch.save({"b": torch.ones(4)}, shard)),
+        UnsupportedFeature,
+        "shard-format",
+    ),
+    "a shard in a zip": (
+        but(lambda _, shard: shard.write_bytes(build.zip_file({"model.safetensors": shard.read_bytes()}))),
+        UnsupportedFeature,
+        "shard-format",
+    ),
     "no names": (_text('{"weight_map": {}}'), MalformedFile, "malformed-index"),
     "a list of names": (_text('{"x": {"weight_map": {}}, "weight_map": []}'), MalformedFile, "malformed-index"),
     "no weight_map of its own": (_text('{"x": {"weight_map": {"a": "a"}}}'), MalformedFile, "malformed-index"),
@@ -813,51 +783,32 @@ def swapping(monkeypatch: pytest.MonkeyPatch, when: str, swap: Callable[[], obje
     monkeypatch.setattr(os, "open", opened)
 
 
-def test_a_shard_that_becomes_a_link_in_time_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = small(tmp_path)
-    (tmp_path / "secret").write_bytes((tmp_path / "b").read_bytes())
-
-    def swap() -> None:
-        (tmp_path / "b").unlink()
-        (tmp_path / "b").symlink_to("secret")
-
-    swapping(monkeypatch, "b", swap)
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert caught.value.kind == "shard-link"
-
-
-def test_a_folder_that_becomes_a_link_in_time_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a").write_bytes(build.safetensors(ONE))
-    path = write_index(tmp_path, {"a": "x/a"})
-
-    def swap() -> None:
-        (tmp_path / "x").rename(tmp_path / "y")
-        (tmp_path / "x").symlink_to("y")
-
-    swapping(monkeypatch, "x", swap)
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert caught.value.kind == "shard-link"
-
-
-def test_a_folder_that_is_swapped_after_it_was_opened_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("swapped", "when", "target"),
+    [("x/a", "a", "y/secret"), ("x", "x", "y"), ("x", "a", "y")],
+    ids=["a shard", "its folder", "its folder, once that is open"],
+)
+def test_what_becomes_a_link_in_time_is_not_followed(
+    swapped: str, when: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a").write_bytes(build.safetensors(ONE))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a").write_bytes(build.safetensors({"a": bytes(16)}))
+    for folder, name, data in (("x", "a", build.floats()), ("y", "a", bytes(16)), ("y", "secret", bytes(16))):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_bytes(build.safetensors({"a": data}))
     path = write_index(tmp_path, {"a": "x/a"})
 
     def swap() -> None:
-        (tmp_path / "x").rename(tmp_path / "y")
-        (tmp_path / "x").symlink_to("other")
+        if not (tmp_path / swapped).is_symlink():
+            (tmp_path / swapped).rename(tmp_path / "kept")
+            (tmp_path / swapped).symlink_to(tmp_path / target)
 
-    swapping(monkeypatch, "a", swap)
-    with open_checkpoint(path) as checkpoint:
-        assert checkpoint.tensors["a"].read() == build.floats()
+    swapping(monkeypatch, when, swap)
+    if (swapped, when) == ("x", "a"):
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint.tensors["a"].read() == build.floats()
+        return
+    with pytest.raises(FileUnavailable) as caught:
+        open_checkpoint(path)
+    assert caught.value.kind == "shard-link"
 
 
 def test_a_shard_that_is_swapped_all_the_time_is_read_or_refused(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import save_file
 
 import ckptool
 from ckptool import CkptoolError, IncompleteWeights
-from tests.program import invoke
+from tests.formats.said import run, said
 
 Tensors = dict[str, torch.Tensor]
 ALONG = {"emb.weight": 0, "layers.0.wq.weight": 0, "layers.0.wo.weight": 1}
@@ -62,22 +61,27 @@ def write(path: Path, value: object) -> None:
         torch.save(value, path)
 
 
-def run(*words: str | Path) -> Result:
-    return invoke([str(word) for word in words])
+Written = Callable[[Path], list[Path]]
+"""Writes files into a folder, and returns their paths."""
 
 
-def said(path: Path) -> dict[str, str]:
-    return {one.code: one.severity for one in ckptool.check(path).findings}
+def files(names: Sequence[str], of: Callable[[int], object]) -> Written:
+    """Write files of these names, of which each has what is ``of`` its number."""
 
-
-def _written(pattern: str, ranks: int = 2, start: int = 0, wrap: Callable[[Tensors], object] = dict) -> object:
     def write_all(folder: Path) -> list[Path]:
-        paths = [folder / pattern.format(start + rank) for rank in range(ranks)]
-        for rank, path in enumerate(paths):
-            write(path, wrap(slice_of(rank, ranks)))
-        return paths
+        for number, name in enumerate(names):
+            write(folder / name, of(number))
+        return [folder / name for name in names]
 
     return write_all
+
+
+def sliced(*names: str, wrap: Callable[[Tensors], object] = dict) -> Written:
+    return files(names, lambda rank: wrap(slice_of(rank, len(names))))
+
+
+def counted(pattern: str, ranks: int = 2, start: int = 0) -> list[str]:
+    return [pattern.format(start + rank) for rank in range(ranks)]
 
 
 def _vllm(folder: Path) -> list[Path]:
@@ -101,30 +105,17 @@ def stage(rank: int, world: int = 2, seed: int = 0) -> Tensors:
     return dict(list(whole.items())[starts[rank] : starts[rank + 1]])
 
 
-def _staged(pattern: str, ranks: int = 2, start: int = 0) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        paths = [folder / pattern.format(start + rank) for rank in range(ranks)]
-        for rank, path in enumerate(paths):
-            write(path, stage(rank, ranks))
-        return paths
-
-    return write_all
+def staged(*names: str) -> Written:
+    return files(names, lambda rank: stage(rank, len(names)))
 
 
-def _flat(name: str, *files: str) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        for file in files:
-            write(folder / file, {f"{name}": torch.randn(99), "step": torch.ones(1)})
-        return [folder / file for file in files]
-
-    return write_all
+def flat(name: str, *names: str) -> Written:
+    return files(names, lambda _: {name: torch.randn(99), "step": torch.ones(1)})
 
 
-def _experts(folder: Path) -> list[Path]:
-    for rank in range(2):
-        own = {f"0.experts.{one}.weight": torch.randn(4, 4) for one in (2 * rank, 2 * rank + 1)}
-        write(folder / f"model_{rank}.pt", own | {"0.router.weight": torch.ones(4, 4)})
-    return [folder / f"model_{rank}.pt" for rank in range(2)]
+def experts(rank: int) -> Tensors:
+    own = {f"0.experts.{one}.weight": torch.randn(4, 4) for one in (2 * rank, 2 * rank + 1)}
+    return own | {"0.router.weight": torch.ones(4, 4)}
 
 
 def of_positive(rank: int) -> Tensors:
@@ -133,28 +124,15 @@ def of_positive(rank: int) -> Tensors:
     return halves | {"norm.weight": torch.linspace(1, 2, 8)}
 
 
-def _uneven(folder: Path) -> list[Path]:
+def uneven(rank: int) -> Tensors:
     torch.manual_seed(0)
-    table = torch.randn(33, 8)
-    for rank in range(2):
-        cut = torch.tensor_split(table, 2)[rank]
-        write(folder / f"worker{rank}.safetensors", slice_of(rank) | {"emb.weight": cut, "head.weight": cut + 1})
-    return [folder / f"worker{rank}.safetensors" for rank in range(2)]
+    cut = torch.tensor_split(torch.randn(33, 8), 2)[rank]
+    return slice_of(rank) | {"emb.weight": cut, "head.weight": cut + 1}
 
 
-def _positive(folder: Path) -> list[Path]:
-    for rank in range(2):
-        write(folder / f"{rank}.pt", of_positive(rank))
-    return [folder / f"{rank}.pt" for rank in range(2)]
-
-
-def _stages(folder: Path) -> list[Path]:
-    paths = []
-    for tp in range(2):
-        for pp in range(2):
-            paths.append(folder / f"dp_rank_00_tp_rank_{tp:02}_pp_rank_{pp:02}.pt")
-            write(paths[-1], {f"{pp}.{name}": one for name, one in slice_of(tp).items()})
-    return paths
+def of_grid(rank: int) -> Tensors:
+    """Return what one of two tensor-parallel ranks of two stages has."""
+    return {f"{rank % 2}.{name}": one for name, one in slice_of(rank // 2).items()}
 
 
 def of_fsdp(rank: int, world: int = 2, *, flat: bool = False) -> Tensors:
@@ -163,35 +141,8 @@ def of_fsdp(rank: int, world: int = 2, *, flat: bool = False) -> Tensors:
     return {name: one.chunk(world)[rank].clone() for name, one in whole.items()}
 
 
-def _cut_first(pattern: str, ranks: int = 2, *, flat: bool = False, left: int | None = None) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        there = [rank for rank in range(ranks) if rank != left]
-        for rank in there:
-            write(folder / pattern.format(rank), of_fsdp(rank, ranks, flat=flat))
-        return [folder / pattern.format(rank) for rank in there]
-
-    return write_all
-
-
-def _grid(pattern: str, of: Callable[[int, int], Tensors]) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        for rank in range(4):
-            write(folder / pattern.format(*divmod(rank, 2)), of(rank, 4))
-        return [folder / pattern.format(*divmod(rank, 2)) for rank in range(4)]
-
-    return write_all
-
-
-def _renamed(written: object, *names: str) -> object:
-    """Write files of a set under these names."""
-
-    def write_all(folder: Path) -> list[Path]:
-        paths = written(folder)  # type: ignore[operator]
-        for name in names:
-            (folder / name).parent.mkdir(exist_ok=True)
-        return [path.rename(folder / name) for path, name in zip(paths, names, strict=True)]
-
-    return write_all
+def cut_first(*names: str, flat: bool = False) -> Written:
+    return files(names, lambda rank: of_fsdp(rank, len(names), flat=flat))
 
 
 def mlp(rank: int, *, biased: bool = True) -> Tensors:
@@ -223,148 +174,115 @@ def table(rank: int) -> Tensors:
     return {f"{name}.weight": torch.randn(40, 16).chunk(2)[rank].clone() for name in ("embed", "head")}
 
 
-def _ranks_of(of: Callable[..., Tensors], *names: str, **options: bool) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        for rank, name in enumerate(names):
-            write(folder / name, of(rank, **options))
-        return [folder / name for name in names]
-
-    return write_all
-
-
-def _lora(*modules: str) -> Callable[[int], Tensors]:
-    return lambda rank: cut_lora(rank, *modules)
-
-
-SLICED = {
-    "by letters": _renamed(_written("{}.pth"), "model_a.pth", "model_b.pth"),
-    "by letters, in folders": _renamed(_written("{}.pth"), "a/net.pth", "b/net.pth"),
-    "by Roman numerals": _renamed(_written("{}.pth", 3), "part_i.pth", "part_ii.pth", "part_iii.pth"),
-    "by words": _renamed(_written("{}.pth"), "net-one.pth", "net-two.pth"),
-    "by hundreds": _renamed(_written("{}.pth"), "m_100.pth", "m_200.pth"),
-    "by their first rows": _renamed(_written("{}.pth", 3), "m_0.pth", "m_4096.pth", "m_8192.pth"),
-    "without norms": _ranks_of(mlp, "m_0.pth", "m_1.pth"),
-    "without norms and biases": _ranks_of(mlp, "net.tp0.pth", "net.tp1.pth", biased=False),
-    "of an adapter": _ranks_of(_lora("q_proj", "o_proj"), "adapter_0.safetensors", "adapter_1.safetensors"),
-    "of an adapter without inputs that are cut": _ranks_of(_lora("q_proj"), "tp_0.pt", "tp_1.pt"),
-    "of an embedding": _ranks_of(table, "model_parallel-0.pt", "model_parallel-1.pt"),
-    "with eight digits": _written("rank{:08}.pth"),
-    "the first without a number": _renamed(_written("{}.pth"), "model.pth", "model2.pth"),
-    "downloaded under one name": _renamed(_written("{}.pth", 3), "model.pth", "model (1).pth", "model (2).pth"),
-    "FSDP's without a word": _cut_first("model_{}.pt"),
-    "FSDP's, one of which is not there": _cut_first("model_{}.pt", 3, left=1),
-    "FSDP's with the count": _cut_first("model-{}-2.pt"),
-    "FSDP's below hosts": _grid("host{}/dev{}/w.pt", of_fsdp),
-    "below a host": _written("host0/dev{}/w.pt"),
-    "one below each host": _written("host{}/dev0/w.safetensors"),
-    "FSDP's": _cut_first("rank{}.pt"),
-    "FSDP's, flat": _cut_first("rank{}.pt", flat=True),
-    "FSDP's, cut unevenly": _cut_first("model_shard_{}.safetensors", 3),
-    "Meta's": _written("consolidated.{:02}.pth"),
-    "metaseq's": _written("reshard-model_part-{}.pt", wrap=lambda own: {"cfg": {"layers": 1}, "model": own}),
+SLICED: dict[str, Written] = {
+    "by letters": sliced("model_a.pth", "model_b.pth"),
+    "by letters, in folders": sliced("a/net.pth", "b/net.pth"),
+    "by Roman numerals": sliced("part_i.pth", "part_ii.pth", "part_iii.pth"),
+    "by words": sliced("net-one.pth", "net-two.pth"),
+    "by hundreds": sliced("m_100.pth", "m_200.pth"),
+    "by their first rows": sliced("m_0.pth", "m_4096.pth", "m_8192.pth"),
+    "without norms": files(counted("m_{}.pth"), mlp),
+    "without norms and biases": files(counted("net.tp{}.pth"), lambda rank: mlp(rank, biased=False)),
+    "of an adapter": files(counted("adapter_{}.safetensors"), lambda rank: cut_lora(rank, "q_proj", "o_proj")),
+    "of an adapter without inputs that are cut": files(counted("tp_{}.pt"), lambda rank: cut_lora(rank, "q_proj")),
+    "of an embedding": files(counted("model_parallel-{}.pt"), table),
+    "with eight digits": sliced(*counted("rank{:08}.pth")),
+    "the first without a number": sliced("model.pth", "model2.pth"),
+    "downloaded under one name": sliced("model.pth", "model (1).pth", "model (2).pth"),
+    "FSDP's without a word": cut_first(*counted("model_{}.pt")),
+    "FSDP's, one of which is not there": files(["model_0.pt", "model_2.pt"], lambda rank: of_fsdp(2 * rank, 3)),
+    "FSDP's with the count": cut_first(*counted("model-{}-2.pt")),
+    "FSDP's below hosts": cut_first("host0/dev0/w.pt", "host0/dev1/w.pt", "host1/dev0/w.pt", "host1/dev1/w.pt"),
+    "below a host": sliced(*counted("host0/dev{}/w.pt")),
+    "one below each host": sliced(*counted("host{}/dev0/w.safetensors")),
+    "FSDP's": cut_first(*counted("rank{}.pt")),
+    "FSDP's, flat": cut_first(*counted("rank{}.pt"), flat=True),
+    "FSDP's, cut unevenly": cut_first(*counted("model_shard_{}.safetensors", 3)),
+    "Meta's": sliced(*counted("consolidated.{:02}.pth")),
+    "metaseq's": sliced(*counted("reshard-model_part-{}.pt"), wrap=lambda own: {"cfg": {"layers": 1}, "model": own}),
     "vLLM's": _vllm,
-    "DeepSpeed's": _written("mp_rank_{:02}_model_states.pt", wrap=lambda own: {"module": own}),
-    "Megatron's": _written("mp_rank_{:02}/model_optim_rng.pt", wrap=lambda own: {"model": own, "iteration": 1}),
-    "with a word and a number": _written("pytorch_model.tp{}.bin"),
-    "with a word, from one": _written("weights-shard_{}.safetensors", 2, 1),
-    "with two numbers": _written("tp_rank_{:02}_pp_rank_00.pt"),
-    "of stages": _stages,
-    "in folders of ranks": _written("rank_{}/model.pt", 4),
-    "in folders, from one": _written("out.tp_rank_{:02}/pytorch_model.bin", 2, 1),
-    "with capitals": _written("TP{}.pt"),
-    "with hyphens": _written("tensor-parallel-{}.pt"),
-    "partitions": _written("partition_{}.pt"),
-    "with a number alone": _written("model_{}.pt"),
-    "called by numbers": _written("{}.pt"),
-    "called by numbers in folders": _written("{}/model.safetensors", 2, 1),
-    "after a size": _written("llama2_7b_{}.pt"),
-    "of float16": _written("net-{:02}.pth", wrap=lambda own: {name: one.half() for name, one in own.items()}),
-    "at one step": _written("step100_{}.pt"),
-    "in training": _written("checkpoint_{}.pt", wrap=lambda own: {"model": own, "step": 3}),
-    "of three": _written("model_{}_of_3.pt", 3, 1),
-    "of two, in short": _written("w.{}of2.safetensors", 2, 1),
-    "cut unevenly": _uneven,
-    "of positive numbers": _positive,
+    "DeepSpeed's": sliced(*counted("mp_rank_{:02}_model_states.pt"), wrap=lambda own: {"module": own}),
+    "Megatron's": sliced(*counted("mp_rank_{:02}/model_optim_rng.pt"), wrap=lambda own: {"model": own, "iteration": 1}),
+    "with a word and a number": sliced(*counted("pytorch_model.tp{}.bin")),
+    "with a word, from one": sliced(*counted("weights-shard_{}.safetensors", 2, 1)),
+    "with two numbers": sliced(*counted("tp_rank_{:02}_pp_rank_00.pt")),
+    "of stages": files([f"dp_rank_00_tp_rank_{tp:02}_pp_rank_{pp:02}.pt" for tp in (0, 1) for pp in (0, 1)], of_grid),
+    "in folders of ranks": sliced(*counted("rank_{}/model.pt", 4)),
+    "in folders, from one": sliced(*counted("out.tp_rank_{:02}/pytorch_model.bin", 2, 1)),
+    "with capitals": sliced(*counted("TP{}.pt")),
+    "with hyphens": sliced(*counted("tensor-parallel-{}.pt")),
+    "partitions": sliced(*counted("partition_{}.pt")),
+    "with a number alone": sliced(*counted("model_{}.pt")),
+    "called by numbers": sliced(*counted("{}.pt")),
+    "called by numbers in folders": sliced(*counted("{}/model.safetensors", 2, 1)),
+    "after a size": sliced(*counted("llama2_7b_{}.pt")),
+    "of float16": sliced(*counted("net-{:02}.pth"), wrap=lambda own: {name: one.half() for name, one in own.items()}),
+    "at one step": sliced(*counted("step100_{}.pt")),
+    "in training": sliced(*counted("checkpoint_{}.pt"), wrap=lambda own: {"model": own, "step": 3}),
+    "of three": sliced(*counted("model_{}_of_3.pt", 3, 1)),
+    "of two, in short": sliced(*counted("w.{}of2.safetensors", 2, 1)),
+    "cut unevenly": files(counted("worker{}.safetensors"), uneven),
+    "of positive numbers": files(counted("{}.pt"), of_positive),
 }
 
 
-def _numbered(pattern: str, *layers: tuple[int, ...], ends: bool = True) -> object:
+def numbered(names: Sequence[str], *layers: tuple[int, ...], ends: bool = True) -> Written:
     """Write stages with these numbers of layers, with what comes before the first of them and after the last."""
 
-    def write_all(folder: Path) -> list[Path]:
-        paths = [folder / pattern.format(number) for number in range(len(layers))]
-        for path, own in zip(paths, layers, strict=True):
-            held = {f"h.{one}.{part}.weight": torch.randn(6, 6) for one in own for part in ("qkv", "mlp")}
-            held |= {"wte.weight": torch.randn(9, 6)} if ends and path is paths[0] else {}
-            held |= {"lm_head.weight": torch.randn(9, 6)} if ends and path is paths[-1] else {}
-            write(path, held)
-        return paths
+    def of(number: int) -> Tensors:
+        held = {f"h.{one}.{part}.weight": torch.randn(6, 6) for one in layers[number] for part in ("qkv", "mlp")}
+        held |= {"wte.weight": torch.randn(9, 6)} if ends and number == 0 else {}
+        return held | ({"lm_head.weight": torch.randn(9, 6)} if ends and number == len(layers) - 1 else {})
 
-    return write_all
+    return files(names, of)
 
 
-def _all_from_zero(pattern: str, count: int, layer: str, first: Sequence[str], last: Sequence[str]) -> object:
+def all_from_zero(names: Sequence[str], layer: str, first: Sequence[str], last: Sequence[str]) -> Written:
     """Write stages whose layers are numbered from 0 in each."""
 
-    def write_all(folder: Path) -> list[Path]:
-        paths = [folder / pattern.format(number) for number in range(count)]
-        for number, path in enumerate(paths):
-            torch.manual_seed(number)
-            held = {name: torch.randn(100, 64) for name in first} if number == 0 else {}
-            for at in range(4):
-                held |= {f"{layer}.{at}.{part}.weight": torch.randn(64, 64) for part in ("q", "o")}
-                held[f"{layer}.{at}.norm.weight"] = torch.ones(64) if number % 2 else torch.randn(64)
-            held |= {name: torch.randn(100, 64) for name in last} if number == count - 1 else {}
-            write(path, held)
-        return paths
+    def of(number: int) -> Tensors:
+        torch.manual_seed(number)
+        held = {name: torch.randn(100, 64) for name in first} if number == 0 else {}
+        for at in range(4):
+            held |= {f"{layer}.{at}.{part}.weight": torch.randn(64, 64) for part in ("q", "o")}
+            held[f"{layer}.{at}.norm.weight"] = torch.ones(64) if number % 2 else torch.randn(64)
+        return held | ({name: torch.randn(100, 64) for name in last} if number == len(names) - 1 else {})
 
-    return write_all
+    return files(names, of)
 
 
 _LM = ("layers", ("embed_tokens.weight",), ("norm.weight", "lm_head.weight"))
 _VIT = ("blocks", ("cls_token", "patch_embed.proj.weight"), ("fc_norm.weight", "classifier.weight"))
-
-
-def _ranges(*names: str) -> object:
-    def write_all(folder: Path) -> list[Path]:
-        for rank, name in enumerate(names):
-            write(folder / (name or "other.txt"), stage(rank, len(names)))
-        return [folder / name for name in names if name]
-
-    return write_all
-
-
-PARTS = {
-    "stages by letters": _renamed(_numbered("{}.pt", (0, 1), (2, 3)), "model_a.pt", "model_b.pt"),
-    "stages by words": _renamed(_numbered("{}.pt", (0, 1), (2, 3)), "first_half.pt", "second_half.pt"),
-    "stages by hundreds": _renamed(_numbered("{}.pt", (0, 1), (2, 3), ends=False), "m_100.pt", "m_200.pt"),
-    "stages by their first layers": _renamed(_numbered("{}.pt", (0, 1), (12, 13)), "h_0.pt", "h_12.pt"),
-    "ranges of layers": _ranges("layers_0-2.pt", "layers_3-5.pt"),
-    "ranges with a gap": _ranges("layers_0-2.pt", "", "layers_5-7.pt"),
-    "ranges from one": _ranges("h1to3.pt", "h4to6.pt"),
-    "stages from zero in each": _numbered("stage_{}.pt", (0, 1), (0, 1)),
-    "from zero in each, without ends": _numbered("part{}/model.pt", (0, 1), (0, 1), ends=False),
-    "three, all from zero": _all_from_zero("m{}.pth", 3, *_LM),
-    "three of a transformer for images": _all_from_zero("m{}.pth", 3, *_VIT),
-    "the first of stages without a number": _renamed(_all_from_zero("m{}.pth", 2, *_LM), "model.pth", "model2.pth"),
-    "with a gap": _numbered("stage{}.pt", (0, 1), (4, 5)),
-    "of one layer": _numbered("model_{}.pt", (0,), (1,), (2,)),
-    "stages": _staged("stage_{}.pt"),
-    "stages without a word": _staged("model_{}.pt"),
-    "stages from one": _staged("{}.pth", 3, 1),
-    "experts": _experts,
-    "flat parameters": _flat("_flat_param", "weights.pt"),
-    "flat parameters of a layer": _flat("layers.3._fsdp_wrapped_module._flat_param", "model_0.pt", "model_1.pt"),
-    "flat parameters of fairscale": _flat("_fpw_module.flat_param_0", "a.pt", "b.pt"),
+PARTS: dict[str, Written] = {
+    "stages by letters": numbered(["model_a.pt", "model_b.pt"], (0, 1), (2, 3)),
+    "stages by words": numbered(["first_half.pt", "second_half.pt"], (0, 1), (2, 3)),
+    "stages by hundreds": numbered(["m_100.pt", "m_200.pt"], (0, 1), (2, 3), ends=False),
+    "stages by their first layers": numbered(["h_0.pt", "h_12.pt"], (0, 1), (12, 13)),
+    "ranges of layers": staged("layers_0-2.pt", "layers_3-5.pt"),
+    "ranges with a gap": files(["layers_0-2.pt", "layers_5-7.pt"], lambda rank: stage(2 * rank, 3)),
+    "ranges from one": staged("h1to3.pt", "h4to6.pt"),
+    "stages from zero in each": numbered(counted("stage_{}.pt"), (0, 1), (0, 1)),
+    "from zero in each, without ends": numbered(counted("part{}/model.pt"), (0, 1), (0, 1), ends=False),
+    "three, all from zero": all_from_zero(counted("m{}.pth", 3), *_LM),
+    "three of a transformer for images": all_from_zero(counted("m{}.pth", 3), *_VIT),
+    "the first of stages without a number": all_from_zero(["model.pth", "model2.pth"], *_LM),
+    "with a gap": numbered(counted("stage{}.pt"), (0, 1), (4, 5)),
+    "of one layer": numbered(counted("model_{}.pt", 3), (0,), (1,), (2,)),
+    "stages": staged(*counted("stage_{}.pt")),
+    "stages without a word": staged(*counted("model_{}.pt")),
+    "stages from one": staged(*counted("{}.pth", 3, 1)),
+    "experts": files(counted("model_{}.pt"), experts),
+    "flat parameters": flat("_flat_param", "weights.pt"),
+    "flat parameters of a layer": flat("layers.3._fsdp_wrapped_module._flat_param", "model_0.pt", "model_1.pt"),
+    "flat parameters of fairscale": flat("_fpw_module.flat_param_0", "a.pt", "b.pt"),
 }
 LONE = ["model_rank3.pt", "rank1.safetensors", "net.tp2.pt", "shard_3.pt", "model_world_size_4_rank_0.pt", "2_of_4.pt"]
 
 
 @pytest.mark.parametrize("pattern", ["stage_{}.pt", "pp_rank_{}.pt", "part{}.safetensors"])
 def test_a_stage_that_is_missing_is_named(pattern: str, tmp_path: Path) -> None:
-    for path in _numbered(str(tmp_path / pattern), (0,), (1,), (2,))(tmp_path):  # type: ignore[operator]
-        if path.name == pattern.format(1):
-            path.unlink()
+    _, second, _ = numbered(counted(pattern, 3), (0,), (1,), (2,))(tmp_path)
+    second.unlink()
 
     for place in (tmp_path, tmp_path / pattern.format(2)):
         found = [one for one in ckptool.check(place).findings if one.code in ("CK155", "CK160")]
@@ -382,7 +300,7 @@ def test_a_stage_that_is_missing_is_named(pattern: str, tmp_path: Path) -> None:
     ],
 )
 def test_parts_in_an_archive_are_parts(name: str, kind: str, tmp_path: Path) -> None:
-    paths = (SLICED | PARTS)[name](tmp_path / "model")  # type: ignore[operator]
+    paths = (SLICED | PARTS)[name](tmp_path / "model")
     archive = Path(shutil.make_archive(str(tmp_path / "packed"), kind, tmp_path / "model"))
     member = f"{archive}::{'./' * (kind != 'zip')}{paths[-1].relative_to(tmp_path / 'model')}"
 
@@ -507,7 +425,7 @@ def test_a_model_that_is_alone_is_whole_whatever_its_number(file: str, tmp_path:
 
 @pytest.mark.parametrize("name", SLICED | PARTS)
 def test_parts_are_no_models_together_and_alone(name: str, tmp_path: Path) -> None:
-    paths = (SLICED | PARTS)[name](tmp_path / "model")  # type: ignore[operator]
+    paths = (SLICED | PARTS)[name](tmp_path / "model")
 
     for path in (tmp_path / "model", paths[0], paths[-1]):
         (found,) = [one for one in ckptool.check(path).findings if one.code in ("CK155", "CK160")]
@@ -518,7 +436,7 @@ def test_parts_are_no_models_together_and_alone(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["Meta's", "FSDP's below hosts", "called by numbers", "ranges of layers", "experts"])
 def test_no_verb_takes_parts_for_a_model(name: str, tmp_path: Path) -> None:
-    paths = (SLICED | PARTS)[name](tmp_path / "model")  # type: ignore[operator]
+    paths = (SLICED | PARTS)[name](tmp_path / "model")
     folder, target = tmp_path / "model", tmp_path / "whole.safetensors"
 
     assert run("check", folder).exit_code == 1

@@ -13,17 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from torch.distributed.tensor import Replicate, Shard
 
 import ckptool
 from ckptool import CkptoolError, FileUnavailable, IncompleteWeights, MalformedFile, UnsupportedFeature
+from tests.formats.said import run, said
 from tests.formats.test_rank_files import FULL, save_ranks
-from tests.program import invoke
-
-
-def run(*words: str | Path) -> Result:
-    return invoke([str(word) for word in words])
 
 
 def write_index(folder: Path, world: int, tensors: dict[str, torch.Tensor], **layouts: object) -> None:
@@ -109,7 +104,7 @@ def test_what_one_process_saved_is_whole(tmp_path: Path) -> None:
 
     for path in (tmp_path, tmp_path / "model_0.pt"):
         assert ckptool.load(path).keys() == FULL.keys()
-    assert "CK160" not in {one.code for one in ckptool.check(tmp_path / "model_0.pt").findings}
+    assert "CK160" not in said(tmp_path / "model_0.pt")
 
 
 def test_stages_of_a_pipeline_are_put_together(tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ def test_names_without_values_are_absent(tmp_path: Path) -> None:
     folder = written(tmp_path / "step-1")
     write_index(folder, 2, FULL | {"lost.weight": torch.ones(2)})
 
-    assert "CK152" in {one.code for one in ckptool.check(folder).findings}
+    assert "CK152" in said(folder)
     with pytest.raises(IncompleteWeights, match=r"lost\.weight"):
         ckptool.load(folder, key="model")
 
@@ -178,7 +173,7 @@ def test_another_file_of_that_name_changes_nothing(tmp_path: Path) -> None:
         torch.save({"w": torch.full((3,), float(step))}, tmp_path / f"model_{step}.pt")
     (tmp_path / "metadata.pkl").write_bytes(pickle.dumps({"labels": ["a", "b"]}))
 
-    assert "CK160" not in {one.code for one in ckptool.check(tmp_path / "model_1.pt").findings}
+    assert "CK160" not in said(tmp_path / "model_1.pt")
     assert ckptool.load(tmp_path / "model_1.pt").keys() == {"w"}
     assert run("inspect", tmp_path).exit_code == 0
 

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
+from ckptool import AmbiguousWeights, FileUnavailable, IncompleteWeights, open_checkpoint
 from tests.each import each
+from tests.formats.said import descriptors, message, refused, said
 from tests.loading.same import assert_same_tensor
 from tests.program import invoke
 
 Tensors = Mapping[str, torch.Tensor]
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -72,23 +72,9 @@ def assert_loads(folder: Path, expected: Tensors) -> None:
         assert_same_tensor(found[name], tensor, name)
 
 
-def codes(path: Path) -> list[str]:
-    return [one.code for one in ckptool.check(path).findings]
-
-
 def roles(folder: Path) -> dict[str, str]:
     with open_checkpoint(folder) as checkpoint:
         return {one.name: one.role for one in checkpoint.beside}
-
-
-def refused(path: Path) -> CkptoolError:
-    with pytest.raises(CkptoolError) as caught:
-        open_checkpoint(path)
-    return caught.value
-
-
-def descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +255,7 @@ def test_the_same_weights_twice_and_variants_are_told_of(tmp_path: Path) -> None
     _variant_beside(tmp_path / "variant")
 
     assert roles(tmp_path / "twice") == {"pytorch_model.bin": "duplicate"}
-    assert codes(tmp_path / "twice") == ["CK161"]
+    assert list(said(tmp_path / "twice")) == ["CK161"]
     assert set(roles(tmp_path / "variant").values()) == {"variant"}
 
 
@@ -298,7 +284,7 @@ def test_other_checkpoints_beside_the_one_that_was_opened_are_named(tmp_path: Pa
     shown = invoke(found.command.split()[1:]).output
     assert all(name in shown for name in ("epoch2.pth", "best.pt", "sub/model.safetensors"))
     assert found.message in invoke(["inspect", str(tmp_path)]).output
-    assert "CK171" not in codes(tmp_path / "best.pt")
+    assert "CK171" not in said(tmp_path / "best.pt")
 
 
 # Several
@@ -405,23 +391,6 @@ def test_a_missing_shard_of_an_index_is_named(tmp_path: Path) -> None:
     assert files[2] in error.message
 
 
-def test_shards_of_another_save_are_told_of(tmp_path: Path) -> None:
-    write_shards(tmp_path, "model.safetensors", weights())
-    write(tmp_path / "model-00004-of-00004.safetensors", {"x": torch.ones(1)})
-
-    (found,) = ckptool.check(tmp_path).findings
-    assert (found.code, found.severity) == ("CK162", "warning")
-    assert "model-00004-of-00004.safetensors" in found.message
-
-
-def test_another_total_is_told_of(tmp_path: Path) -> None:
-    write_shards(tmp_path, "model.safetensors", weights())
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(index.read_text().replace('"total_size": ', '"total_size": 1'))
-
-    assert codes(tmp_path) == ["CK107"]
-
-
 def test_a_shard_that_is_cut_is_named(tmp_path: Path) -> None:
     files = write_shards(tmp_path, "model.safetensors", weights(), index=False)
     os.truncate(tmp_path / files[1], (tmp_path / files[1]).stat().st_size - 1)
@@ -429,16 +398,6 @@ def test_a_shard_that_is_cut_is_named(tmp_path: Path) -> None:
     error = refused(tmp_path)
     assert error.kind == "truncated-safetensors"
     assert files[1] in error.message
-
-
-@each("place", ["models--a--b/blobs", "models--a--b/snapshots/" + "1" * 40 + "/.cache/huggingface/download"])
-def test_downloads_that_were_not_finished_are_named(place: str, tmp_path: Path) -> None:
-    _hub(tmp_path)
-    (tmp_path / "models--someone--tiny").rename(tmp_path / "models--a--b")
-    (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    (tmp_path / place / "abc.incomplete").write_text("x")
-
-    assert codes(tmp_path) == ["CK163"]
 
 
 # One file of a set, alone
@@ -469,14 +428,14 @@ def test_what_one_process_wrote_says_so(names: Sequence[str], tmp_path: Path) ->
         torch.save({key: one + number for key, one in weights().items()}, tmp_path / name)
 
     for name in names:
-        assert "CK160" in codes(tmp_path / name), name
+        assert "CK160" in said(tmp_path / name), name
 
 
 @each("name", ["model_rank0.pt", "rng_state_rank_0.pth", "model.pt", "a-00001-of-00001.safetensors"])
 def test_a_file_that_is_there_alone_is_none_of_a_set(name: str, tmp_path: Path) -> None:
     write(tmp_path / name, weights())
 
-    assert "CK160" not in codes(tmp_path / name)
+    assert "CK160" not in said(tmp_path / name)
 
 
 # What is hostile
@@ -523,7 +482,7 @@ def test_a_link_to_the_last_of_several_is_none_more(tmp_path: Path) -> None:
     assert_loads(tmp_path, weights())
     write(tmp_path / "epochs" / "epoch_1.pt", weights())
     (tmp_path / "epochs" / "last.pt").symlink_to("epoch_1.pt")
-    assert codes(tmp_path / "epochs") == []
+    assert list(said(tmp_path / "epochs")) == []
 
 
 @each("commit", ["", "../../..", "1" * 40 + "/..", "3" * 40, "\xff" * 40, "1" * 5000])
@@ -598,28 +557,6 @@ def test_a_deep_or_wide_tree_of_folders_is_not_walked_to_its_end(tmp_path: Path)
     assert isinstance(refused(tmp_path), FileUnavailable)
 
 
-# Real folders
-
-
-@pytest.mark.parametrize(
-    "name", ["hf-shards", "hf-trainer", "diffusers-pipeline", "peft-beside-base", "accelerate-fsdp2"]
-)
-def test_real_folders_hold_what_their_own_loaders_give(name: str) -> None:
-    if not (CORPUS / name).is_dir():
-        pytest.skip(f"{CORPUS} is not there")
-    from hashlib import sha256
-
-    rows = map(json.loads, (CORPUS / "manifest.jsonl").read_text().splitlines())
-    expected = next(row["tensors"] for row in rows if row["dir"] == name)
-    if name == "peft-beside-base":  # the weights are the base's
-        expected = {key.removeprefix("base."): one for key, one in expected.items() if key.startswith("base.")}
-
-    with open_checkpoint(CORPUS / name) as checkpoint:
-        found = {key: sha256(tensor.read()).hexdigest() for key, tensor in checkpoint.tensors.items()}
-    assert found.items() <= {key: one["sha256"] for key, one in expected.items()}.items()
-    assert expected.keys() - found.keys() <= {"lm_head.weight"}  # tied, and left out by save_pretrained
-
-
 # Names that other programs use
 
 
@@ -686,7 +623,7 @@ STRANGERS: dict[str, Callable[[Path], None]] = {
 def test_a_file_that_is_called_as_others_call_theirs_changes_nothing(name: str, tmp_path: Path) -> None:
     STRANGERS[name](tmp_path)
     assert_loads(tmp_path, weights())
-    assert [one for one in codes(tmp_path) if one < "CK200"] == []
+    assert [one for one in said(tmp_path) if one < "CK200"] == []
 
 
 def test_the_states_of_an_engine_beside_weights_have_a_path_of_their_own(tmp_path: Path) -> None:
@@ -751,108 +688,9 @@ def test_a_pipeline_of_plain_files_runs_nothing_and_one_with_a_pickle_says_what(
     assert "pickle.load() of a part of it only makes data" in ckptool.check(tmp_path).loading
 
 
-def test_a_component_without_weights_is_named(tmp_path: Path) -> None:
-    _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vae"])
-    assert "CK164" not in codes(tmp_path)
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    (found,) = ckptool.check(tmp_path).findings
-    assert found.code == "CK164"
-    assert "'vae' has no weights in its folder" in found.message
-
-
-def test_a_component_that_is_not_there_is_named(tmp_path: Path) -> None:
-    _pipeline_of(tmp_path, "unet", named=["unet", "vae"])
-    assert "'vae' is not there" in ckptool.check(tmp_path).findings[0].message
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "vae").symlink_to("elsewhere")
-    assert "'vae' is a link, which is not followed" in ckptool.check(tmp_path).findings[0].message
-
-
 def test_an_index_of_another_pipeline_promises_nothing(tmp_path: Path) -> None:
     _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vqvae"])
-    assert "CK164" not in codes(tmp_path)
-
-
-@pytest.mark.parametrize("lost", ["checkpoint-2", "checkpoint-10"])
-def test_a_save_without_its_weights_is_named_where_another_is_opened(tmp_path: Path, lost: str) -> None:
-    for name in ("checkpoint-2", "checkpoint-10"):
-        (tmp_path / name).mkdir()
-        torch.save({"a": 1}, tmp_path / name / "training_args.bin")
-        (tmp_path / name / "trainer_state.json").write_text("{}")
-        if name != lost:
-            write(tmp_path / name / "model.safetensors", weights())
-    assert_loads(tmp_path, weights())
-    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK165"]
-    assert repr(lost) in finding.message
-    assert "1 checkpoint" in finding.message
-
-
-def test_a_lost_adapter_is_named_where_another_is_opened(tmp_path: Path) -> None:
-    for folder, name in ((tmp_path, "adapter_model.bin"), (tmp_path / "second", "adapter_model.safetensors")):
-        folder.mkdir(exist_ok=True)
-        (folder / "adapter_config.json").write_text('{"r": 2}')
-        if name.endswith(".safetensors"):
-            write(folder / name, weights())
-    assert "CK165" in codes(tmp_path)
-    write(tmp_path / "adapter_model.safetensors", weights(1))
-    assert "CK165" not in codes(tmp_path)
-    assert_loads(tmp_path, weights(1))
-
-
-def test_a_folder_of_whole_saves_lacks_nothing(tmp_path: Path) -> None:
-    for name in ("checkpoint-2", "checkpoint-10"):
-        (tmp_path / name).mkdir()
-        write_training(tmp_path / name)
-        (tmp_path / name / "trainer_state.json").write_text("{}")
-        write(tmp_path / name / "model.safetensors", weights())
-    (tmp_path / "logs").mkdir()
-    assert "CK165" not in codes(tmp_path)
-
-
-def test_shards_that_no_index_names_are_said_to_be_together_by_their_names(tmp_path: Path) -> None:
-    write_shards(tmp_path, "model.safetensors", weights(), index=False)
-    assert codes(tmp_path) == ["CK168"]
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    assert "1 of 3 shards not there" in refused(tmp_path).message
-
-
-def test_what_was_chosen_by_its_contents_is_named(tmp_path: Path) -> None:
-    _speechbrain(tmp_path)
-    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK167"]
-    assert "'embedding_model.ckpt' was opened" in finding.message
-
-
-def test_a_base_model_or_an_adapter_without_weights_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    adapter = tmp_path / "adapter"
-    write(tmp_path / "model.safetensors", weights())
-    write(adapter / "adapter_model.safetensors", weights(1))
-    (adapter / "adapter_config.json").write_text('{"r": 2}')
-    assert "CK165" not in codes(tmp_path)
-    (adapter / "adapter_model.safetensors").rename(tmp_path / "kept")
-    assert "CK165" in codes(tmp_path)
-    (tmp_path / "kept").rename(adapter / "adapter_model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK165"]
-    assert "the model of 'config.json'" in finding.message
-
-
-def test_a_save_of_a_trainer_without_weights_is_named(tmp_path: Path) -> None:
-    _trainer(tmp_path)
-    assert "CK165" not in codes(tmp_path)
-    for path in tmp_path.glob("*model*"):
-        path.unlink()
-    assert "CK165" in codes(tmp_path)
-
-
-def test_a_component_of_speechbrain_that_is_not_there_is_named(tmp_path: Path) -> None:
-    _speechbrain_of_two(tmp_path)
-    paths = "".join(f"    {name}: !ref <path>/{name}.ckpt\n" for name in ("embedding_model", "classifier"))
-    (tmp_path / "hyperparams.yaml").write_text(f"pretrainer: !new:p\n  paths:\n{paths}")
-    assert "CK164" not in codes(tmp_path)
-    (tmp_path / "classifier.ckpt").unlink()
-    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK164"]
-    assert "'classifier.ckpt'" in finding.message
+    assert "CK164" not in said(tmp_path)
 
 
 @each("lost", ["gone", "truncated", "with its folder"])
@@ -874,33 +712,11 @@ def test_one_component_that_is_left_of_a_pipeline_is_not_taken_for_it(lost: str,
     assert ckptool.check(tmp_path).worst in ("error", "warning")
 
 
-def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
-    _trainer(tmp_path)
-    write(tmp_path / "adapter" / "adapter_model.safetensors", weights())
-    assert "CK169" not in codes(tmp_path)
-    for path in (tmp_path / "optimizer.pt", tmp_path / "adapter" / "adapter_model.safetensors"):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
-    assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
-    assert_loads(tmp_path, weights())
-
-
-TRAINERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
-
-
-@each("name", TRAINERS)
-def test_what_a_trainer_needs_to_go_on_is_named(name: str, tmp_path: Path) -> None:
-    _trainer(tmp_path)
-    assert "CK166" not in codes(tmp_path)
-    (tmp_path / name).unlink()
-    assert "CK166" in codes(tmp_path)
-
-
 def test_weights_that_a_trainer_saved_alone_lack_nothing(tmp_path: Path) -> None:
     _trainer(tmp_path)
     for name in TRAINERS[:3]:
         (tmp_path / name).unlink()
-    assert "CK166" not in codes(tmp_path)
+    assert "CK166" not in said(tmp_path)
 
 
 def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
@@ -922,7 +738,7 @@ def test_a_checkpoint_is_not_taken_because_another_cannot_be_read(good: str, bro
     whole = (tmp_path / "in" / broken).read_bytes()
     (tmp_path / "in" / broken).write_bytes(whole[: len(whole) // 2])
 
-    assert {"CK167", "CK169"} <= {*codes(tmp_path / "in")}
+    assert {"CK167", "CK169"} <= {*said(tmp_path / "in")}
     with pytest.raises(IncompleteWeights, match="cannot be opened"):
         ckptool.load(tmp_path / "in")
     archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
@@ -934,29 +750,13 @@ def test_a_checkpoint_is_not_taken_because_another_cannot_be_read(good: str, bro
     assert ckptool.load(tmp_path / "in" / good).keys() == {"a.weight"}
 
 
-def test_shards_of_an_index_beside_a_whole_file_are_no_leftovers(tmp_path: Path) -> None:
-    weights = {f"layers.{number}.weight": torch.randn(40, 40) for number in range(6)}
-    save_file(weights, tmp_path / "model.safetensors")
-    ckptool.migrate(tmp_path / "model.safetensors", tmp_path / "cut", max_shard_size=14_000)
-    for path in (tmp_path / "cut").iterdir():
-        path.rename(tmp_path / path.name)
-    (tmp_path / "cut").rmdir()
-
-    assert "CK162" not in [one.code for one in ckptool.check(tmp_path).findings]
-    (tmp_path / "model-00009-of-00009.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
-    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK162"]
-    assert "model-00009-of-00009.safetensors" in found.message
-    assert "model-00001-of-00003.safetensors" not in found.message
-
-
 def test_a_folder_of_states_of_training_is_not_said_to_hold_weights(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     torch.save({"last_epoch": 1}, tmp_path / "scheduler.pt")
-    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK167"]
-    assert "which alone holds tensors of 2" in found.message
+    assert "which alone holds tensors of 2" in message(tmp_path, "CK167")
 
 
 def test_an_index_may_name_shards_with_a_dot_in_front(tmp_path: Path) -> None:
@@ -964,3 +764,145 @@ def test_an_index_may_name_shards_with_a_dot_in_front(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {"a": "./model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert list(ckptool.load(tmp_path)) == ["a"]
+
+
+# What is named as soon as it is so
+
+
+TRAINERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
+
+
+def _components(folder: Path) -> None:
+    _pipeline_of(folder, "unet", "vae", named=["unet", "vae"])
+
+
+def _parameters_of_speechbrain(folder: Path) -> None:
+    _speechbrain_of_two(folder)
+    paths = "".join(f"    {name}: !ref <path>/{name}.ckpt\n" for name in ("embedding_model", "classifier"))
+    (folder / "hyperparams.yaml").write_text(f"pretrainer: !new:p\n  paths:\n{paths}")
+
+
+def _two_saves(folder: Path) -> None:
+    for name in ("checkpoint-2", "checkpoint-10"):
+        write(folder / name / "model.safetensors", weights())
+        torch.save({"a": 1}, folder / name / "training_args.bin")
+        (folder / name / "trainer_state.json").write_text("{}")
+
+
+def _two_whole_saves(folder: Path) -> None:
+    _two_saves(folder)
+    for name in ("checkpoint-2", "checkpoint-10"):
+        write_training(folder / name)
+    (folder / "logs").mkdir()
+
+
+def _with_adapter(folder: Path) -> None:
+    """Lay out an adapter below its model."""
+    (folder / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    write(folder / "model.safetensors", weights())
+    write(folder / "adapter" / "adapter_model.safetensors", weights(1))
+    (folder / "adapter" / "adapter_config.json").write_text('{"r": 2}')
+
+
+def _two_adapters(folder: Path) -> None:
+    for place in (folder, folder / "second"):
+        write(place / "adapter_model.safetensors", weights())
+        (place / "adapter_config.json").write_text('{"r": 2}')
+
+
+def _shards_beside_a_whole(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write_shards(folder, "model.safetensors", weights())
+
+
+def _gone(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _cut(name: str) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def _unfinished(place: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        (folder / place / "abc.incomplete").write_text("x")
+
+    return change
+
+
+def _other_total(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"total_size": ', '"total_size": 1'))
+
+
+def _as_a_link(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder / "elsewhere")
+        (folder / name).symlink_to("elsewhere")
+
+    return change
+
+
+Change = Callable[[Path], object]
+COMPONENT, SHARD = "vae/diffusion_pytorch_model.safetensors", "model-00009-of-00009.safetensors"
+SNAPSHOT = f"models--someone--tiny/snapshots/{'1' * 40}/.cache/huggingface/download"
+NAMED: dict[str, tuple[Change, Change, str, str]] = {
+    "a shard of another save": (
+        FOLDERS["an index"],
+        lambda folder: write(folder / SHARD, {"x": torch.ones(1)}),
+        "CK162",
+        SHARD,
+    ),
+    "and beside a whole file": (
+        _shards_beside_a_whole,
+        lambda folder: write(folder / SHARD, {"x": torch.ones(1)}),
+        "CK162",
+        f"1 shard that the index does not name: {SHARD}",
+    ),
+    "another total": (FOLDERS["an index"], _other_total, "CK107", ""),
+    "shards that no index names": (
+        FOLDERS["an index"],
+        _gone("model.safetensors.index.json"),
+        "CK168",
+        "by their names",
+    ),
+    "a download into the blobs of a cache": (_hub, _unfinished("models--someone--tiny/blobs"), "CK163", ""),
+    "a download into a folder": (_hub, _unfinished(SNAPSHOT), "CK163", ""),
+    "a component without weights": (_components, _gone(COMPONENT), "CK164", "'vae' has no weights in its folder"),
+    "a component that is gone": (_components, lambda f: shutil.rmtree(f / "vae"), "CK164", "'vae' is not there"),
+    "a component that is a link": (_components, _as_a_link("vae"), "CK164", "'vae' is a link, which is not followed"),
+    "a component of speechbrain": (
+        _parameters_of_speechbrain,
+        _gone("classifier.ckpt"),
+        "CK164",
+        "'classifier.ckpt'",
+    ),
+    "weights of a Trainer": (_trainer, _gone("model.safetensors"), "CK165", "'trainer_state.json'"),
+    "weights of an earlier save": (_two_saves, _gone("checkpoint-2/model.safetensors"), "CK165", "'checkpoint-2'"),
+    "weights of the last save": (_two_saves, _gone("checkpoint-10/model.safetensors"), "CK165", "1 checkpoint of"),
+    "weights beside an optimizer": (
+        _two_whole_saves,
+        _gone("checkpoint-2/model.safetensors"),
+        "CK165",
+        "'checkpoint-2'",
+    ),
+    "an adapter": (_with_adapter, _gone("adapter/adapter_model.safetensors"), "CK165", "'adapter'"),
+    "the model of an adapter": (_with_adapter, _gone("model.safetensors"), "CK165", "the model of 'config.json'"),
+    "an adapter beside another": (_two_adapters, _gone("adapter_model.safetensors"), "CK165", "the adapter of"),
+    **{name: (_trainer, _gone(name), "CK166", "training cannot go on as it was") for name in TRAINERS},
+    "what was chosen by what is in it": (_speechbrain_of_two, _gone("classifier.ckpt"), "CK167", "was opened"),
+    "half an optimizer beside": (_trainer, _cut("optimizer.pt"), "CK169", "'optimizer.pt'"),
+    "half an adapter beside": (_with_adapter, _cut("adapter/adapter_model.safetensors"), "CK169", "'adapter'"),
+}
+
+
+@each("name", NAMED)
+def test_what_is_wrong_with_a_folder_is_named(name: str, tmp_path: Path) -> None:
+    make, change, code, words = NAMED[name]
+    make(tmp_path)
+    assert code not in said(tmp_path)
+    change(tmp_path)
+    assert words in message(tmp_path, code)
+    if code == "CK169" or make is _two_saves:
+        assert_loads(tmp_path, weights())
