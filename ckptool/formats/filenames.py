@@ -283,7 +283,6 @@ def _sets(names: Iterable[str]) -> Iterator[tuple[int, dict[int, str]]]:
 
 
 def _set(name: str, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and names of all shards of a set, given one."""
     match = _SHARD.fullmatch(name)
     assert match is not None  # the caller matched it
     for number in numbers:

@@ -73,7 +73,6 @@ def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:
 
 
 def _find(source: Source, mark: bytes, start: int) -> int:
-    """Return where a mark is next in a source; -1 if it is not."""
     for at in range(start, source.nbytes, _BLOCK):
         found = source.read(at, min(_BLOCK + len(mark) - 1, source.nbytes - at)).find(mark)
         if found >= 0:

@@ -176,7 +176,6 @@ def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
 
 
 def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolError], archive: Archive) -> Parsed:
-    """Return the checkpoint that is meant, with what is known of the others."""
     chosen = placed(opened[name], archive, name)
     members: list[Member] = []
     for other, found in opened.items():

@@ -142,7 +142,6 @@ def _merged(
 
 
 def _parse(index: SourceInFolder, limits: Limits) -> _Index:
-    """Return what an index says, all of whose names can be opened."""
     from ckptool.sources.descriptors import components  # what most files do not need
 
     if index.nbytes > limits.header_nbytes:
@@ -189,7 +188,6 @@ def _object(data: bytes) -> dict[str, object]:
 
 
 def _open(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, SourceInFolder]:
-    """Return the shards that an index names, in the order in which it does, if they are all there."""
     names = dict.fromkeys(shard_of.values())
     opened: dict[str, SourceInFolder] = {}
     missing: list[str] = []

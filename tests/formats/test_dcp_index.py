@@ -29,49 +29,39 @@ def written(folder: Path) -> Writer:
     return writer
 
 
+def first(metadata: Any) -> Any:
+    """Return what is said of the first item."""
+    return next(iter(metadata.storage_data.values()))
+
+
+def chunk(metadata: Any) -> Any:
+    """Return what is said of the second piece of the first tensor."""
+    return metadata.state_dict_metadata["a"].chunks[1]
+
+
 def no_text(metadata: Any) -> None:
     metadata.state_dict_metadata[3] = metadata.state_dict_metadata["a"]
-
-
-def no_length(metadata: Any) -> None:
-    next(iter(metadata.storage_data.values())).length = None
-
-
-def negative_offset(metadata: Any) -> None:
-    next(iter(metadata.storage_data.values())).offset = -1
-
-
-def odd_transforms(metadata: Any) -> None:
-    next(iter(metadata.storage_data.values())).transform_descriptors = "stream.zstd/1"
 
 
 def no_pieces(metadata: Any) -> None:
     metadata.state_dict_metadata["a"].chunks = None
 
 
-def no_sizes(metadata: Any) -> None:
-    metadata.state_dict_metadata["a"].chunks[1].sizes = None
-
-
-def texts_for_offsets(metadata: Any) -> None:
-    metadata.state_dict_metadata["a"].chunks[1].offsets = ("2", "0")
-
-
-def too_many_dimensions(metadata: Any) -> None:
-    metadata.state_dict_metadata["a"].chunks[1].offsets = [0] * 65
+def with_field(of: Callable[[Any], Any], name: str, value: object) -> Callable[[Any], None]:
+    return lambda metadata: setattr(of(metadata), name, value)
 
 
 @each(
     ("change", "message"),
     [
         (no_text, "a name that is no text"),
-        (no_length, "an item without a name, or a place"),
-        (negative_offset, "an item without a name, or a place"),
-        (odd_transforms, "transforms are no list"),
+        (with_field(first, "length", None), "an item without a name, or a place"),
+        (with_field(first, "offset", -1), "an item without a name, or a place"),
+        (with_field(first, "transform_descriptors", "stream.zstd/1"), "transforms are no list"),
         (no_pieces, "'a' without pieces"),
-        (no_sizes, "a piece without offsets or sizes"),
-        (texts_for_offsets, "'a' has pieces at what are no numbers"),
-        (too_many_dimensions, "a piece without offsets or sizes"),
+        (with_field(chunk, "sizes", None), "a piece without offsets or sizes"),
+        (with_field(chunk, "offsets", ("2", "0")), "'a' has pieces at what are no numbers"),
+        (with_field(chunk, "offsets", [0] * 65), "a piece without offsets or sizes"),
     ],
 )
 def test_what_is_wrong_is_said(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_the_place_of_a_rank_is_found_in_the_list_of_all(monkeypatch: pytest.Mon
     def tree(*ranks: int) -> bytes:
         return dtensor(on=mesh(_rank=5, _coordinate_on_dim=None, _rank_map=int_tensor(*ranks)))
 
-    monkeypatch.setattr(dtensors, "_MOST_RANKS", 3)  # of what a list may have
+    monkeypatch.setattr(dtensors, "MOST_RANKS", 3)  # of what a list may have
 
     assert box_of(tree(4, 5)) == ((4,), (4,))
     assert box_of(tree(5, 4)) == ((0,), (4,))

@@ -81,7 +81,6 @@ def _file(folder: FolderSource, name: str, role: str, about: str | None = None) 
 
 
 def _said(found: Mapping[str, object], facts: Mapping[str, str]) -> str | None:
-    """Return what a file of JSON says, in short."""
     said = ""
     for key, label in facts.items():
         if found.get(key) not in (None, "", []):
@@ -90,7 +89,6 @@ def _said(found: Mapping[str, object], facts: Mapping[str, str]) -> str | None:
 
 
 def _fact(value: object) -> str:
-    """Return a value as a few words."""
     if isinstance(value, list):
         return some([_fact(one) for one in value[:_LISTED] if isinstance(one, str | int | float)], _LISTED)
     return f"{value:g}" if isinstance(value, float) else str(value)[:_WORDS] if isinstance(value, str | int) else "…"

@@ -16,11 +16,11 @@ from math import prod
 from posixpath import join
 from typing import Final
 
-from ckptool.checkpoints.parsed import Parsed, Remark, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import pointers
+from ckptool.formats.directories.deepspeed import TRAITS, Reader
 from ckptool.formats.directories.deepspeed.merged import state_dict
-from ckptool.formats.directories.deepspeed.reader import Reader
 from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
@@ -30,7 +30,6 @@ from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, row_major
 
 NAME: Final = "deepspeed_universal"
-TRAITS: Final = Traits(has_tree=True, tree_is_made=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
 _POINTER: Final = "latest_universal"
 _ZERO: Final = "zero"
 _MASTER: Final = "fp32.pt"
@@ -142,7 +141,6 @@ def _absent(model: ModelStates | None, weights: Mapping[str, TensorInfo]) -> tup
 
 
 def _settings(tree: Reader, path: str) -> Pairs:
-    """Return the settings of the groups of the optimizer."""
     if not tree.folder.has(path):
         return []
     parsed = tree.open(path)

@@ -62,7 +62,6 @@ def _place(folder: FolderSource) -> str | None:
 
 
 def _ranks(folder: FolderSource, inside: str) -> dict[str, list[str]]:
-    """Return the paths of the files of each rank."""
     head = f"{inside}/" if inside else ""
     found = {}
     for name in folder.names(inside)[1]:

@@ -112,7 +112,6 @@ def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[Part]]:
 
 
 def _box(file: str, text: str, shape: tuple[int, ...]) -> Box:
-    """Return the box that slices are of a shape."""
     slices = [_SLICE.fullmatch(one) for one in text.split("|")]
     ends: list[tuple[int, int]] = []
     for size, one in zip(shape, slices, strict=False):

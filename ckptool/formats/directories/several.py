@@ -154,7 +154,6 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
 
 
 def _shards(component: str, found: Parsed) -> list[Shard]:
-    """Return the files of a component."""
     own = found.shards or (shard(_file(found), found),)
     return [one._replace(name=f"{component}/{one.name}") for one in own]
 
@@ -173,7 +172,6 @@ def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ..
 
 
 def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
-    """Return the names of all files and folders of some candidates."""
     known = {one.name: one for one in candidates}
     return [file for name in names for file in (name, *known[name].files)]
 

@@ -22,7 +22,6 @@ from ckptool.limits import Limits
 from ckptool.messages import quoted
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
-from ckptool.pickles.reader import Pickle
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Box, Piece, check_tiling, joined
 from ckptool.tensors.rebuild import Rebuilder
@@ -42,12 +41,6 @@ class TreeBuilder:
     def tensor(self, info: TensorInfo) -> Inert:
         """Return the leaf that is a tensor. One leaf under two names is one tensor under two names."""
         return PersistentId(info)
-
-    def graft(self, pickled: Pickle, rebuilder: Rebuilder) -> Inert:
-        """Return what a pickle gave, to be a part of the tree: its tensors are those of its own rebuilder."""
-        for node in pickled.persistent_ids:
-            self._leaves.take(node, rebuilder)
-        return pickled.root
 
     def transplant(self, node: Inert, rebuilder: Rebuilder | None) -> Inert:
         """Return a part of another tree, to be a part of this one: its tensors are those of its own rebuilder."""

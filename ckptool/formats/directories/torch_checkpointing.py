@@ -18,8 +18,7 @@ from typing import Final
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, MalformedFile, UnsupportedFeature
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.rank_files import Set
-from ckptool.formats.directories.rank_files.parts import read_sets
+from ckptool.formats.directories.rank_files import Set, read_sets
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
 from ckptool.formats.probe import Probe
 from ckptool.formats.slices import HEAD_NBYTES, INDEX, MARKS, OF_RANK

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.dcp.index import (
@@ -36,7 +36,7 @@ from ckptool.formats.directories.dcp.index import (
     is_index,
     read_indexes,
 )
-from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems, Value
+from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems
 from ckptool.formats.directories.side_by_side import Path, TreeBuilder, nested
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
@@ -89,14 +89,16 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name, entry in each(index.entries.items(), probe.limits.cancellation):
         path = index.paths.get(name, (name,))
         if name in values:
-            leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
+            leaves.append((path, builder.transplant(values[name].root, values[name].rebuilder)))
         elif isinstance(entry, Entry):
             shape = index.whole_shapes.get(name)
             pieces = partial(_pieces, items, name, entry, shape)
             shape, fault = entry.shape if shape is None else shape, files.faults.get(name)
             info = joined(name, shape, entry.dtype, pieces, folder.cancellation, fault=fault)
             leaves.append((path, builder.tensor(info)))
-    distinct = {id(one): one.stream for one in values.values()}
+    distinct: dict[int, Stream] = {}
+    for name, value in values.items():
+        distinct.setdefault(id(value), value.streams[0].inside(name))
     streams = [*index.streams, *distinct.values()]
     remarks = [*_remarks(folder, index, files, items.safetensors), *_unread_values(index, errors, files)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
@@ -109,8 +111,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             remarks.append(Remark("CK143", f"{name!r}: {error.message}", error.hint))
             unread.append(name)
         else:
-            streams.append(beside.stream)
-            leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
+            streams.append(beside.streams[0].inside(name))
+            leaves += _beside(name, builder.transplant(beside.root, beside.rebuilder), taken)
     remarks += _missing_beside(folder, index, of_index)
     root, keys_beside = nested(leaves), taken - of_index
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
@@ -135,14 +137,14 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
+def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
     """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
         item = entry.items[0] if isinstance(entry, Entry) and _is_quantised(entry) else entry
         if isinstance(item, Item) and name not in files.faults:
             wanted[name] = item
-    values: dict[str, Value] = {}
+    values: dict[str, Parsed] = {}
     errors: dict[str, CkptoolError] = {}
     for name, found in items.values(wanted):
         if isinstance(found, CkptoolError):
@@ -179,7 +181,6 @@ def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Pat
 
 
 def _shards(index: Index, files: Files) -> Iterator[Shard]:
-    """Yield the files that the index names, as far as they are there."""
     for file in sorted(files.sources):
         source = files.sources[file]
         yield Shard(file, index.files[file].items, source.nbytes, source, "item")
@@ -248,7 +249,6 @@ def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
 
 
 def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: SafetensorsItems) -> Iterator[Remark]:
-    """Yield what is notable about the files of a folder."""
     yield from _lost_files(files)
     for name, fault in files.faults.items():
         if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
@@ -286,7 +286,6 @@ def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: Safe
 
 
 def _rank_of(name: str) -> int | None:
-    """Return the rank that wrote a file of items, as its name says."""
     match = _ITEMS_OF_RANK.fullmatch(name)
     return int(match[1]) if match else None
 

@@ -466,7 +466,6 @@ def _paths(node: Inert, most: int) -> dict[str, Path]:
 
 
 def _fields(node: Inert) -> nodes.Pairs:
-    """Return the attributes of an object, of which there are few."""
     state = node.state if type(node) is Call else None
     if type(state) is Dict:
         pairs = state.pairs

@@ -19,12 +19,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from ckptool.archives.compressed import unpack
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.contents import Contents
-from ckptool.checkpoints.parsed import Parsed, Part, Stream
+from ckptool.checkpoints.parsed import Parsed, Part
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats import safetensors
 from ckptool.formats.directories.dcp.index import Copy, Entry, Item
@@ -32,10 +32,8 @@ from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Inert
-from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, StepwiseSource
-from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
 _SMALL: Final = 1 << 16
@@ -45,14 +43,6 @@ _MOST_KEPT: Final = 4
 """Items that are kept unpacked: what as many threads read."""
 _HEAD_NBYTES: Final = 64
 _Known = tuple[Parsed, dict[str, object]]
-
-
-class Value(NamedTuple):
-    """What an item holds that is no piece of a tensor."""
-
-    pickled: Pickle
-    rebuilder: Rebuilder
-    stream: Stream
 
 
 class Items:
@@ -113,23 +103,23 @@ class Items:
             raise MalformedFile(f"the item of {name!r} in {item.file!r} is no tensor", kind="piece")
         return info
 
-    def values(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Value | CkptoolError]]:
+    def values(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Parsed | CkptoolError]]:
         """Yield each value by its name, or why it cannot be read, in the order of the files."""
-        known: dict[bytes, Value] = {}
+        known: dict[bytes, Parsed] = {}
         ahead: tuple[str, ReadAhead] | None = None
         for name, item in sorted(items.items(), key=lambda one: (one[1].file, one[1].offset)):
             try:
                 source = self.source(item)
                 if item.transforms or item.nbytes > _SMALL:
-                    yield name, self._value(name, source)
+                    yield name, self._value(source)
                     continue
                 if ahead is None or ahead[0] != item.file:
                     ahead = item.file, ReadAhead(self._folder.open(item.file))
                 data = ahead[1].read(item.offset, item.nbytes)
                 value = known.get(data)
                 if value is None:
-                    value = self._value(name, BytesSource(data, source.cancellation, is_file=True))
-                    if _is_plain(value.pickled.root):
+                    value = self._value(BytesSource(data, source.cancellation, is_file=True))
+                    if _is_plain(value.root):
                         known[data] = value
                 yield name, value
             except Failure as error:
@@ -137,20 +127,15 @@ class Items:
                     error.message = f"the item of {name!r} in {item.file!r}: {error.message}"
                 yield name, error
 
-    def beside(self, name: str) -> Value:
+    def beside(self, name: str) -> Parsed:
         """Return what a file of the folder holds that the index does not name."""
-        return self._value(name, self._folder.open(name))
+        return self._value(self._folder.open(name))
 
-    def _value(self, name: str, source: Source) -> Value:
+    def _value(self, source: Source) -> Parsed:
         parsed = self._probe.read_inner(source)
         if parsed.rebuilder is None or not parsed.streams:
             raise MalformedFile("is no file of torch.save", kind="item")
-        stream = parsed.streams[0]
-        return Value(
-            read_pickle(stream.source, stream.start),
-            parsed.rebuilder,
-            stream.inside(name),
-        )
+        return parsed
 
 
 def _is_plain(root: Inert) -> bool:
@@ -231,7 +216,6 @@ def check_known(transforms: tuple[str, ...]) -> None:
 
 
 def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> bytes:
-    """Return the bytes that an item had before it was changed."""
     data = item.read(0, item.nbytes)
     for _ in transforms:
         data = unpack(data, limits)

@@ -7,19 +7,57 @@ A folder that an engine of DeepSpeed saved into, whatever the stage of ZeRO: fil
     <tag>/layer_03-model_states.pt                  pipelines: one for each layer
 
 Nothing but the files of states is read; scripts that lie beside them are not looked at. See runtime/engine.py.
+
+Pipelines have a file for each layer, and the optimizer's parts by stage. The names of the model are the number of the
+layer and the name in it: ``3.weight``. Masters of the optimizer stand under these names, too. What it has not (buffers,
+layers that are used twice) is as the layer's file has it.
+
+Experts of a mixture, which DeepSpeed keeps in files of their own, are put back among the other weights:
+
+    layer_0_expert_2_mp_rank_00_model_states.pt     a state dict, under the names of a model with all experts
+    mp_rank_00_model_states.pt                      the rest of the model, and how many experts each layer has
+
+See ``_save_moe_checkpoint`` in runtime/engine.py. Masters of experts are partitioned among those ranks alone that have
+copies of them, so the weights are those that the model computed with.
 """
 
 from __future__ import annotations
 
-from ckptool.checkpoints.parsed import Parsed
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
+from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats import filenames
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.deepspeed import states
+from ckptool.formats.directories.deepspeed.merged import (
+    NARROW,
+    Engine,
+    Partitions,
+    optimizer,
+    state_dict,
+    weights,
+)
+from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
+from ckptool.tensors.tensor import TensorInfo, is_size
 
-NAME = "deepspeed"
-_LATEST = "latest"
+NAME: Final = "deepspeed"
+TRAITS: Final = Traits(has_tree=True, tree_is_made=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
+_LATEST: Final = "latest"
+_AUTOEP: Final = "ds_autoep_layers"
+_OF_EXPERT: Final = re.compile(r".*\.deepspeed_experts\.(\d{1,6})\..*")
+_MOST: Final = 1 << 20
+_LONGEST: Final = 7
+"""Digits of the number of a layer."""
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -31,18 +69,12 @@ def sniff(folder: FolderSource) -> bool:
 
 
 def _tags(folder: FolderSource) -> list[str]:
-    """Return the folders that an engine saved into."""
     return [name for name in folder.folders if _has_states(folder, name)]
 
 
 def _has_states(folder: FolderSource, inside: str) -> bool:
-    return any(_is_states(name) for name in folder.names(inside)[0])
-
-
-def _is_states(name: str) -> bool:
-    return any(
-        kind.fullmatch(name) for kind in (states.MODEL_FILE, states.OPTIM_FILE, states.LAYER_FILE, states.EXPERT_FILE)
-    )
+    kinds = (states.MODEL_FILE, states.OPTIM_FILE, states.LAYER_FILE, states.EXPERT_FILE)
+    return any(kind.fullmatch(name) for name in folder.names(inside)[0] for kind in kinds)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -53,6 +85,448 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: ``latest`` names a folder that is not there, or files of ranks are missing.
         MalformedFile: The files are of different saves, or do not fit together.
     """
-    from ckptool.formats.directories.deepspeed.reader import read_tag
+    inside = "" if _has_states(folder, "") else pointers.place(folder, _LATEST, _tags(folder))
+    files = _find(folder, inside)
+    reader = Reader(folder, probe, NAME, TRAITS)
+    if files.layers:
+        return _pipeline(reader, files)
+    if not files.models:
+        raise _missing_files(inside, "*_model_states.pt", 1, 0, "Saving was not finished, or they were not copied.")
+    ranks = sorted(files.models)
+    first = reader.model(files.models[ranks[0]][min(files.models[ranks[0]])])
+    world = first.number("mp_world_size") or 1
+    if missing := [rank for rank in range(world) if rank not in files.models]:
+        raise _missing_files(
+            inside, "files of model-parallel ranks", world, world - len(missing), f"Not there: {missing[:8]}."
+        )
+    found = _mixture(reader, files, first) if files.experts and len(ranks) == 1 else None
+    if found is not None:
+        return found
+    if len(ranks) > 1 or files.experts:
+        return _apart(reader, files)
+    engine, remarks = reader.engine(inside, files.models[0], files.optims.get(0, {}))
+    return _whole(reader, engine, remarks)
 
-    return read_tag(folder, probe, "" if _has_states(folder, "") else pointers.place(folder, _LATEST, _tags(folder)))
+
+class Files(NamedTuple):
+    """The names of the files in a folder of states, each by the ranks or the layer in it."""
+
+    models: dict[int, dict[int, str]]
+    """By model-parallel rank, and by data-parallel rank; 0 where the name has none."""
+    optims: dict[int, dict[int, str]]
+    layers: dict[int, dict[int, str]]
+    """By tensor-parallel rank, and by layer."""
+    experts: list[str]
+
+
+def _find(folder: FolderSource, inside: str) -> Files:
+    """
+    Return what is in a folder of states, going by names.
+
+    Raises:
+        MalformedFile: Two files are of one rank.
+    """
+    found = Files({}, {}, {}, [])
+    head = f"{inside}/" if inside else ""
+    for name in folder.names(inside)[0]:
+        path = head + name
+        if match := states.MODEL_FILE.fullmatch(name):
+            _add(found.models, int(match[2]), int(match[1] or 0), path)
+        elif match := states.OPTIM_FILE.fullmatch(name):
+            _add(found.optims, int(match[2]), int(match[1]), path)
+        elif match := states.LAYER_FILE.fullmatch(name):
+            _add(found.layers, int(match[2] or 0), int(match[1]), path)
+        elif states.EXPERT_FILE.fullmatch(name):
+            found.experts.append(path)
+    return found
+
+
+def _add(kind: dict[int, dict[int, str]], outer: int, inner: int, path: str) -> None:
+    other = kind.setdefault(outer, {}).setdefault(inner, path)
+    if other is not path:
+        raise MalformedFile(
+            f"{other!r} and {path!r} are of one rank", kind="mixed-saves", hint="Take away the one of another run."
+        )
+
+
+class Reader(FolderTree):
+    """Reads files of states, and makes a tree of them."""
+
+    def model(self, name: str) -> ModelStates:
+        """Return what a file of model states says."""
+        return ModelStates(name, self.open(name))
+
+    def optim(self, name: str) -> OptimStates:
+        """Return what a file of optimizer states says."""
+        return OptimStates(name, self.open(name))
+
+    def engine(self, inside: str, models: Mapping[int, str], optims: Mapping[int, str]) -> tuple[Engine, list[Remark]]:
+        """
+        Return the states of the data-parallel ranks of one model-parallel rank.
+
+        Raises:
+            FileUnavailable: Some are missing.
+            MalformedFile: They are of different saves.
+        """
+        model = self.model(models[min(models)])
+        remarks: list[Remark] = []
+        if not optims:
+            if _is_partitioned(model):
+                world = model.number("dp_world_size") or 1
+                raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
+            if model.groups is not None:
+                remarks.append(_without_masters(inside, model))
+            return Engine([model], [], None), remarks
+        first = self.optim(optims[min(optims)])
+        world = max(first.counts) if first.counts else max(optims) + 1
+        missing = [rank for rank in range(world) if rank not in optims]
+        if missing:
+            hint = f"Not there: rank {some(list(map(str, missing)))}."
+            if model.module is not None and not first.of_stage_3:
+                hint += f" The weights as the model computed with them are whole in {model.name!r}: open that file."
+            raise _missing_files(inside, "*_optim_states.pt", world, world - len(missing), hint)
+        said = model.number("dp_world_size")
+        if said is not None and said != world and not _shards_in_groups(model):
+            fact = f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
+        extra = [optims[rank] for rank in sorted(optims) if rank >= world]
+        files = [self.optim(optims[rank]) for rank in range(world)]
+        agree("releases of DeepSpeed", [(one.name, one.version) for one in (model, *files)])
+        agree("stages of ZeRO", [(one.name, one.stage) for one in files])
+        agree("numbers of partitions", [(one.name, one.counts or None) for one in files])
+        states.steps_agree(files)
+        remarks += _other_settings(model, first)
+        found = [model]
+        if first.of_stage_3:
+            found = [self.model(models[rank]) for rank in range(world) if rank in models]
+            agree("param_shapes", [(one.name, one.groups) for one in found])
+            agree("steps", [(one.name, one.number("global_steps")) for one in found])
+            if len(found) < world:
+                remarks.append(_without_models(models, world))
+        extra += [models[rank] for rank in sorted(models) if rank >= (world if first.of_stage_3 else 1)]
+        if extra:
+            what = f"{counted(len(extra), 'file')} of ranks that this run has not, {world:,} are its: {some(extra)}"
+            remarks.append(Remark("CK150", what, "They are of a run with more ranks that was saved here before."))
+        partitions = Partitions(self.folder, model, files)
+        remarks += _of_other_ranks(files, partitions)
+        return Engine(found, files, partitions), remarks
+
+    def client(self, model: ModelStates, taken: Iterable[str]) -> Pairs:
+        """Return the engine's state, and what the client put beside it; a name that is ``taken`` gets a mark."""
+        used = set(taken)
+        found: PairList = []
+        for key, value in model.client():
+            name = key
+            while name in used:
+                name += "_"
+            used.add(name)
+            found.append((name, self.transplant(value, model.rebuilder)))
+        return found
+
+    def finished(self, root: PairList, remarks: Sequence[Remark]) -> Parsed:
+        """Return a tree as a checkpoint: its ``module`` is there to be asked for, and is not the weights."""
+        parsed = self.parsed(Dict(root))
+        for group in parsed.contents.groups:
+            if not group.key and group.kind == "loose":
+                group.kind = "mapping"
+            elif group.key == "module" or group.key.startswith("module."):
+                group.kind = "loose"
+        return parsed._replace(remarks=tuple(remarks))
+
+
+def _is_partitioned(model: ModelStates) -> bool:
+    """Say whether ``module`` has stubs where the parameters were, as stage 3 leaves them."""
+    module = model.module or {}
+    shapes = [(name, shape) for group in (*(model.groups or []), model.frozen) for name, shape in group.items()]
+    return any(name in module and not module[name].numel and prod(shape) for name, shape in shapes)
+
+
+def _shards_in_groups(model: ModelStates) -> bool:
+    """Say whether parameters were partitioned among some of the ranks alone, the others having copies (MiCS)."""
+    zero = nodes.lookup(nodes.mapping_pairs(model.field("ds_config")) or [], "zero_optimization")
+    return nodes.lookup(nodes.mapping_pairs(zero) or [], "mics_shard_size") is not None
+
+
+def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
+    """Say in what the settings of the engine differ between two files, which one process writes one after the other."""
+    one, other = model.settings, optim.settings
+    differing = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
+    if one and other and differing:
+        what = f"settings of the engine differ between {model.name!r} and {optim.name!r}: {some(differing)}"
+        yield Remark("CK148", what, ANOTHER_SAVE)
+
+
+def _of_other_ranks(files: Sequence[OptimStates], partitions: Partitions) -> Iterator[Remark]:
+    """
+    Compare the parameters that each rank says it has parts of with those that lie in its place.
+
+    Raises:
+        MalformedFile: A file is that of another rank.
+    """
+    if any(one.slices is None for one in files):
+        return
+    expected = [partitions.names_of(rank) for rank in range(len(files))]
+    wrong = [rank for rank, one in enumerate(files) if one.slices != expected[rank]]
+    for rank in wrong:
+        other = next((one for one in range(len(files)) if files[rank].slices == expected[one]), None)
+        if other is not None:
+            raise MalformedFile(
+                f"{files[rank].name!r} holds the parameters of rank {other}, not of rank {rank}",
+                kind="mixed-saves",
+                hint="Its name is that of another file: get the folder again.",
+            )
+    if wrong:
+        what = f"{files[wrong[0]].name!r} names other parameters than those whose place is in it"
+        yield Remark("CK148", what, ANOTHER_SAVE)
+
+
+def _without_masters(inside: str, model: ModelStates) -> Remark:
+    there = f" in {inside!r}" if inside else f" beside {model.name!r}"
+    whose = f"those of module in {model.name!r}" if model.module is not None else "as the files of the layers have them"
+    what = f"no *_optim_states.pt{there}: the weights are {whose}"
+    narrow = {info.dtype.name for info in (model.module or {}).values()}.intersection(NARROW)
+    if not narrow:
+        return Remark("CK166", f"{what}; training cannot go on as it was", "Copy the folder again, if it is to.")
+    hint = "Copy the folder again, with these files; or take what the model computed with, `weights='module'`."
+    return Remark("CK159", f"{what}, rounded to {some(sorted(narrow))}", hint)
+
+
+def _without_models(models: Mapping[int, str], world: int) -> Remark:
+    missing = [str(rank) for rank in range(world) if rank not in models]
+    what = f"{len(missing):,} of {counted(world, 'file')} *_model_states.pt not there: rank {some(missing)}"
+    return Remark("CK157", what, "No trained weight is in them; frozen ones would be.")
+
+
+def _missing_files(inside: str, what: str, needed: int, actual: int, hint: str) -> FileUnavailable:
+    fact = f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else "")
+    return FileUnavailable.of_set(fact, hint, needed, actual)
+
+
+def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
+    model = engine.models[0]
+    if engine.partitions is None:  # it is in one file
+        return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
+    tensors, absent = weights(reader.folder, engine)
+    own = state_dict(reader, tensors, model.field("module"), _entries(model))
+    root: PairList = [("", own)]
+    if not engine.of_stage_3:
+        root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
+    root.append(("optimizer", optimizer(reader, engine, remarks)))
+    root += reader.client(model, [key for key, _ in root])
+    return reader.finished(root, remarks)._replace(absent=tuple(absent))
+
+
+def _entries(model: ModelStates) -> Pairs:
+    """Return the entries of ``module`` that are no tensors, and hold none."""
+    bare = {path for path, _ in model.parsed.contents.extras}
+    pairs = nodes.mapping_pairs(model.field("module")) or []
+    return [(name, node) for name, node in pairs if type(name) is str and f"module.{name}" in bare]
+
+
+def _apart(reader: Reader, files: Files) -> Parsed:
+    names = [path for ranks in files.models.values() for path in ranks.values()] + files.experts
+    for name in names:
+        reader.open(name)
+    if files.experts:
+        why = f"{counted(len(files.experts), 'file')} of experts beside the model, which are listed file by file"
+    else:
+        why = (
+            f"{len(files.models):,} model-parallel ranks, listed rank by rank: along which dimension the parts of a "
+            "tensor are joined is not in the files"
+        )
+    return reader.side_by_side({path.rpartition("/")[2].removesuffix("_model_states.pt"): path for path in names}, why)
+
+
+def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
+    """
+    Return a model with its experts; None where names do not say which expert a tensor is of.
+
+    Raises:
+        FileUnavailable: Files of experts are missing.
+        MalformedFile: A file holds another expert than its name says, or a tensor that the model has already.
+    """
+    numbers = {_expert(path): path for path in files.experts}
+    _refuse_missing_experts(model, numbers)
+    found = {number: reader.open(path) for number, path in sorted(numbers.items())}
+    pairs = {number: nodes.mapping_pairs(parsed.root) or [] for number, parsed in found.items()}
+    names = {name: number for number, own in pairs.items() for name, _ in own if type(name) is str}
+    if model.field(_AUTOEP) is not None or not all(map(_OF_EXPERT.fullmatch, names)):
+        return None
+    for name, number in names.items():
+        match = _OF_EXPERT.fullmatch(name)
+        if match is None or int(match[1]) != number[1] or name in (model.module or {}):
+            fact = f"{numbers[number]!r} holds {name!r}, which is not of its expert"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
+    joined = Call(Global("collections", "OrderedDict"), ())
+    module = reader.transplant(model.field("module"), model.rebuilder)
+    joined.pairs = list(nodes.mapping_pairs(module) or [])
+    for number, parsed in found.items():
+        joined.pairs += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
+    root: PairList = [("module", joined), *reader.client(model, ["module"])]
+    return reader.parsed(Dict(root))._replace(remarks=tuple(_of_experts(files)))
+
+
+def _expert(path: str) -> tuple[int, int]:
+    """Return the number of the layer, among those with experts, and of the expert."""
+    match = states.EXPERT_FILE.fullmatch(path.rpartition("/")[2])
+    assert match is not None  # it was found so
+    return int(match[1] or 0), int(match[2])
+
+
+def _refuse_missing_experts(model: ModelStates, there: Mapping[tuple[int, int], str]) -> None:
+    said = model.field("num_experts")
+    counts = said if isinstance(said, list) and said and all(map(is_size, said)) else []
+    if not counts or sum(counts) > _MOST:
+        last = max(layer for layer, _ in there)
+        counts = [1 + max((number for one, number in there if one == layer), default=0) for layer in range(last + 1)]
+    layers = range(len(counts) if len(counts) > 1 else 1 + max(layer for layer, _ in there))
+    needed = [(layer, number) for layer in layers for number in range(counts[min(layer, len(counts) - 1)])]
+    missing = [f"expert {number} of layer {layer}" for layer, number in needed if (layer, number) not in there]
+    if missing:
+        fact = f"{len(missing):,} of {counted(len(needed), 'file')} of experts not there: {some(missing)}"
+        raise FileUnavailable.of_set(fact, "Get the files of these experts.", len(needed), len(needed) - len(missing))
+
+
+def _of_experts(files: Files) -> list[Remark]:
+    if not files.optims:
+        return []
+    what = "the float32 weights that the optimizer keeps are not put together where there are experts"
+    return [Remark("CK151", what, "The weights are as the model computed with them.")]
+
+
+def _pipeline(reader: Reader, files: Files) -> Parsed:
+    """
+    Return the layers as one model; with tensor parallelism, one state dict of each rank.
+
+    Raises:
+        FileUnavailable: A layer is missing, or a file of the optimizer.
+        MalformedFile: The files are of different saves.
+    """
+    last = max(max(layers) for layers in files.layers.values())
+    for rank, layers in files.layers.items():
+        _refuse_gaps(rank, layers, last)
+    parts = {rank: _layers(reader, files.layers[rank]) for rank in sorted(files.layers)}
+    if len(parts) > 1:
+        why = (
+            f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
+            "are joined is not in the files"
+        )
+        return reader.parsed(Dict([(f"model_{rank:02}", part) for rank, part in parts.items()]))._replace(unmerged=why)
+    (module,) = parts.values()
+    return _stages(reader, module, files)
+
+
+def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
+    """Raise FileUnavailable where the numbers of the layers have a gap, up to the last one of any rank."""
+    missing = [str(number) for number in range(last + 1) if number not in layers]
+    if missing:
+        fact = f"{len(missing):,} of {last + 1:,} layers not there: {some(missing)}" + (
+            f" of tensor-parallel rank {rank}" if rank else ""
+        )
+        raise FileUnavailable.of_set(fact, "Get the files of these layers.", last + 1, len(layers))
+
+
+def _layers(reader: Reader, layers: dict[int, str]) -> Call:
+    """Return the state dict of layers, under the names that the pipeline has."""
+    found = Call(Global("collections", "OrderedDict"), ())
+    found.pairs = []
+    for number in sorted(layers):
+        parsed = reader.open(layers[number])
+        for name, node in nodes.mapping_pairs(parsed.root) or []:
+            if type(name) is str and parsed.rebuilder is not None:
+                found.pairs.append((f"{number}.{name}", reader.transplant(node, parsed.rebuilder)))
+    return found
+
+
+def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
+    """Return the layers with the optimizer's masters in their place, and what else the stages saved."""
+    remarks: list[Remark] = []
+    engines = []
+    for rank in sorted(files.models):
+        engine, own = reader.engine("", files.models[rank], files.optims.get(rank, {}))
+        remarks += own
+        engines.append(engine)
+    _refuse_missing_layers(engines, files)
+    pairs = module.pairs or []
+    _refuse_others(reader, engines, pairs)
+    remarks += _missing_stages(files)
+    names = [name for name, _ in pairs]
+    masters = {
+        name: engine.partitions.master(name)
+        for engine in engines
+        if engine.partitions is not None
+        for name in engine.places
+    }
+    root: PairList = []
+    if not masters:
+        root.append(("", module))
+    else:
+        root += [("", _with(reader, module, masters)), ("module", module)]
+        _note_rounded(reader, pairs, masters, remarks)
+    trained = [engine for engine in engines if engine.partitions is not None]
+    if trained:
+        root.append(("optimizer", _optimizers(reader, trained, remarks)))
+    if engines:
+        root += reader.client(engines[0].models[0], ["", "module", "optimizer", *names])
+    return reader.finished(root, remarks)
+
+
+def _refuse_missing_layers(engines: list[Engine], files: Files) -> None:
+    """Raise FileUnavailable where stages of the pipeline have parameters of layers without a file."""
+    named = {name.partition(".")[0] for engine in engines for group in engine.models[0].groups or [] for name in group}
+    numbers = {int(one) for one in named if one.isdecimal() and len(one) < _LONGEST}
+    there = {number for layers in files.layers.values() for number in layers}
+    if missing := sorted(numbers - there):
+        fact = (
+            f"{counted(len(missing), 'layer')} not there, of which the optimizer has parameters: "
+            f"{some([str(number) for number in missing])}"
+        )
+        raise FileUnavailable.of_set(fact, "Get the files of these layers.", len(numbers | there), len(there))
+
+
+def _refuse_others(builder: TreeBuilder, engines: list[Engine], pairs: Pairs) -> None:
+    """Raise MalformedFile where the file of a layer has not the parameters that the optimizer has of it."""
+    infos = {name: builder.rebuilder.tensor(node) for name, node in pairs}
+    for name, shape in (item for one in engines for group in one.models[0].groups or [] for item in group.items()):
+        info = infos.get(name)
+        if not name.partition(".")[0].isdecimal() or (info is not None and info.shape == shape):
+            continue
+        there = "not in the file of its layer" if info is None else f"{list(info.shape)} in the file of its layer"
+        fact = f"{name!r} is {list(shape)} by param_shapes, and {there}"
+        raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
+
+
+def _missing_stages(files: Files) -> Iterator[Remark]:
+    """Say which stages of the pipeline have no file of the engine, of which others have one."""
+    last = max((*files.models, *files.optims), default=-1)
+    if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
+        what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
+        yield Remark("CK153", what, "Without it, the weights are as the files of the layers have them.")
+
+
+def _with(builder: TreeBuilder, module: Call, masters: dict[str, TensorInfo]) -> Inert:
+    made = Call(module.func, ())
+    made.pairs = [
+        (name, builder.tensor(masters[name]) if name in masters else node) for name, node in module.pairs or []
+    ]
+    return made
+
+
+def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorInfo], remarks: list[Remark]) -> None:
+    infos = ((name, builder.rebuilder.tensor(node)) for name, node in pairs if name not in masters)
+    rounded = [name for name, info in infos if info is not None and info.dtype.name in ("bfloat16", "float16")]
+    if rounded:
+        what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
+        code = "CK159" if any(code == "CK166" for code, _, _ in remarks) else "CK151"  # of stages without an optimizer
+        remarks.append(Remark(code, what, "They are as the model computed with them: maybe of layers used twice."))
+
+
+def _optimizers(builder: TreeBuilder, engines: list[Engine], remarks: list[Remark]) -> Inert:
+    state: PairList = []
+    groups: list[Inert] = []
+    for engine in engines:
+        one = nodes.mapping_pairs(optimizer(builder, engine, remarks)) or []
+        state += nodes.mapping_pairs(nodes.lookup(one, "state")) or []
+        said = nodes.lookup(one, "param_groups")
+        groups += said if isinstance(said, list) else []
+    return Dict([("state", Dict(state)), ("param_groups", groups)])

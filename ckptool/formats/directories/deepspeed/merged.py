@@ -335,7 +335,6 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> In
 
 
 def _groups(engine: Engine) -> Inert:
-    """Return the settings of the groups, with the names of their parameters."""
     said, shapes = engine.optims[0].param_groups, engine.models[0].groups or []
     if not isinstance(said, list) or len(said) != len(shapes):
         return said if isinstance(said, list) else []
