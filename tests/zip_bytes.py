@@ -16,6 +16,8 @@ from ckptool.sources.source import BytesSource
 Fields = Mapping[str, Any]
 
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
+_COMMON = ("version", "flags", "method", "time", "date", "crc32", "stored", "nbytes")
+"""Fields that both headers of a member have, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,48 +81,18 @@ def zip64_field(*values: int) -> bytes:
 def local_header(member: Member) -> bytes:
     """Return what stands in front of a member's payload."""
     f = member.fields(member.local)
-    head = pack(
-        "<4s5H3L2H",
-        b"PK\x03\x04",
-        f["version"],
-        f["flags"],
-        f["method"],
-        f["time"],
-        f["date"],
-        f["crc32"],
-        f["stored"],
-        f["nbytes"],
-        len(f["name"]),
-        len(f["extra"]),
-    )
-    return head + f["name"] + f["extra"]
+    numbers = (*map(f.__getitem__, _COMMON), len(f["name"]), len(f["extra"]))
+    return pack("<4s5H3L2H", b"PK\x03\x04", *numbers) + f["name"] + f["extra"]
 
 
 def entry(member: Member, header: int) -> bytes:
     """Return a member's entry in the central directory; ``header`` is where its local header stands."""
     defaults = {"made_by": 0, "comment": b"", "disk": 0, "attributes": 0, "header": header}
     f = defaults | member.fields(member.central)
-    head = pack(
-        "<4s6H3L5H2L",
-        b"PK\x01\x02",
-        f["made_by"],
-        f["version"],
-        f["flags"],
-        f["method"],
-        f["time"],
-        f["date"],
-        f["crc32"],
-        f["stored"],
-        f["nbytes"],
-        len(f["name"]),
-        len(f["extra"]),
-        len(f["comment"]),
-        f["disk"],
-        0,
-        f["attributes"],
-        f["header"],
-    )
-    return head + f["name"] + f["extra"] + f["comment"]
+    texts = (f["name"], f["extra"], f["comment"])
+    numbers = (*map(f.__getitem__, ("made_by", *_COMMON)), *map(len, texts))
+    tail = (f["disk"], 0, f["attributes"], f["header"])
+    return pack("<4s6H3L5H2L", b"PK\x01\x02", *numbers, *tail) + b"".join(texts)
 
 
 def end(count: int, nbytes: int, offset: int, /, **changes: Any) -> bytes:
