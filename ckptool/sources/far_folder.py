@@ -17,8 +17,8 @@ from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.remote.address import Remote, as_remote
 from ckptool.sources.remote.bucket import Bucket, StoredFile
+from ckptool.sources.remote.opening import RemoteSource
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Tail
-from ckptool.sources.remote.source import RemoteSource
 
 _KEPT_NBYTES: Final = 32 << 20
 

@@ -17,7 +17,7 @@ from ckptool import FileUnavailable, LiveModel, MalformedFile, load, load_into, 
 from ckptool.archives.zip_directory import find_directory, read_entries
 from ckptool.archives.zips import placed, read_zip
 from ckptool.errors import CkptoolError
-from ckptool.sources.remote import opening, source
+from ckptool.sources.remote import opening
 from ckptool.sources.source import BytesSource
 from tests import scale
 from tests.program import invoke
@@ -34,7 +34,6 @@ def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are read as large ones are."""
     monkeypatch.setattr(opening, "_WHOLE_NBYTES", 0)
     monkeypatch.setattr(opening, "TAIL_NBYTES", 4096)
-    monkeypatch.setattr(source, "LEAST_NBYTES", 4096)
 
 
 def looked_into(path: str, *options: str) -> dict[str, Any]:
