@@ -76,14 +76,14 @@ class StateDict(Mapping[str, LazyTensor]):
         self.node = node
         """The mapping or model in the pickled tree; None where the format has no tree."""
         self.own_keys = own_keys
-        """The keys of the mapping that are its, where others stand among them; None if all are."""
+        """The keys of the mapping that belong to it; None if all do."""
         self.parts = parts
         """The state dicts under its key that it joins, where none stands under the key itself."""
         self._tensors = ByName(tensors)
 
     @property
     def head(self) -> str:
-        """What full names have in front of those in it: its key and a dot, or nothing at the root."""
+        """The prefix of its full names: its key and a dot, or nothing at the root."""
         return f"{self.key}." if self.key else ""
 
     @property
@@ -289,7 +289,7 @@ class Checkpoint(Parsed, Closing):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is several files of a folder, none of which stands for all of it."""
+        """Whether it is several files of a folder, and none of them is an index of the others."""
         return self.source.is_folder
 
     def check_unchanged(self) -> None:
@@ -373,7 +373,7 @@ def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
 
 
 def paths_above(key: str) -> Iterator[str]:
-    """Yield the paths that a path lies under, the root last."""
+    """Yield the parents of a path, the root last."""
     while key:
         key = key.rpartition(".")[0]
         yield key

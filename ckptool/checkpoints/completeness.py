@@ -184,7 +184,7 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
 
 
 def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
-    """Return which tensors of the model averaged weights lack, if it is known what it has and some are lacking."""
+    """Return which tensors of the model have no average; None if all have one, or the model is not known."""
     model = checkpoint.weights
     if averages.role != "ema" or model is None or model.role != "model":
         return None

@@ -50,11 +50,11 @@ class Group:
     node: Inert = None
     """The mapping or model in the tree; None where the format has no tree."""
     own_keys: frozenset[str] | None = None
-    """The keys of the mapping that are its, where others stand among them; None if all are."""
+    """The keys of the mapping that belong to it; None if all do."""
 
     @property
     def head(self) -> str:
-        """What full names have in front of those in it."""
+        """The prefix of its full names: its key and a dot, or nothing at the root."""
         return f"{self.key}." if self.key else ""
 
 
@@ -200,7 +200,7 @@ class _Collector:
             group.names.append(name)
 
     def _apart(self, name: str, taken: Container[str]) -> str:
-        """Return a name that nothing has yet, for a tensor whose own name another has."""
+        """Return a free name for a tensor whose own name is taken."""
         number = self._last_number.get(name, 1) + 1
         while f"{name}#{number}" in taken:
             number += 1
@@ -286,7 +286,7 @@ class _Collector:
                 seen.add(key)
 
     def _join(self, path: str, component: str) -> str:
-        """Return a path, once its cost was taken from what paths may cost."""
+        """Return the path of a component, and count what it costs."""
         joined = f"{path}.{component}" if path else component
         if len(joined) > self._limits.name_nbytes:
             raise LimitExceeded(

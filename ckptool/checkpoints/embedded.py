@@ -64,7 +64,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
 
 
 def _shares(node: Inert, seen: set[int]) -> bool:
-    """Say whether a call has the long arguments, or the large state, of one that was looked at: many may have."""
+    """Say whether a node shares long arguments, or a large state, with one that was searched already."""
     known = False
     for part in (node.args, node.state) if isinstance(node, Call) else (node.pairs,) if isinstance(node, Dict) else ():
         part = part[-1] if isinstance(part, tuple) and len(part) == 1 else part  # the pairs of an OrderedDict

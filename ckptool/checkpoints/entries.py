@@ -26,11 +26,11 @@ from ckptool.tensors.reading import LazyTensor
 _LISTED: Final = 12
 _EMA: Final = "ema"
 _DROPPED: Final = (_EMA, *NO_WEIGHTS)
-"""Roles that stand for all entries that have them, where something is to be left out."""
+"""Roles that can be given to drop all entries that have them."""
 _COUNTERS: Final = COMPANIONS | {"decay", "num_updates", "updates"}
-"""What is counted beside averages."""
+"""Counters that averaging wrappers keep."""
 _INSIDE: Final = "module."
-"""What some that average put in front of the names."""
+"""A prefix that some averaging wrappers add."""
 
 
 def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:

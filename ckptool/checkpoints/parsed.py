@@ -83,7 +83,7 @@ class Stream(NamedTuple):
     has_arrays: bool = False
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
     rest: int | None = None
-    """Where bytes of the source begin that stand behind what is loaded with it; None if none do."""
+    """Where in the source the bytes after the loaded pickles begin; None if there are none."""
     opcodes: Mapping[int, int] = {}
     """Opcodes in them, but for the frequent ones of protocol 2, and the offset of the first of each."""
 
@@ -100,9 +100,9 @@ class Part:
     file: str
     open: Callable[[], Parsed]
     contradiction: Callable[[Parsed], str | None] | None = None
-    """Returns in what it is not what the index says."""
+    """Returns how it contradicts the index; None if it does not."""
     twin: Callable[[], Parsed] | None = None
-    """Opens what it has to be equal to, where ranks saved copies."""
+    """Opens the copy of another rank, which has to be equal."""
 
 
 class Recorded(NamedTuple):

@@ -184,7 +184,7 @@ class Quantization(NamedTuple):
 
 
 def _goes_along(weight: Weight, other: str, new: _Names) -> bool:
-    """Say whether the new names of a weight and of what goes with it, if that is left, differ as the old ones do."""
+    """Say whether a weight and one of its scales, if that is left, keep their places to each other under new names."""
     if other not in new:
         return True
     head = os.path.commonprefix((weight.stem.removesuffix("weight"), other))  # noqa: RUF071 - up_proj, up_proj_scale
@@ -511,7 +511,7 @@ def _is_power(size: int) -> bool:
 
 
 def _has_bias(name: str, info: TensorInfo, tensors: Tensors) -> bool:
-    """Say whether a matrix stands beside a bias of its size, as a weight does."""
+    """Say whether there is a bias of its size in the module of a matrix, as for a weight."""
     bias = tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip("."))
     return bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
 
@@ -522,7 +522,7 @@ def _is_spread(name: str, info: TensorInfo) -> bool:
 
 
 def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Weight]:
-    """Yield weights whose scales are in a file beside, as it seems: in none that has such weights of its own."""
+    """Yield weights whose scales seem to be in another file of the folder, one without such weights of its own."""
     for file, tensors in beside.items():
         if any(one.dtype == lack[name].dtype for name, one in tensors.items() if name in lack):
             continue  # another model

@@ -1,4 +1,4 @@
-"""What a checkpoint comes to: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
+"""The summary of a checkpoint: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
 
 import re
 from bisect import bisect_right

@@ -269,7 +269,7 @@ def _mixed(headed: str, bare: str, head: str) -> MigrationRefused:
 
 
 def _goes(name: str, wrapper: Wrapper) -> bool:
-    """Say whether a name goes with a wrapper, as what it keeps beside the wrapped names does."""
+    """Say whether a name belongs to a wrapper itself: a counter, or a copy of the model."""
     head, _, rest = name.partition(".")
     return name in wrapper.companions or (bool(rest) and head == wrapper.twin)
 

@@ -24,9 +24,9 @@ class Wrapper(NamedTuple):
     The other components are no model's own, and are removed wherever they are.
     """
     companions: frozenset[str] = frozenset()
-    """Entries beside the wrapped names that go with the wrapper."""
+    """Entries of the wrapper itself, which go with it."""
     twin: str | None = None
-    """The component of a copy that is not averaged, and goes with the wrapper of the averaged one."""
+    """The component of the copy that is not averaged, which goes with the wrapper of the averaged one."""
     marks: tuple[str, ...] = ()
     """Parts of the names of classes that add the component; others with a module of this name have it by right."""
 
@@ -108,7 +108,7 @@ def is_averaged_pair(names: Collection[str]) -> bool:
 
 
 def beside_wrapped(names: Collection[str]) -> tuple[str, ...]:
-    """Return the names that an averaging wrapper keeps beside those that it has put its component before."""
+    """Return the names of an averaging wrapper's own entries, if all others have its component in front."""
     if not any(map(names.__contains__, COMPANIONS)):
         return ()
     for one in BY_HEAD.values():

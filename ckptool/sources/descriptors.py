@@ -99,7 +99,7 @@ class Descriptor:
         return self.status.st_dev, self.status.st_ino
 
     def rest(self) -> None:
-        """Give the number up, once, whoever else does so at the same time."""
+        """Close the descriptor, once, whichever threads do so at the same time."""
         fd = self.fd
         try:  # not suppress(), which is gone where Python ends
             del self.fd
@@ -118,7 +118,7 @@ class Descriptor:
 
 class Pooled(Descriptor):
     """
-    One of many: outside of the blocks that use it, it may have no number.
+    One of many: outside of the blocks that use it, its descriptor may be closed.
 
     ``opening`` opens what has its name then, and ``check`` raises SourceChanged if that has another status than it may
     have, by the one at first and the one now.
@@ -168,7 +168,7 @@ class Pooled(Descriptor):
         return fd
 
     def rest(self) -> None:
-        """Give the number up until it is used again."""
+        """Close the descriptor until it is needed again."""
         with POOL.lock:
             POOL.known.pop(id(self), None)
         super().rest()
@@ -191,13 +191,13 @@ class _Pool:
         self.known: OrderedDict[int, weakref.ref[Pooled]] = OrderedDict()
 
     def add(self, one: Pooled) -> None:
-        """From now on something that is open may be closed, unless it is used."""
+        """Register something open, or mark it as used last: it may be closed while nobody uses it."""
         self.known[id(one)] = weakref.ref(one)
         self.known.move_to_end(id(one))
         self._make_room(most_open())
 
     def opened(self, opening: Callable[[], _T]) -> _T:
-        """Return what ``opening`` opens. If no descriptor is left for it, what nobody uses gives up its own."""
+        """Return what ``opening`` opens; if no descriptor is left, after closing those that nobody uses."""
         try:
             return opening()
         except CkptoolError as error:
@@ -208,7 +208,7 @@ class _Pool:
         return opening()
 
     def _make_room(self, most: int) -> None:
-        """Close what was used longest ago and is not used now, until no more than so many are open."""
+        """Close what was used longest ago and is not in use, until at most ``most`` are open."""
         for key, known in list(self.known.items()) if len(self.known) > most else ():
             if len(self.known) <= most:
                 return
@@ -235,7 +235,7 @@ def most_open() -> int:
 
 
 def _allowed() -> int | None:
-    """Return how many descriptors the process may have; None if as many as it likes."""
+    """Return how many descriptors the process may have; None if there is no limit."""
     if sys.platform == "win32":
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -387,7 +387,7 @@ def is_link(folder: int, name: str) -> bool:
 
 
 def _open_or_target(name: str, flags: int, folder: int) -> int | str:
-    """Return a descriptor of what has a name in an open folder; of a link, which is not followed, what it says."""
+    """Return a descriptor of an entry of an open folder; for a link, which is not followed, its target."""
     try:
         return os.open(name, flags | _NO_LINK, dir_fd=folder)
     except OSError:  # asked only now: most names are no links
@@ -410,7 +410,7 @@ def _link(name: str, folder: int) -> str | None:
 
 
 def _text(fd: int) -> str:
-    """Return the content of a file that is as short as what a link to a blob says; else an empty text."""
+    """Return the content of a file short enough to be a link that was copied as text; of any other, an empty text."""
     status = os.fstat(fd)
     is_short = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _LONGEST_LINK
     return os.pread(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""

@@ -36,7 +36,7 @@ class Beginnings:
         return self._kept.get(key)
 
     def keep(self, key: str, data: memoryview) -> None:
-        """Keep the first bytes of a file, and give up others for them."""
+        """Keep the first bytes of a file; the oldest go where there are too many."""
         with self._lock:
             if key in self._kept:
                 return
@@ -189,7 +189,7 @@ class FarFolder(FolderSource):
         return self._remote.elsewhere(self._remote + name).as_listed(*self._listing.facts[self._prefix + name])
 
     def as_listed(self) -> Remote:
-        """Return its own address, with a tag and a size that stand for all that is in it and below."""
+        """Return its own address, with a tag and a size computed from everything in it and below."""
         prefix, facts = self._prefix, self._listing.facts
         inside = [(name, *facts[name]) for name in self._listing.under(prefix)]
         tag = sha256(repr(inside).encode(errors="surrogatepass")).hexdigest()

@@ -311,7 +311,7 @@ def not_a_file(what: str) -> FileUnavailable:
 
 
 def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
-    """Return the file that ``source`` is a slice of, and where in it ``offset`` lies; None for anything else."""
+    """Return the file that ``source`` is a slice of, and the position of ``offset`` in it; None for anything else."""
     position = source.file_offset(offset)
     while isinstance(source, SliceSource):
         source = source.whole

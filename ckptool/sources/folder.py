@@ -132,7 +132,7 @@ class FolderSource(Source):
             source.close()
 
     def head(self, name: str, most: int) -> bytes:
-        """Return how a file begins, to see what it is; nothing if it cannot be opened, as a link cannot."""
+        """Return the first bytes of a file; nothing if it cannot be opened."""
         try:
             source = self.detached(name)
         except Failure:
@@ -154,7 +154,7 @@ class FolderSource(Source):
         return FolderSource(path, self.cancellation, partial(_open_folder_in, self._directory, name))
 
     def adopt(self, source: Source) -> None:
-        """Let a source end with this folder."""
+        """Close a source when this folder is closed."""
         self._others.append(source)
 
     def is_link(self, name: str) -> bool:
@@ -201,7 +201,7 @@ class FolderSource(Source):
 
 
 def _scan(path: str) -> os._ScandirIterator[str]:
-    """Return what is in a folder; a lack of descriptors is an error of ours."""
+    """Return the entries of a folder; raise an error of ours if no descriptor is left."""
     try:
         return os.scandir(path)
     except OSError as error:
@@ -213,7 +213,7 @@ def _scan(path: str) -> os._ScandirIterator[str]:
 
 @contextmanager
 def _said(path: str) -> Iterator[None]:
-    """Say in an error of ours that a folder may not be listed; one that is gone by now is empty."""
+    """Turn a lack of permission into an error of ours; a folder that is gone by now counts as empty."""
     try:
         yield
     except OSError as error:

@@ -35,7 +35,7 @@ _PIECE: Final = 1 << 16
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _END: Final = ".ckptool-undo"
 _LONGEST: Final = 255 - len(".new")
-"""Bytes in the name of a file, and room for what a journal is called before it is complete."""
+"""Bytes that the name of a journal may have: what file systems allow, less the suffix of an incomplete one."""
 _REMOVE: Final = "If the file is the one that you want, remove what has that name."
 
 State = Literal["none", "foreign", "unread", "damaged", "stale", "whole", "torn"]

@@ -32,7 +32,7 @@ UNTOLD: Final = frozenset((
     ".ruff_cache",
 ))
 # fmt: on
-"""Folders of version control, and of tools that keep programs of theirs: checkpoints are not looked for in them."""
+"""Folders of version control and of tools, which are not searched for checkpoints."""
 _PACKED: Final = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
 
 
@@ -48,7 +48,7 @@ def is_likely_packed(name: str) -> bool:
 
 
 def is_below(root: str, path: str) -> bool:
-    """Say whether what a path leads to lies in a folder, and in none there that is left out."""
+    """Say whether a path, its links followed, is inside a folder, and in none of its folders that are left out."""
     inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
     return os.pardir not in inside and UNTOLD.isdisjoint(inside)
 

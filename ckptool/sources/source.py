@@ -60,11 +60,11 @@ class Source:
         """Say what will be read next, in the order of the file; only where it is far away that makes a difference."""
 
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the path of each file that was opened so far, and what another version of it would have different."""
+        """Yield the path of each file that was opened so far, and what identifies its version."""
         return iter(())
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if a file was written to since it was opened, as far as that can be told."""
+        """Raise SourceChanged if a file is known to have changed since it was opened."""
 
     def close(self) -> None:
         """Release what the source holds. Reading afterwards is an error."""
@@ -86,19 +86,19 @@ class StepwiseSource(Source):
 
 
 class SourceInFolder(Source):
-    """A file that can open what lies beside it, which is part of it then, and ends with it."""
+    """A file that can open files of the same folder; these belong to it, and are closed with it."""
 
     path: str
-    """What to call it."""
+    """Its name in messages."""
     version: tuple[object, ...] = ()
-    """What another version of it would have different; empty where nothing is known of that."""
+    """What identifies this version of the file: sizes, times, tags; empty where nothing is known."""
 
     def __init__(self) -> None:
         self._siblings: list[SourceInFolder] = []
 
     @property
     def place(self) -> tuple[int, int]:
-        """What no two files have in common."""
+        """What identifies the file: no two files have the same."""
         raise NotImplementedError
 
     def open_sibling(self, name: str) -> SourceInFolder:
@@ -133,7 +133,7 @@ class SourceInFolder(Source):
 
 
 class FarSource(Source):
-    """A source of which each read may take a while, and many at once take no longer."""
+    """A source far away: each read may take a while, and many at once take no longer than one."""
 
     unchecked: Source
     """The same bytes, of which nothing is compared with anything."""

@@ -30,7 +30,7 @@ _MEMBER_MARK: Final = "::"
 _SIGNED: Final = re.compile(r"\?.*?(sig|token|secret|credential|password|key)[\w-]*=", re.IGNORECASE)
 """What is no part of a key, though a key may have any character in it."""
 _CUT_PASSWORD: Final = re.compile(r"[^\[:]*:(?!\d*$)")
-"""Of a user and a password in which a slash or a question mark was not escaped, what stands in front of that."""
+"""The part before a slash or question mark that was not escaped in a user and password."""
 CONNECTIONS: Final = 16
 
 
@@ -214,7 +214,7 @@ def check_peer(peer: str, home: str | None, *, is_first: bool = False) -> None:
 
 
 def _reach(address: IPv4Address | IPv6Address) -> str:
-    """Return who can reach an address; this machine stands for all that is never redirected to."""
+    """Return who can reach an address: ``_MACHINE`` for all that a redirect must never lead to."""
     if any(address in network for network in _INNER) or address.is_loopback or address.is_link_local:
         return _MACHINE
     if address.is_unspecified or address.is_multicast or address.is_reserved:
@@ -225,7 +225,7 @@ def _reach(address: IPv4Address | IPv6Address) -> str:
 
 
 def _address(peer: str) -> IPv4Address | IPv6Address:
-    """Return an address; of one of IPv6 that stands for one of IPv4, that one."""
+    """Return an address; for an IPv6 address that maps an IPv4 one, the latter."""
     found = ip_address(peer.partition("%")[0])
     if found in _NAT64:
         return IPv4Address(int(found) & 0xFFFFFFFF)

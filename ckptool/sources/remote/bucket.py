@@ -34,7 +34,7 @@ _KEYS: Final = {
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS",
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""Where keys are looked for, by scheme."""
+"""How to provide keys, by scheme."""
 
 
 class Bucket:
@@ -112,7 +112,7 @@ class Bucket:
         return FileUnavailable("no keys for the store were found", kind="credentials", hint=self._keys())
 
     def _reached(self) -> Any:
-        """Return what the library calls a store: a bucket, and how it is reached."""
+        """Return the library's store for the bucket, with the options by which it is reached."""
         stores, remote = self.library.store, self.remote
         answering = _COPYING if self._writes else _ANSWERING
         client: dict[str, Any] = {"connect_timeout": _CONNECTING, "timeout": answering}
@@ -155,12 +155,7 @@ class Bucket:
 
 
 def _library() -> Any:
-    """
-    Return the module ``obstore``.
-
-    Raises:
-        MissingPackage: It is not installed.
-    """
+    """Return the module ``obstore``; raise MissingPackage if it is not installed."""
     try:
         import obstore
         import obstore.exceptions
@@ -219,7 +214,7 @@ class StoredFile:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What tells the version that this is bound to from others."""
+        """What identifies the version that this is bound to."""
         return self._nbytes, self._tag
 
     def close(self) -> None:
@@ -259,5 +254,5 @@ class StoredFile:
 
 
 def _bare(tag: str | None) -> str | None:
-    """Return a tag as lists may have it, which quote some and not others."""
+    """Return a tag without quotes and the mark of a weak one: some lists have these, others do not."""
     return tag.removeprefix("W/").strip('"') if tag is not None else None

@@ -50,11 +50,11 @@ _END: Final = Struct("<4s8x2L2x")
 """The last record of a zip without a comment: how large its directory is, and where it begins."""
 TAIL_NBYTES: Final = 256 << 10
 _SLACK: Final = 512
-"""Fetched around what was announced: the header in front of a payload, and what describes it behind."""
+"""Fetched around what was announced: the header before a payload, and the descriptor after it."""
 
 
 class Beside(SourceInFolder):
-    """A file far away. What was opened beside it ends with it, and so do the threads that fetch them."""
+    """A file far away. Files that were opened beside it are closed with it, and so are the threads that fetch them."""
 
     def __init__(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None) -> None:
         """``open_named`` opens a name in the folder of ``path``; ``fetchers`` end with this one."""
@@ -69,7 +69,7 @@ class Beside(SourceInFolder):
 
     @property
     def place(self) -> tuple[int, int]:
-        """What no two open files have in common. Whether two names lead to one is not known far away."""
+        """Another for each open file: whether two names lead to one file is not known far away."""
         return id(self), 0
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple
 
 
 def remote_version(address: str, cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
-    """Return what tells the version of a file that is there now from others; None if none can be read."""
+    """Return what identifies the version of a file that is there now; None if none can be read."""
     remote = as_remote(address)
     try:
         resolved = in_time(lambda: _resolved(remote), cancellation)
@@ -443,7 +443,7 @@ class FileObject:
         """The object belongs to who opened it."""
 
     def _seen(self, details: object) -> tuple[object, ...] | None:
-        """Return what tells one version from another, as far as the file system says."""
+        """Return what identifies the version, as far as the file system says."""
         if not isinstance(details, dict):
             return None
         return tuple(str(details.get(key)) for key in ("size", "ETag", "etag", "LastModified", "mtime", "last_commit"))

@@ -31,7 +31,7 @@ _MOST_COPIED: Final = 5 << 30
 
 
 class Stored:
-    """A bucket that is written to, and what it is asked: ``address`` names an object in it, or a prefix."""
+    """A bucket that is written to, and the requests to it: ``address`` names an object in it, or a prefix."""
 
     def __init__(self, address: Remote) -> None:
         self.address = address
@@ -149,7 +149,7 @@ class Upload:
 
 
 def temporary(name: str) -> str:
-    """Return a name beside another, for what is not complete yet; both may be keys."""
+    """Return a temporary name in the folder of another; both may be keys."""
     folder, slash, own = name.rpartition("/")
     return f"{folder}{slash}.{own[:64]}.ckptool-{os.urandom(8).hex()}.part"
 

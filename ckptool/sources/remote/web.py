@@ -117,7 +117,7 @@ class WebFile:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What tells the version that this is bound to from others."""
+        """What identifies the version that this is bound to."""
         return tuple(self._version or ())
 
     def download(self, stream: BinaryIO) -> None:
@@ -265,7 +265,7 @@ def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
 
 
 def _refuse(answer: HTTPResponse) -> None:
-    """Raise an error unless an answer has bytes of the file, or says that a range is behind its end."""
+    """Raise an error unless an answer has bytes of the file, or says that a range begins after its end."""
     status = answer.status
     if status in _PASSING:
         wait = answer.getheader("Retry-After", "")
