@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.contents import Contents, Group, ModelGraph, collect
+from ckptool.checkpoints.contents import Contents, Group, collect
+from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.roles import role_of
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
@@ -41,7 +42,7 @@ def collect_weights(
     root: Inert,
     rebuilder: Rebuilder,
     limits: Limits,
-    graph: ModelGraph | None = None,
+    graph: ModuleGraph | None = None,
     beside: Collection[str | int] | None = None,
 ) -> Contents:
     """
@@ -56,7 +57,7 @@ def collect_weights(
     return contents
 
 
-def _with_arrays(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None) -> Contents:
+def _with_arrays(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph | None) -> Contents:
     contents = collect(root, rebuilder, limits, graph)
     if contents.walks or any(_weights(contents)) or not _has_arrays(contents, limits):
         return contents

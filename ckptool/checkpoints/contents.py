@@ -11,12 +11,13 @@ No name makes a file unreadable: keys that are no text are named in ``key_names`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptool.cancellation import check_cancelled, each
 from ckptool.checkpoints import modules
+from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
@@ -85,23 +86,7 @@ _Place: TypeAlias = "tuple[Inert, str, Group | None]"
 """A node on the way down, its dotted path, and the group that its direct tensors belong to."""
 
 
-class ModelGraph(Protocol):
-    """How whole models stand in a tree: ``PickledModules`` for nn.Module, another for TorchScript."""
-
-    def is_module(self, node: Inert) -> bool:
-        """Say whether a node is a whole model."""
-
-    def class_name(self, node: Inert) -> str:
-        """Return the full name of a model's class."""
-
-    def walk(self, node: Inert, limits: Limits) -> modules.StateDictWalk:
-        """Return what the model's state_dict() would hold."""
-
-    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
-        """Return what any node inside a model holds, by the names that the model's own code would use."""
-
-
-def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None = None) -> Contents:
+def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph | None = None) -> Contents:
     """
     Return what is in the tree below ``root``.
 
@@ -110,11 +95,11 @@ def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph
         AmbiguousFile: A mapping or a model holds two tensors under one and the same key.
         LimitExceeded: There are more names than ``limits`` allow, or longer ones.
     """
-    return _Collector(root, rebuilder, limits, graph or modules.PickledModules()).collect()
+    return _Collector(root, rebuilder, limits, graph or ModuleGraph()).collect()
 
 
 class _Collector:
-    def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph) -> None:
+    def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph) -> None:
         self._root = root
         self._graph = graph
         self._tensor = rebuilder.tensor

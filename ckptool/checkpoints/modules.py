@@ -96,23 +96,27 @@ class Body(NamedTuple):
     version: Inert = None
 
 
-class PickledModules:
-    """How to read nn.Module objects in a pickle."""
+class ModuleGraph:
+    """How whole models are pickled: those of nn.Module; ``formats.torchscript`` has another for TorchScript."""
 
     def is_module(self, node: Inert) -> bool:
         """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
         return isinstance(node, Call) and body_of(unbound(node)) is not None
 
     def class_name(self, node: Inert) -> str:
-        """Return the full class name of a pickled module."""
+        """Return the full name of a model's class."""
         return nodes.class_name(unbound(node))
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
-        """Return what the module's state_dict() would hold."""
+        """Return what the model's state_dict() would hold."""
         return walk_state_dict(node, limits)
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
-        """Return what a node holds; for bound methods and compiled modules, the module that they hold."""
+        """
+        Return what any node inside a model holds, by the names that the model's own code would use.
+
+        For bound methods and compiled modules, that is the module that they hold.
+        """
         owner = unbound(node)
         if owner is not node:
             return [(BOUND_TO, owner)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.contents import ModelGraph
+from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
@@ -69,7 +69,7 @@ def read(probe: Probe) -> Parsed:
     return read_archive(probe.zip, NAME, TRAITS)
 
 
-def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph | None = None) -> Parsed:
+def read_archive(archive: Archive, name: str, traits: Traits, graph: ModuleGraph | None = None) -> Parsed:
     """Read the index of a zip that holds ``data.pkl`` and its storages, and maybe models of another kind."""
     root = root_folder(archive)
     assert root is not None  # the caller saw it

@@ -19,7 +19,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import collect
-from ckptool.checkpoints.modules import ModuleEntry, StateDictWalk
+from ckptool.checkpoints.modules import ModuleEntry, ModuleGraph, StateDictWalk
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
@@ -73,7 +73,7 @@ def read(probe: Probe) -> Parsed:
     )
 
 
-class ScriptModules:
+class ScriptModules(ModuleGraph):
     """How TorchScript modules are pickled: objects of ``__torch__`` classes, attributes flat in their state."""
 
     def __init__(self, tables: dict[str, _Table]) -> None:
@@ -93,7 +93,6 @@ class ScriptModules:
         return nodes.class_name(node).removeprefix(f"{_PREFIX}.")
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
-        """Return what a node holds."""
         return nodes.children(node)
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ckptool import Global, LimitExceeded, Limits
 from ckptool.checkpoints import modules
-from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
+from ckptool.checkpoints.modules import ModuleGraph, StateDictWalk, walk_state_dict
 from ckptool.names.wrappers import COMPONENTS
 from ckptool.pickles.nodes import Call, Dict, Inert
 from tests.each import each
@@ -90,7 +90,7 @@ def test_names_longer_than_the_limit_are_refused() -> None:
     ids=repr,
 )
 def test_what_is_no_module_is_none(node: Inert) -> None:
-    assert not PickledModules().is_module(node)
+    assert not ModuleGraph().is_module(node)
 
 
 @each("missing", ["_parameters", "_buffers", "_modules"])
@@ -99,7 +99,7 @@ def test_an_object_without_all_three_mappings_is_no_module(missing: str, instead
     node = module()
     node.state = Dict([(key, instead if key == missing else value) for key, value in node.state.pairs])
 
-    assert not PickledModules().is_module(node)
+    assert not ModuleGraph().is_module(node)
 
 
 def test_modules_that_save_what_is_not_known_are_named_one_by_one() -> None:
