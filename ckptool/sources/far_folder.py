@@ -61,7 +61,6 @@ class _ListedFile(StoredFile):
         self._beginnings = beginnings
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range."""
         known = self._beginnings.find(self._key) if start == 0 else None
         if known is not None and known.nbytes >= stop:
             return known[:stop]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.remote.address import Remote
-from ckptool.sources.remote.parts import Tail, changed_far, memory_of, missing_far
+from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
@@ -168,7 +168,7 @@ def _library() -> Any:
 _PIECE_NBYTES: Final = 256 << 10
 
 
-class StoredFile:
+class StoredFile(Transport):
     """An object of a store."""
 
     def __init__(
@@ -208,17 +208,12 @@ class StoredFile:
         return Tail(found, self._nbytes)
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range."""
         options: dict[str, Any] = {"range": (start, stop)}
         return self._get({**options, "if_match": self._tag} if self._tag else options)
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What identifies the version that this is bound to."""
         return self._nbytes, self._tag
-
-    def close(self) -> None:
-        """The library keeps no file open."""
 
     def _tail_by_size(self, nbytes: int) -> Tail:
         with self._bucket.explaining():

@@ -37,7 +37,6 @@ from ckptool.sources.remote.parts import (
 from ckptool.sources.source import CLOSED, BytesSource, Compare, FarSource, Source, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
-    from ckptool.sources.remote.bucket import StoredFile
     from ckptool.sources.remote.web import WebFile
 
 
@@ -143,9 +142,7 @@ class RemoteSource(Beside, FarSource):
                 yield left.what.format(count=f"{len(left.undone):,}")
 
     def check_unchanged(self) -> None:
-        check = getattr(self._transport, "check_unchanged", None)
-        if check is not None:  # else each answer tells
-            check()
+        self._transport.check_unchanged()
 
     def close(self) -> None:
         self._transport.close()
@@ -270,9 +267,7 @@ def _resolved(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
     return resolve(remote)
 
 
-def _transport(
-    remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None
-) -> WebFile | StoredFile:
+def _transport(remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None) -> Transport:
     if remote.scheme in WEB:
         from ckptool.sources.remote.web import WebFile
 
@@ -390,10 +385,8 @@ def is_ranged(origin: object) -> bool:
     )
 
 
-class FileObject:
+class FileObject(Transport):
     """An open file of fsspec, which stays as it is: nothing is read through it, and it is not closed."""
-
-    version = ()
 
     def __init__(self, origin: Any, cancellation: Cancellation | None = None) -> None:
         self._cancellation = cancellation
@@ -404,12 +397,10 @@ class FileObject:
         self._version = self._seen(getattr(origin, "details", None))
 
     def tail(self, nbytes: int) -> Tail:
-        """Return the last bytes."""
         start = max(0, self._nbytes - nbytes)
         return Tail(self.fetch(start, self._nbytes) if self._nbytes else b"", self._nbytes)
 
     def fetch(self, start: int, stop: int) -> bytes:
-        """Return the bytes of a range."""
         try:
             found = in_time(lambda: self._files.cat_file(self._path, start=start, end=stop), self._cancellation)
         except CkptoolError:
@@ -424,8 +415,6 @@ class FileObject:
         return found
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if another file has its name by now; ranges do not tell."""
-
         def look() -> object:
             self._files.invalidate_cache()
             return self._files.info(self._path)
@@ -438,9 +427,6 @@ class FileObject:
             raise _unreadable(error) from error
         if self._version is not None and now != self._version:
             raise changed_far()
-
-    def close(self) -> None:
-        """The object belongs to who opened it."""
 
     def _seen(self, details: object) -> tuple[object, ...] | None:
         """Return what identifies the version, as far as the file system says."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
 from ckptool.sources.source import CLOSED
@@ -43,26 +43,31 @@ class Tail(NamedTuple):
     nbytes: int
 
 
-class Transport(Protocol):
+class Transport:
     """
     Fetches ranges of one version of one file, from any thread.
 
     The first answer binds it to the version that is there then: later ones are of the same version, or an error.
     """
 
-    @property
-    def shown(self) -> str:
-        """What to call the file."""
-
-    def tail(self, nbytes: int) -> Tail:
-        """Return the last ``nbytes`` bytes, or the whole file if it is shorter."""
-
-    def fetch(self, start: int, stop: int) -> bytes | memoryview:
-        """Return exactly the bytes of a range, which is not empty."""
+    shown: str
+    """Name of the file in messages."""
 
     @property
     def version(self) -> tuple[object, ...]:
         """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
+        return ()
+
+    def tail(self, nbytes: int) -> Tail:
+        """Return the last ``nbytes`` bytes, or the whole file if it is shorter."""
+        raise NotImplementedError
+
+    def fetch(self, start: int, stop: int) -> Data:
+        """Return exactly the bytes of a range, which is not empty."""
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if another version is there, where answers do not tell that themselves."""
 
     def close(self) -> None:
         """End every connection. A fetch that is under way fails."""

@@ -33,7 +33,7 @@ from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
 from ckptool.sources.remote.address import Place, Remote, check_peer, follow, place_of
-from ckptool.sources.remote.parts import Tail, changed_far, memory_of, missing_far
+from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
 from ckptool.sources.source import CLOSED
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Version(NamedTuple):
         return {"If-Unmodified-Since": self.modified} if self.modified else {}
 
 
-class WebFile:
+class WebFile(Transport):
     """A file under an address of http or https; ``headers`` are for the server of that address alone."""
 
     def __init__(
@@ -112,12 +112,10 @@ class WebFile:
         return Tail(found, whole)
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range."""
         return self._ask(f"bytes={start}-{stop - 1}", lambda answer: self._body(answer, (start, stop)))
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What identifies the version that this is bound to."""
         return tuple(self._version or ())
 
     def download(self, stream: BinaryIO) -> None:
@@ -140,7 +138,6 @@ class WebFile:
         stream.flush()
 
     def close(self) -> None:
-        """End every connection."""
         self._closed = True
         if not self._shares:
             self._connections.close()
