@@ -12,12 +12,13 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import SourceChanged
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import INDEX, is_likely
+from ckptool.sources.source import SourceInFolder
 
 _COMMITTING: Final = ".metadata"
 _POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
@@ -28,13 +29,6 @@ _MOST_FILES: Final = 100_000
 _SPREAD: Final = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: no likely difference in time makes up for a difference in size times this."""
 AGAIN: Final = "Read it again once it is complete."
-
-
-class _Opened(Protocol):
-    @property
-    def path(self) -> str: ...
-    @property
-    def place(self) -> tuple[int, int]: ...
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
@@ -55,7 +49,7 @@ def check_same(path: str, before: os.stat_result, now: os.stat_result) -> None:
         raise SourceChanged("the file was changed while it was being read", hint=AGAIN, path=path)
 
 
-def check_names(files: Collection[_Opened]) -> None:
+def check_names(files: Collection[SourceInFolder]) -> None:
     """
     Raise SourceChanged if some names of several files lead to others by now: what was opened may be of two saves.
 
