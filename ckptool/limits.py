@@ -75,12 +75,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def refuse_long(what: str, *texts: str) -> None:
-    """
-    Refuse identifiers longer than 4,096 characters: they are shown with every tensor.
-
-    Raises:
-        LimitExceeded: One is longer.
-    """
+    """Raise LimitExceeded for identifiers longer than 4,096 characters: they are shown with every tensor."""
     length = max(map(len, texts))
     if length > IDENTIFIER:
         raise LimitExceeded(
@@ -92,12 +87,7 @@ def refuse_long(what: str, *texts: str) -> None:
 
 
 def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
-    """
-    Refuse to write far more bytes than were read: views may repeat the same bytes any number of times.
-
-    Raises:
-        LimitExceeded: It is larger than ``limits`` allow.
-    """
+    """Raise LimitExceeded where far more bytes would be written than were read: views may repeat the same bytes."""
     allowed = limits.expanded(source_nbytes)
     if nbytes > allowed:
         raise LimitExceeded(

@@ -168,12 +168,7 @@ def averaged(state_dict: StateDict) -> StateDict | None:
 
 
 def not_averaged_in(state_dict: StateDict) -> StateDict:
-    """
-    Return a state dict without the averaged weights in it.
-
-    Raises:
-        WeightsNotFound: It is not certain which of them are averages.
-    """
+    """Return a state dict without its averaged weights; raise WeightsNotFound if it is not certain which these are."""
     heads = _heads_of_averages(state_dict)
     return _without(state_dict, heads, state_dict.role, state_dict) if heads else state_dict
 

@@ -76,12 +76,7 @@ def with_heads(rules: Sequence[Rule], most: int | None) -> tuple[Rule, ...]:
 
 
 def strip_prefix(prefix: str) -> Rule:
-    """
-    Return the rule that removes ``prefix``, whole components with or without the last dot.
-
-    Raises:
-        MigrationRefused: No name has it, or only some have it.
-    """
+    """Return the rule that removes a prefix, whole components, and refuses names of which not each has it."""
     return partial(_without_head, prefix.rstrip(".") + ".")
 
 
@@ -127,12 +122,7 @@ class Substitution:
 
 
 def substitute(pattern: str, replacement: str) -> Substitution:
-    """
-    Return the rule that replaces every match of a regular expression, as ``re.sub`` does.
-
-    Raises:
-        MigrationRefused: The pattern or the replacement is not valid.
-    """
+    """Return the rule that replaces matches as ``re.sub`` does; raise MigrationRefused if a pattern is not valid."""
     if not pattern:
         hint = "To put something before each name, write `rename='^=REPL'`."
         raise MigrationRefused("an empty pattern is everywhere in a name", kind="bad-pattern", hint=hint)
@@ -145,12 +135,7 @@ def substitute(pattern: str, replacement: str) -> Substitution:
 
 
 def substitution(text: str) -> Substitution:
-    """
-    Return the rule that a text of the form ``RE=REPL`` says.
-
-    Raises:
-        MigrationRefused: It has no such form, or the pattern or the replacement is not valid.
-    """
+    """Return the rule that a text of the form ``RE=REPL`` says; raise MigrationRefused if it has another form."""
     pattern, *replacement = _EQUALS.split(text, 1)
     if not replacement:
         hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
@@ -161,12 +146,7 @@ def substitution(text: str) -> Substitution:
 
 
 def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
-    """
-    Return the new name of each name, in order; None for one that goes with its wrapper.
-
-    Raises:
-        MigrationRefused: Two names would become one, or one would be empty.
-    """
+    """Return the new name of each name, None for one that goes with its wrapper; refuse equal names, and empty ones."""
     renamed: list[str | None] = list(names)
     for rule in rules:
         if None not in renamed:

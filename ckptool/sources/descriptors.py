@@ -253,12 +253,7 @@ def refuse_many_mappings(fd: int) -> None:
 
 
 def components(name: str) -> list[str]:
-    """
-    Return the folders of a name, and the file at its end.
-
-    Raises:
-        MalformedFile: The name leads, or could lead, out of the folder.
-    """
+    """Return the folders of a name, and the file at its end; raise MalformedFile if it could lead out of the folder."""
     parts = name.split("/")
     if not name:
         why = "it is empty"
@@ -296,12 +291,7 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
 
 
 def open_folder(path: str) -> int:
-    """
-    Return a descriptor of a directory, which names can be opened below.
-
-    Raises:
-        FileUnavailable: It is missing, no directory, or not permitted.
-    """
+    """Return a descriptor of a directory, for ``open_below``; raise FileUnavailable if there is none."""
     try:
         return os.open(path, _FOLDER)
     except OSError as error:
@@ -309,12 +299,7 @@ def open_folder(path: str) -> int:
 
 
 def open_folder_below(folder: int, name: str) -> int:
-    """
-    Return a descriptor of a directory in an open one, for ``open_below``.
-
-    Raises:
-        FileUnavailable: It is missing, no directory, or a link (``shard-link``).
-    """
+    """Return a descriptor of a directory in an open one; raise FileUnavailable if it is missing, a file or a link."""
     try:
         found = _open_or_target(name, _FOLDER, folder)
     except OSError as error:

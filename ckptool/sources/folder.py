@@ -143,12 +143,7 @@ class FolderSource(Source):
             source.close()
 
     def below(self, name: str) -> FolderSource:
-        """
-        Return a folder in this one, which does not end with it.
-
-        Raises:
-            FileUnavailable: It is a link, or not there any more.
-        """
+        """Return a folder in this one, not closed with it; raise FileUnavailable if it is a link, or is gone."""
         self._check_open()
         path = os.path.join(self.path, name)
         return FolderSource(path, self.cancellation, partial(_open_folder_in, self._directory, name))

@@ -181,12 +181,7 @@ def place_of(url: str) -> Place:
 
 
 def follow(place: Place, location: str) -> Place:
-    """
-    Return the place that a redirect leads to.
-
-    Raises:
-        FileUnavailable: It leads from https to http, or to what is no web server.
-    """
+    """Return where a redirect leads; raise FileUnavailable if from https to http, or to what is no web server."""
     try:
         url = urljoin(place.url, location)
         scheme = urlsplit(url).scheme

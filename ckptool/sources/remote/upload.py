@@ -80,12 +80,7 @@ class Stored:
                 raise exists(self.address_of(key).shown) from error
 
     def delete(self, *keys: str) -> None:
-        """
-        Delete objects, many at once; one that is not there is none to delete.
-
-        Raises:
-            OutputFailed: The store refused.
-        """
+        """Delete objects, many at once, as far as they are there; raise OutputFailed if the store refuses."""
         with self.failing():
             self._bucket.library.delete(self._bucket.store, list(keys))
 
@@ -114,24 +109,14 @@ class Upload:
         """Whether all of it is in the store."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """
-        Append bytes.
-
-        Raises:
-            OutputFailed: The store does not take them.
-        """
+        """Append bytes; raise OutputFailed if the store does not take them."""
         with self._stored.failing():
             if self._writer is None:
                 self._writer = self._stored.writer(self._key, self._nbytes)
             self._writer.write(bytes(data))  # it keeps what it is given, and a view may get other bytes
 
     def end(self) -> None:
-        """
-        Let the object appear.
-
-        Raises:
-            OutputFailed: The store does not have all of its parts.
-        """
+        """Let the object appear; raise OutputFailed if the store does not have all of its parts."""
         self.write(b"")  # there may be no bytes
         with self._stored.failing():
             self._writer.close()
