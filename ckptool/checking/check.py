@@ -27,7 +27,7 @@ from ckptool.pickles.weights_only import is_allowed
 from ckptool.sections import Fact, Section, completed, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import is_folder, shown_path
-from ckptool.sources.source import Progress
+from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
@@ -327,7 +327,6 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
         from ckptool.checking import integrity, value_survey
-        from ckptool.sources.source import Meter
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         values_nbytes = sum(distinct.values()) if depth == "values" else 0

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -288,8 +289,6 @@ def read_policy(path: str) -> Policy:
     if wrong := next((name for name, value in limits.items() if type(value) is not int or value < 0), None):
         raise _malformed(path, f"limits.{wrong} is no number of 0 or more")
     found = {name: list(_tables(path, name, table.get(name, []))) for name in _RULES}
-    from datetime import datetime, timezone  # most calls have no policy
-
     today, ended = datetime.now(tz=timezone.utc).date(), []
     ignore = []
     for one in found["ignore"]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import each
 from ckptool.checking.check import CheckReport, Scope, examined, refused
+from ckptool.checking.policy import Policy, judge
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.origin import writer_of
 from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
@@ -37,7 +38,6 @@ from ckptool.sources.naming import is_far, is_folder, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 if TYPE_CHECKING:
-    from ckptool.checking.policy import Policy
     from ckptool.sources.remote.address import Remote
 
 SCHEMA: Final = "ckptool.scan/2"
@@ -216,8 +216,6 @@ def _checked(report: CheckReport, path: str, asked: Asked, policy: Policy | None
     found |= {"grade": report.known_grade, "findings": dict(Counter(one.code for one in report.findings))}
     found["worst"] = report.worst
     if policy is not None:
-        from ckptool.checking.policy import judge  # most scans are no gates
-
         judged = judge(policy, report, path)
         found["gate"] = {
             "policy": policy.identity,

@@ -20,6 +20,7 @@ from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
+from ckptool.formats.filenames import ENGINE
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
@@ -215,8 +216,6 @@ def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _is_with(checkpoint: Checkpoint, path: str) -> bool:
     """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
-    from ckptool.formats.filenames import ENGINE  # most checkpoints are files
-
     folder, name = os.path.split(path)
     is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
     return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ckptool import __version__
+from ckptool.cli.text import error_text, say
 from ckptool.cli.verbs import Verbs, color_option
 from ckptool.errors import CkptoolError, reason_of
 from ckptool.messages import show
@@ -51,8 +52,6 @@ class _Command(Verbs):
             except CkptoolError as error:
                 if _interrupts:
                     ctx.exit(130)
-                from ckptool.cli.text import error_text, say
-
                 say(error_text(error), err=True)
                 ctx.exit(2)
             except KeyboardInterrupt:
@@ -149,8 +148,6 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _failed(message: str) -> int:
-    from ckptool.cli.text import say
-
     return _said(lambda: say(f"Error: {show(message)}", err=True))
 
 

@@ -14,6 +14,7 @@ from ckptool.checking.check import QUESTIONS, CheckReport, narrowed, sections_of
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.policy import Judgement, Policy, judge
+from ckptool.checking.would_run import of_refused
 from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import brief_option, choices, many_files, model_arg_option, pager_option, refuse_idle
 from ckptool.cli.outputs import Failed, Result, print_json, say_each, with_hints
@@ -193,8 +194,6 @@ class _Checked(Result):
 def worst_of(report: CheckReport) -> list[str]:
     """Return why a file cannot be opened, or the first of the severest findings, with how many more there are."""
     if report.error is not None:
-        from ckptool.checking.would_run import of_refused
-
         return [*of_refused(report.acts), f"not opened: {report.error.message}"]  # lines are cut at their end
     found = [one for one in report.findings if one.severity == report.worst != "info"]
     if not found:

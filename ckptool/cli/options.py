@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -83,8 +84,6 @@ patterns = together(
 
 def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
     """Return what ``K=V`` says: Python literals, or else texts, by their names."""
-    import ast  # most models need none
-
     found: dict[str, object] = {}
     for text in given:
         name, separator, value = text.partition("=")

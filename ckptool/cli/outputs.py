@@ -8,6 +8,7 @@ long by its escapes. SARIF is 2.1.0, for code hosts: https://docs.oasis-open.org
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeAlias
 import click
 
 from ckptool import __version__
+from ckptool.checking.finding import CODES
 from ckptool.cli.text import (
     ProgressLine,
     error_text,
@@ -253,7 +255,6 @@ def written(path: str | None) -> Iterator[TextIO | None]:
     if path is None:
         yield None
         return
-    import io
 
     from ckptool.migration.output import Output as File
     from ckptool.migration.output.lines import OutputStream, refuse_others
@@ -383,8 +384,6 @@ class ByCode(Output):
             self._found.setdefault(code, []).append(f"  {show(path or result.path)}: {show(with_options(message))}")
 
     def end(self) -> None:
-        from ckptool.checking.finding import CODES
-
         lines: list[Section] = []
         for code in sorted(self._found, key=lambda one: (self._levels[one] != "error", one == NOT_OPENED, one)):
             says = CODES[code].says.removesuffix(".") if code in CODES else ""
@@ -482,8 +481,6 @@ class Sarif(Output):
         self._results.append(found)
 
     def end(self) -> None:
-        from ckptool.checking.finding import CODES
-
         says = {code: entry.says for code, entry in CODES.items()} | {UNREADABLE: "The file cannot be opened."}
         rules = [{"id": one, "shortDescription": {"text": text}, "helpUri": _HELP} for one, text in says.items()]
         driver = {"name": "ckptool", "version": __version__, "rules": rules}

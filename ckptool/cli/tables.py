@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from ckptool import messages
+from ckptool.checkpoints.summary import candidates
 from ckptool.cli.text import say
 from ckptool.inspecting.columns import LONGEST_CELL, OTHER_SORT_KEYS, SORT_KEYS
+from ckptool.names.renaming import LONGEST, Filter, Trials, matched
 from ckptool.sections import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
-    from ckptool.names.renaming import Filter
 
 
 _TAKE_HTML = frozenset(
@@ -114,8 +115,6 @@ class Selection(NamedTuple):
         everything = list(checkpoint.tensors.values())
         chosen = everything if self.filter is None else self._filtered(checkpoint, self.filter)
         if self.grep is not None:
-            from ckptool.names.renaming import LONGEST  # most calls list all names
-
             long = sum(len(one.name) > LONGEST for one in everything)
             if long:
                 what = f"{messages.counted(long, 'name')} of more than {LONGEST:,} characters not tried with --grep."
@@ -129,9 +128,6 @@ class Selection(NamedTuple):
         return chosen if sort == "file" else sorted(chosen, key=SORT_KEYS[sort])  # type: ignore[arg-type]
 
     def _filtered(self, checkpoint: Checkpoint, wanted: Filter) -> list[LazyTensor]:
-        from ckptool.checkpoints.summary import candidates
-        from ckptool.names.renaming import matched
-
         names = {one.key: list(one) for one in candidates(checkpoint)}
         within = {f"{key}.{name}" if key else name for key, own in names.items() for name in own}
         names[""] = [*names.get("", ()), *(name for name in checkpoint.tensors if name not in within)]
@@ -171,8 +167,6 @@ class Selection(NamedTuple):
 
 def _matching(pattern: re.Pattern[str], names: Iterable[str]) -> set[str]:
     """Return the names that match, of those that are not too long to be tried."""
-    from ckptool.names.renaming import LONGEST, Trials
-
     trials = Trials()
     return {name for name in names if len(name) <= LONGEST and trials.on(name, pattern.search)}
 
@@ -181,8 +175,6 @@ def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection
     """Return what the options --grep, --include and --exclude say."""
     wanted = None
     if options["include"] or options["exclude"]:
-        from ckptool.names.renaming import Filter  # most calls list all names
-
         wanted = Filter(options["include"], options["exclude"])
     grep = options["grep"]
     try:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from importlib import import_module
+from shlex import join
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ckptool import __version__
+from ckptool.messages import show
 from ckptool.sources.paths import is_likely
 
 if TYPE_CHECKING:
@@ -295,9 +297,6 @@ class Verbs(Command, click.Group):
         migrate = self.get_command(ctx, "migrate") if ctx.invoked_subcommand in ("migrate", "inspect") else None
         if migrate is None or not any(option.split()[0] in one.opts for one in migrate.params):
             return
-        from shlex import join  # most options are there
-
-        from ckptool.messages import show
 
         if ctx.invoked_subcommand == "inspect" and option == "--key":
             raise click.UsageError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ckptool.checkpoints.summary import sharing
 from ckptool.messages import show, show_nbytes, some
 from ckptool.sections import Table, cut_middle
 from ckptool.tensors.reading import LazyTensor
@@ -144,8 +145,6 @@ def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
     shared: dict[str, Sequence[str]] = {}
     parameters: dict[str, str] = {}
     if "shared_with" in columns:
-        from ckptool.checkpoints.summary import sharing
-
         shared = {name: group for group in sharing(checkpoint.tensors.values()) for name in group}
     if "of_parameter" in columns:
         from ckptool.checkpoints.training import parameter_names  # seldom asked for

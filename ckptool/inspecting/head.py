@@ -13,8 +13,10 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.families import Adapter, Family, adapter_of, family_of
 from ckptool.checkpoints.summary import Summary
+from ckptool.formats.filenames import ADAPTER
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
+from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.sections import Fact, Section, cut_middle
 from ckptool.sources.naming import command_line
@@ -177,7 +179,6 @@ def family_in(checkpoint: Checkpoint) -> Family | None:
     """Return the known family that a file is of, as its tensors look, or a configuration beside it says."""
 
     def settings() -> Mapping[str, object]:
-        from ckptool.formats.filenames import ADAPTER
         from ckptool.formats.json_beside import object_beside  # few files have names of PEFT
 
         return object_beside(checkpoint.path, checkpoint.source, ADAPTER)
@@ -204,8 +205,6 @@ def _adapter(found: Adapter, room: Room) -> str:
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each value that is not a tensor: its path, its type, what it is."""
-    from ckptool.pickles.describe import describe, kind_of
-
     for path, node in checkpoint.extras:
         yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
 
@@ -228,8 +227,6 @@ def _extras(extras: Sequence[tuple[str, Inert]], room: Room) -> str:
 
 def _extra(path: str, node: Inert, room: Room) -> str:
     """Return a path, with its value where that is a number or a word."""
-    from ckptool.pickles.describe import describe, scalar_of  # many files hold nothing but tensors
-
     if not path:
         return describe(node)
     value = scalar_of(node)
