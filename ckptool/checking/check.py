@@ -465,14 +465,14 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     )
 
 
-def question_of(code: str) -> str:
-    """Return the question that findings with this code answer."""
-    return "safe" if code == "CK115" else _OF_HUNDRED[code[2]]
+def answers(code: str, questions: Collection[str]) -> bool:
+    """Say whether findings with this code answer one of these questions; of members, it may be any of them."""
+    return not questions or code == "CK115" or _OF_HUNDRED[code[2]] in questions
 
 
 def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:
     """Return a report with the findings that answer these questions; with none of them, all."""
     if not questions:
         return report
-    kept = (one for one in report.findings if question_of(one.code) in questions or one.code == "CK115")
-    return report._replace(findings=tuple(kept), only=tuple(questions))
+    kept = tuple(one for one in report.findings if answers(one.code, questions))
+    return report._replace(findings=kept, only=tuple(questions))

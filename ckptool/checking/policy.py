@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from ckptool.checking import safety
-from ckptool.checking.check import CheckReport, question_of
+from ckptool.checking.check import CheckReport, answers
 from ckptool.checking.finding import CODES, Finding, Severity
 from ckptool.errors import Failure, MalformedFile, MissingPackage, NotACheckpoint, UnknownFormat, about
 from ckptool.formats.runnable.acts import Act, reached
@@ -148,7 +148,7 @@ def _judged(
     let: list[tuple[Finding, str]] = []
     left: list[Finding] = []
     for one in report.findings:
-        if not only or question_of(one.code) in only or one.code == "CK115":
+        if answers(one.code, only):
             reason = None if one.severity == "info" else why(one.code, one.path)
             left += [one] if reason is None else []
             let += [] if reason is None else [(one, reason)]

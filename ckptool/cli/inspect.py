@@ -25,7 +25,7 @@ from ckptool.cli.options import (
     rows,
 )
 from ckptool.cli.outputs import Column, Failed, Result, say_each, with_hints
-from ckptool.cli.tables import Selection, selection_of
+from ckptool.cli.tables import Selection
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, terminal_width
 from ckptool.cli.verbs import Command, flag
@@ -81,7 +81,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     2 that a file could not be read.
     """
     refuse_idle()
-    selection = selection_of(options, sort=options["sort"])
+    selection = Selection(options, sort=options["sort"])
 
     @contextmanager
     def look(target: Target, _: ProgressLine) -> Iterator[Result]:

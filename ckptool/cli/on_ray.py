@@ -19,13 +19,14 @@ from ckptool import __version__
 from ckptool.checking.row import ENDED
 from ckptool.cli.options import LOCAL
 from ckptool.cli.pool import Batch, Event, Lost, Pool, Work
-from ckptool.errors import CkptoolError, MissingPackage
+from ckptool.errors import CkptoolError
 from ckptool.sources.checksums import processors
+from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_COMMAND: Final = "pip install 'ckptool[ray]'"
+_REQUIREMENT: Final = "'ckptool[ray]'"
 _UNAVAILABLE: Final = "ray-unavailable"
 _AHEAD: Final = 2
 """Batches of a worker that are given to Ray at once: one that it is at, and one that waits."""
@@ -62,7 +63,8 @@ class OnRay(Pool):
                 os.environ.setdefault(f"RAY_AUTH_{name}", value)
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of half a minute each
-        self._ray = _need_ray()
+        needed("ray.exceptions", "ray", _REQUIREMENT)
+        self._ray = needed("ray", "ray", _REQUIREMENT)
 
     def __enter__(self) -> Self:
         settings: dict[str, Any] = {"address": self._address}
@@ -175,12 +177,3 @@ def _run(version: str, folder: str | None, work: Work[Any], items: Sequence[Any]
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _need_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise MissingPackage.named("ray", _COMMAND) from error
-    return ray

@@ -14,7 +14,7 @@ from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.checkpoints.weights import refuse_archive
 from ckptool.cli.options import left_out, limit_of, many_files, patterns, refuse_idle, rows
 from ckptool.cli.outputs import Failed, Result, say_each
-from ckptool.cli.tables import selection_of
+from ckptool.cli.tables import Selection
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command
@@ -56,7 +56,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     a tensor could not be read; 2 that a file could not be read.
     """
     refuse_idle()
-    selection = selection_of(options)
+    selection = Selection(options)
 
     @contextmanager
     def look(target: Target, line: ProgressLine) -> Iterator[Result]:

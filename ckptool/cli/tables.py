@@ -8,8 +8,8 @@ bidirectional marks, zero-width and private characters, lone surrogates).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -90,20 +90,20 @@ def _cell(value: object) -> object:
     return value
 
 
-_LISTED: Final = "listed"
-"""Under which it is noted whether anything was listed at all."""
+class Selection:
+    """Which tensors to list, as the options --grep, --include and --exclude say, and in which order."""
 
-
-class Selection(NamedTuple):
-    """Which tensors to list, and in which order."""
-
-    grep: re.Pattern[str] | None
-    filter: Filter | None
-    sort: str
-    allows: bool
-    """Whether a pattern may match no name in any file."""
-    seen: dict[str, bool]
-    """The options that choose names, as they are written, and whether they match a name in what was looked at."""
+    def __init__(self, options: Mapping[str, Any], *, sort: str = "file") -> None:
+        try:
+            self._grep: re.Pattern[str] | None = options["grep"] and re.compile(options["grep"])
+        except re.error as error:
+            raise click.BadParameter(str(error), param_hint="--grep") from error
+        self._filter = Filter(options["include"], options["exclude"])
+        self._sort = OTHER_SORT_KEYS.get(sort, sort)
+        self._allows_unmatched = options["allow_unmatched"]
+        self._seen: dict[str, bool] = {}
+        """Each of these options, as it is written, and whether it matches a name in what was looked at."""
+        self._is_any_listed = False
 
     def of(self, checkpoint: Checkpoint) -> list[LazyTensor]:
         """
@@ -112,27 +112,25 @@ class Selection(NamedTuple):
         Raises:
             MigrationRefused: A glob means one thing as a full path, and another as a name in a state dict.
         """
-        everything = list(checkpoint.tensors.values())
-        chosen = everything if self.filter is None else self._filtered(checkpoint, self.filter)
-        if self.grep is not None:
-            long = sum(len(one.name) > LONGEST for one in everything)
+        chosen = list(checkpoint.tensors.values()) if self._filter.takes_all else self._filtered(checkpoint)
+        if self._grep is not None:
+            long = sum(len(name) > LONGEST for name in checkpoint.tensors)
             if long:
                 what = f"{messages.counted(long, 'name')} of more than {LONGEST:,} characters not tried with --grep."
                 say(f"Note: {what}", err=True)
-            found = _matching(self.grep, checkpoint.tensors)
-            self._note("grep", self.grep.pattern, found)
+            trials, search = Trials(), self._grep.search
+            found = {name for name in checkpoint.tensors if len(name) <= LONGEST and trials.on(name, search)}
+            self._note("grep", self._grep.pattern, found)
             chosen = [tensor for tensor in chosen if tensor.name in found]
-        if self.seen:
-            self.seen[_LISTED] = self.seen.get(_LISTED, False) or bool(chosen)
-        sort = OTHER_SORT_KEYS.get(self.sort, self.sort)
-        return chosen if sort == "file" else sorted(chosen, key=SORT_KEYS[sort])  # type: ignore[arg-type]
+        self._is_any_listed |= bool(chosen)
+        return chosen if self._sort == "file" else sorted(chosen, key=SORT_KEYS[self._sort])  # type: ignore[arg-type]
 
-    def _filtered(self, checkpoint: Checkpoint, wanted: Filter) -> list[LazyTensor]:
+    def _filtered(self, checkpoint: Checkpoint) -> list[LazyTensor]:
         names = {one.key: list(one) for one in candidates(checkpoint)}
         within = {f"{key}.{name}" if key else name for key, own in names.items() for name in own}
         names[""] = [*names.get("", ()), *(name for name in checkpoint.tensors if name not in within)]
-        read = wanted.read(names, prefers_full=True)
-        for option, given, globs in zip(wanted._fields, wanted, read, strict=True):
+        read = self._filter.read(names, prefers_full=True)
+        for option, given, globs in zip(self._filter._fields, self._filter, read, strict=True):
             for text, glob in zip(given, globs, strict=True):
                 self._note(option, text, matched(glob, names))
         taken = {
@@ -142,12 +140,12 @@ class Selection(NamedTuple):
 
     def _note(self, option: str, text: str, found: Sized) -> None:
         word = f"--{option} {text!r}"
-        self.seen[word] = self.seen.get(word, False) or bool(found)
+        self._seen[word] = self._seen.get(word, False) or bool(found)
 
     def refused(self) -> bool:
         """Say so where patterns match no name in any file, or leave none, and return whether that is an error."""
-        none = [word for word, is_there in self.seen.items() if not is_there and word != _LISTED]
-        if self.allows or not (none or not self.seen.get(_LISTED, True)):
+        none = [word for word, is_there in self._seen.items() if not is_there]
+        if self._allows_unmatched or not self._seen or (self._is_any_listed and not none):
             return False
         fact = f"{', '.join(none)} match{'es' * (len(none) == 1)} no name" if none else "no tensor is left to look at"
         hint = "If this is meant, say so with --allow-unmatched."
@@ -158,26 +156,6 @@ class Selection(NamedTuple):
         """Return what is said of a selection that takes none of the names there are."""
         if chosen or not tensors:
             return None
-        patterns = (self.grep.pattern,) if self.grep is not None else ()
-        include, exclude = self.filter or ((), ())
-        options = {"grep": patterns, "include": include, "exclude": exclude}
-        asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
+        patterns = {"grep": (self._grep.pattern,) if self._grep is not None else (), **self._filter._asdict()}
+        asked = " ".join(f"--{option} {value!r}" for option, values in patterns.items() for value in values)
         return f"0 of {len(tensors):,} names match {messages.show(asked)}"
-
-
-def _matching(pattern: re.Pattern[str], names: Iterable[str]) -> set[str]:
-    """Return the names that match, of those that are not too long to be tried."""
-    trials = Trials()
-    return {name for name in names if len(name) <= LONGEST and trials.on(name, pattern.search)}
-
-
-def selection_of(options: Mapping[str, Any], *, sort: str = "file") -> Selection:
-    """Return what the options --grep, --include and --exclude say."""
-    wanted = None
-    if options["include"] or options["exclude"]:
-        wanted = Filter(options["include"], options["exclude"])
-    grep = options["grep"]
-    try:
-        return Selection(grep and re.compile(grep), wanted, sort, options["allow_unmatched"], {})
-    except re.error as error:
-        raise click.BadParameter(str(error), param_hint="--grep") from error

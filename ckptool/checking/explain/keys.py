@@ -16,7 +16,7 @@ from ckptool.names.suggestions import guess_renames
 from ckptool.names.wrappers import HEADS
 from ckptool.sources.naming import command_line
 
-_MOST_NAMES = 10_000
+MOST_NAMES = 10_000
 _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
 _BARE = re.compile(r"(?<![\w./])[\w./]{0,1000}\w(?=[\s,;.\]']|$)")  # not from within a word: each letter would be tried
 _MISSING = re.compile(
@@ -94,20 +94,20 @@ def key_lists(text: str) -> KeyLists:
     """Return the names that a message lists; none where it is another message."""
     text = _LINES.sub(_on_one_line, _NO_COLON.sub(r"\1: ", text))
     every = ((name, kind) for found, kind in _ROW.findall(text) for name in _expanded(found))
-    rows = list(islice(every, _MOST_NAMES))
+    rows = list(islice(every, MOST_NAMES))
     missing, unexpected = (
         [*_names_after(text, heading), *(name for name, found in rows if found == kind)]
         for heading, kind in ((_MISSING, "MISSING"), (_UNEXPECTED, "UNEXPECTED"))
     )
     if "adapter" in text:
         missing = [without_adapter(name) for name in missing]
-    return KeyLists(*(list(dict.fromkeys(names))[:_MOST_NAMES] for names in (missing, unexpected)))
+    return KeyLists(*(list(dict.fromkeys(names))[:MOST_NAMES] for names in (missing, unexpected)))
 
 
 def mismatched(text: str) -> list[str]:
     """Return the names of tensors that a message says to be of other sizes."""
     rows = (name for found, kind in _ROW.findall(text) if kind == "MISMATCH" for name in _expanded(found))
-    return list(islice(dict.fromkeys([*re.findall(r"size mismatch for ([\w.]+)", text), *rows]), _MOST_NAMES))
+    return list(islice(dict.fromkeys([*re.findall(r"size mismatch for ([\w.]+)", text), *rows]), MOST_NAMES))
 
 
 def _on_one_line(found: re.Match[str]) -> str:
@@ -128,7 +128,7 @@ def _expanded(name: str) -> list[str]:
         for braces in _BRACES.finditer(name)
     ]
     plain = _BRACES.sub("\0", name).split("\0")
-    chosen = islice(product(*choices), _MOST_NAMES)
+    chosen = islice(product(*choices), MOST_NAMES)
     return ["".join(chain(*zip(plain, (*numbers, ""), strict=True))) for numbers in chosen]
 
 

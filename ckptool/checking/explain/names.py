@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ckptool.checking import advice
-from ckptool.checking.explain.keys import Cause, form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.keys import MOST_NAMES, Cause, form_of, key_lists, names_meet, why_renamed
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.families import adapter_of
@@ -29,7 +29,6 @@ from ckptool.names.renaming import without_marked
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.sources.naming import command_line, is_far
 
-_MOST_NAMES: Final = 10_000
 _MOST_FILES: Final = 16
 _SPLIT: Final = re.compile(r"""[\s,;:'"`()\[\]{}|=<>]+""")
 _NEXT_WORD: Final = re.compile(r"\.[A-Z][a-z]*\Z")
@@ -90,7 +89,7 @@ class _Lookup:
         for module in _MODULE.findall(text):
             listed |= dict.fromkeys(name for name in self.weights if f"{name}.".startswith(f"{module}."))
         tokens = (_NEXT_WORD.sub("", token.rstrip(".")) for token in _SPLIT.split(text))
-        named = list(islice(dict.fromkeys((*listed, *filter(_DOTTED.fullmatch, tokens))), _MOST_NAMES))
+        named = list(islice(dict.fromkeys((*listed, *filter(_DOTTED.fullmatch, tokens))), MOST_NAMES))
         self.found = _found(named, self.there)
         sure = {*listed, *_QUOTED.findall(text), *filter(_DEEP.match, named)}
         self.named = {
