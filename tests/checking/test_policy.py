@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from ckptool import MalformedFile
-from ckptool.checking.policy import read_baseline, read_policy
 from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
-from tests.program import invoke
+from tests.program import as_json, invoke, run
 
 W = tensor(storage())
 FILES = {
@@ -72,11 +69,10 @@ def test_what_is_no_condition_is_refused(option: tuple[str, str], folder: Path) 
 def test_only_what_was_asked_is_reported_and_fails(questions: str, codes: set[str], tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(torch_zip({"m": {"module.w": W}, "x": FILES["system"]["x"]}, {"0": floats()}))
-    result = invoke(["check", str(path), "--only", questions, "--json"])
+    found = as_json("check", path, "--only", questions, code=int("safe" in questions))
 
-    assert {one["code"] for one in json.loads(result.stdout)["findings"]} == codes
-    assert result.exit_code == int("safe" in questions)
-    assert f" about {questions.replace(',', ', ')};" in json.loads(result.stdout)["verdict"]
+    assert {one["code"] for one in found["findings"]} == codes
+    assert f" about {questions.replace(',', ', ')};" in found["verdict"]
 
 
 SYSTEM = call(named("os", "system"), "true")
@@ -93,10 +89,9 @@ def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
     for value, grade in ((SYSTEM, "system"), (FILES["code"]["x"], "code")):
         path.write_bytes(REFUSED[name](value))
-        result = invoke(["check", str(path), "--json", "--fail-on", "system"])
-        found = json.loads(result.stdout)
+        # What cannot be opened may be worse.
+        found = as_json("check", path, "--fail-on", "system", code=1 if grade == "system" else 2)
 
-        assert result.exit_code == (1 if grade == "system" else 2)  # what cannot be opened may be worse
         assert found["grade"] == grade
         assert found["verdict"].startswith("cannot be opened; what unpickles it all the same ")
         assert ("os.system('true')" in found["verdict"]) == (grade == "system")
@@ -106,8 +101,7 @@ def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
 def test_no_refused_file_that_calls_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "data").write_bytes(REFUSED["text behind a pickle of protocol 0"](SYSTEM))
-    result = invoke(["check", "-b", "-r", str(tmp_path)])
-    assert result.exit_code == 1
+    result = run("check", "-b", "-r", tmp_path, code=1)
     assert "calls os.system('true')" in result.stdout
     said = [line for line in result.stdout.splitlines() if "notes.txt" in line]
     assert said == [f"  passed over  1 file of other kinds: {tmp_path}/notes.txt"]
@@ -119,7 +113,7 @@ def test_what_was_not_looked_at_may_be_of_any_grade(tmp_path: Path) -> None:
     for condition in ("code", "system"):
         assert code(tmp_path, "x", "--fail-on", condition) == 1
     assert code(tmp_path, "x", "--fail-on", "error") == 0
-    report = json.loads(invoke(["check", str(path), "--json"]).stdout)
+    report = as_json("check", path, code=1)
     assert report["grade"] == "code"
     assert report["unseen"] == ["a/x: packed with Zstandard or LZ4"]
 
@@ -127,9 +121,8 @@ def test_what_was_not_looked_at_may_be_of_any_grade(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "option"), [("CK110", "--values"), ("CK105", "--deep")])
 def test_a_code_that_is_not_looked_for_is_no_gate(code: str, option: str, tmp_path: Path) -> None:
     torch.save({"w": torch.tensor([torch.nan])}, tmp_path / "x.pth")
-    done = invoke(["check", "--fail-on", code, tmp_path / "x.pth"])
+    done = run("check", "--fail-on", code, tmp_path / "x.pth", code=2)
 
-    assert done.exit_code == 2
     assert f"found only with {option}" in done.output
     assert invoke(["check", "--fail-on", code, option, tmp_path / "x.pth"]).exit_code == (code == "CK110")
 
@@ -151,14 +144,11 @@ def test_a_folder_in_which_nothing_was_looked_at_does_not_pass(tmp_path: Path) -
     assert invoke([*gate, "-r", tmp_path]).exit_code == 0
 
 
-@pytest.mark.parametrize("findings", ["[[1]]", "[{}]", "null", "[1]"])
-def test_a_baseline_of_odd_findings_is_named(findings: str, tmp_path: Path) -> None:
-    (tmp_path / "known.json").write_text(f'{{"sha256": "0", "findings": {findings}}}')
-    with pytest.raises(MalformedFile, match=r"known\.json: no baseline: findings have no code"):
-        read_baseline(str(tmp_path / "known.json"))
-
-
-def test_a_policy_that_is_nested_too_deep_is_named(tmp_path: Path) -> None:
-    (tmp_path / "deep.toml").write_text(f"a = {'[' * 100_000}")
-    with pytest.raises(MalformedFile, match=r"deep\.toml: nested too deep"):
-        read_policy(str(tmp_path / "deep.toml"))
+def test_what_is_odd_in_a_baseline_or_a_policy_is_named(tmp_path: Path) -> None:
+    deep, known = tmp_path / "deep.toml", tmp_path / "known.json"
+    deep.write_text(f"a = {'[' * 100_000}")
+    assert "deep.toml: nested too deep" in run("check", "--policy", deep, tmp_path, code=2).stderr
+    for findings in ("[[1]]", "[{}]", "null", "[1]"):
+        known.write_text(f'{{"sha256": "0", "findings": {findings}}}')
+        said = run("check", "--baseline", known, tmp_path, code=2).stderr
+        assert "known.json: no baseline: findings have no code" in said

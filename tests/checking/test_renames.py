@@ -488,46 +488,34 @@ def test_the_folder_below_that_has_the_index_is_named(tmp_path: Path) -> None:
         ("_orig_mod.", "--strip-wrappers"),
     ],
 )
-def test_weights_that_are_written_under_a_prefix_say_how_to_take_it_off(
+def test_a_prefix_that_is_left_is_told_with_the_option_that_takes_it_off(
     prefix: str, option: str, tmp_path: Path
 ) -> None:
     weights = {f"{prefix}fc.{name}": torch.ones(2) for name in ("weight", "bias")}
     torch.save({"state_dict": weights, "pytorch-lightning_version": "2.0", "epoch": 1}, tmp_path / "last.ckpt")
-    run = ["migrate", str(tmp_path / "last.ckpt"), str(tmp_path / "x.safetensors")]
-    result = invoke(run)
-
-    assert f"every name begins with '{prefix}'" in result.output
-    assert option in result.output
     found = [one for one in check(tmp_path / "last.ckpt").findings if one.code == "CK301"]
     assert [one.severity for one in found] == ["info"]
     assert list(migrated(found[0].command or "")) == ["fc.weight", "fc.bias"] or "--strip-wrap" in option
-    again = invoke([*run, *option.split(), "--force"])
-    assert "every name begins" not in again.output
+    for words, said in (
+        ([tmp_path / "x.safetensors"], option),
+        (["--to", "cpu"], f"every name begins with '{prefix}': for a model without it, {option}"),
+    ):
+        run = ["migrate", tmp_path / "last.ckpt", *words]
+        result = invoke(run).output
+        assert f"every name begins with '{prefix}'" in result
+        assert said in result
+        assert "every name begins" not in invoke([*run, *option.split(), "--force"]).output
+    with ckptool.open_checkpoint(tmp_path / "last.cpu.ckpt") as written:
+        assert list(written.weights or ()) == ["fc.weight", "fc.bias"]
+    torch.save(weights, tmp_path / "own.ckpt")  # of no framework: a module of the user's own is not told of
+    own = invoke(["migrate", tmp_path / "own.ckpt", "--to", "cpu"])
+    assert ("every name begins" in own.output) is (option == "--strip-wrappers")
 
 
 def test_one_layer_of_lightning_is_no_prefix(tmp_path: Path) -> None:
     torch.save({"state_dict": state("fc.weight", "fc.bias"), "pytorch-lightning_version": "2.0"}, tmp_path / "x.ckpt")
 
     assert [one for one in check(tmp_path / "x.ckpt").findings if one.code == "CK301"] == []
-
-
-@each(("prefix", "option"), [("model.", "--strip-prefix model"), ("module.", "--strip-wrappers")])
-def test_a_prefix_that_is_left_where_everything_is_written_is_told_with_its_option(
-    prefix: str, option: str, tmp_path: Path
-) -> None:
-    weights = {f"{prefix}fc.{name}": torch.ones(2) for name in ("weight", "bias")}
-    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.0", "epoch": 1}, tmp_path / "last.ckpt")
-    run = ["migrate", str(tmp_path / "last.ckpt"), "--to", "cpu"]
-
-    result = invoke(run)
-    assert f"every name begins with '{prefix}': for a model without it, {option}" in result.output
-    stripped = invoke([*run, *option.split(), "--force"])
-    assert "every name begins" not in stripped.output
-    with ckptool.open_checkpoint(tmp_path / "last.cpu.ckpt") as found:
-        assert list(found.weights or ()) == ["fc.weight", "fc.bias"]
-    torch.save(weights, tmp_path / "own.ckpt")  # of no framework: a module of the user's own is not told of
-    own = invoke(["migrate", str(tmp_path / "own.ckpt"), "--to", "cpu"])
-    assert ("every name begins" in own.output) is (prefix == "module.")
 
 
 @each("beside", [{}, {"disc": state("w", "v")}, {"w": torch.ones(2)}])

@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from ckptool import check, open_checkpoint
+from tests.each import each
 
 
 def said(path: Path, code: str) -> list[Any]:
@@ -41,29 +43,48 @@ class Constants(nn.Module):
         self.table = torch.ones(2)
 
 
-def test_tensors_of_a_model_that_its_state_dict_leaves_out(tmp_path: Path) -> None:
-    model = Constants()
-    (found,) = said(written(tmp_path / "model.pth", model), "CK401")
-
-    assert found.message.endswith(": mask, table")
-    assert not {"mask", "table"} & set(model.state_dict())
-    assert said(written(tmp_path / "plain.pth", nn.Linear(2, 2)), "CK401") == []
-
-
-def test_classes_that_may_override_what_is_saved_are_named(tmp_path: Path) -> None:
-    (found,) = said(written(tmp_path / "model.pth", nn.Sequential(Constants(), Constants())), "CK404")
-
-    assert f"{__name__}.Constants" in found.message
-    assert said(written(tmp_path / "plain.pth", nn.Sequential(nn.Linear(2, 2))), "CK404") == []
-
-
-def test_hooks_of_a_model_are_named(tmp_path: Path) -> None:
+def hooked() -> nn.Module:
     model = nn.Linear(2, 2)
-    assert said(written(tmp_path / "plain.pth", model), "CK402") == []
     model._register_state_dict_hook(add_nothing)
+    return model
 
-    (found,) = said(written(tmp_path / "hooked.pth", model), "CK402")
-    assert f"{__name__}.add_nothing of torch.nn.modules.linear.Linear" in found.message
+
+def without_a_tensor() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model._parameters["weight"] = types.SimpleNamespace(data=1)  # type: ignore[assignment]
+    return model
+
+
+OURS = f"{__name__}."
+MODELS: dict[str, tuple[str, Callable[[], Any], str, Callable[[], Any]]] = {
+    "tensors that its state_dict leaves out": ("CK401", Constants, ": mask, table", lambda: nn.Linear(2, 2)),
+    "classes that may override what is saved": (
+        *("CK404", lambda: nn.Sequential(Constants(), Constants()), f"{OURS}Constants"),
+        lambda: nn.Sequential(nn.Linear(2, 2)),
+    ),
+    "hooks": ("CK402", hooked, f"{OURS}add_nothing of torch.nn.modules.linear.Linear", lambda: nn.Linear(2, 2)),
+    "parameters that are no tensors": (
+        *("CK406", without_a_tensor, "only their classes can read them: weight (types.SimpleNamespace)"),
+        lambda: nn.Linear(2, 2),
+    ),
+    "small views of large storages": (
+        *("CK303", lambda: {"w": torch.zeros(1000, 1000)[0]}, "tensors cover 4,000 of the 4,000,000 bytes"),
+        lambda: {"w": torch.zeros(1000, 1000)[0].clone(), "v": torch.zeros(3, 1000)[0]},
+    ),
+}
+"""A code, what has it, what is said of that, and what has it not."""
+
+
+@each("what", MODELS)
+def test_what_is_odd_about_a_model_is_named(what: str, tmp_path: Path) -> None:
+    code, odd, message, usual = MODELS[what]
+    (found,) = said(written(tmp_path / "odd.pth", odd()), code)
+
+    assert message in found.message
+    assert said(written(tmp_path / "usual.pth", usual()), code) == []
+    if code == "CK406":
+        with open_checkpoint(tmp_path / "odd.pth") as checkpoint:
+            assert list(checkpoint.tensors) == ["bias"]
 
 
 def test_modules_of_packages_that_save_in_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,25 +99,6 @@ def test_modules_of_packages_that_save_in_code_are_named(tmp_path: Path, monkeyp
     (found,) = said(written(tmp_path / "model.pth", nn.Sequential(HQQLinear(2, 2))), "CK403")
 
     assert found.message.endswith("what 1 module would add to a state_dict in code: 0 (hqq.HQQLinear)")
-
-
-def test_parameters_that_are_no_tensors_in_the_file_are_named(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    model._parameters["weight"] = types.SimpleNamespace(data=1)  # type: ignore[assignment]
-    (found,) = said(written(tmp_path / "model.pth", model), "CK406")
-
-    assert found.message.endswith("only their classes can read them: weight (types.SimpleNamespace)")
-    with open_checkpoint(tmp_path / "model.pth") as checkpoint:
-        assert list(checkpoint.tensors) == ["bias"]
-
-
-@pytest.mark.parametrize(("rows", "is_said"), [(1000, True), (3, False)])
-def test_small_views_of_large_storages(rows: int, is_said: bool, tmp_path: Path) -> None:
-    large = torch.zeros(rows, 1000)
-    path = written(tmp_path / "views.pth", {"w": large[0]})
-
-    assert bool(said(path, "CK303")) == is_said
-    assert said(written(tmp_path / "clones.pth", {"w": large[0].clone()}), "CK303") == []
 
 
 def test_other_checkpoints_of_an_archive_are_named_with_the_command_that_opens_one(tmp_path: Path) -> None:
