@@ -427,7 +427,8 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     if not found:
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
-    return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
+    look = finding.run(checkpoint, "check", member=member.member)
+    return [finding.note("CK115", fact, *look, severity=found[0].severity)]
 
 
 def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:
