@@ -14,7 +14,7 @@ from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Finding, finding_facts
+from ckptool.checking.finding import Finding, finding_facts, note
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
@@ -428,7 +428,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
     look = finding.run(checkpoint, "check", member=member.member)
-    return [finding.note("CK115", fact, *look, severity=found[0].severity)]
+    return [note("CK115", fact, *look, severity=found[0].severity)]
 
 
 def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:
