@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -238,6 +238,9 @@ class _Comparison:
         self._taken = taken
         self._given = given
         self._own = prepare(checkpoint, chosen, NameChanges())
+        self._unknown = object()
+        """Stands for objects in entries that are no tensors."""
+        self._has_unknown = False
         form = form_of(taken.target, checkpoint, taken.changes)
         self._is_whole = checkpoint.traits.has_tree and form in ("same", "model", "dcp")
 
@@ -361,35 +364,28 @@ class _Comparison:
             info = rebuilder.tensor(inner) if rebuilder is not None else None
             return None if info is None else LazyTensor(name, info)
 
-        unknown = object()
-        own = plain_value(node, leaf, self._taken.limits.cancellation, lambda *_: unknown)
-        if not self._are_same(own, self._taken.state[name], unknown):
-            return False
-        if any(one is unknown for one in _leaves(own)):
+        own = plain_value(node, leaf, self._taken.limits.cancellation, lambda *_: self._unknown)
+        self._has_unknown = False
+        is_same = self._are_same(own, self._taken.state[name])
+        if is_same and self._has_unknown:
             self._taken.notes[f"{name!r} is as it is in the file: it holds objects, which cannot be compared"] = None
-        return True
+        return is_same
 
-    def _are_same(self, own: Any, value: Any, unknown: object) -> bool:
+    def _are_same(self, own: Any, value: Any) -> bool:
         """Say whether an entry of the file is equal to a value, whatever is in the places of what is unknown."""
         if isinstance(own, LazyTensor):
             info = self._given.info(own.name, value)
             return info is not None and are_equal(info, own.info, self._taken.limits)
+        if own is self._unknown:
+            self._has_unknown = True
+            return True
+        if type(own) is not type(value):
+            return False
         if isinstance(own, dict | list | tuple):
             sides = [list(one.items()) if isinstance(one, dict) else one for one in (own, value)]
-            alike = type(own) is type(value) and len(own) == len(value)
-            return alike and all(self._are_same(one, other, unknown) for one, other in zip(*sides, strict=True))
-        if own is unknown or type(own) is not type(value):
-            return own is unknown
+            pairs = zip(*sides, strict=False)
+            return len(own) == len(value) and all(self._are_same(one, other) for one, other in pairs)
         return repr(own) == repr(value) if isinstance(own, float | complex) else bool(own == value)  # NaN, minus zero
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what is in dicts, lists and tuples, however deep."""
-    if isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(inner)
-    else:
-        yield value
 
 
 def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
@@ -508,14 +504,11 @@ def _contents(checkpoint: Checkpoint, chosen: StateDict, own: Weights, edits: _E
     """Return the tensors of a checkpoint without a tree, those of the state dict in their order."""
     head = f"{chosen.key}." if chosen.key else ""
     infos = {name: tensor.info for name, tensor in own.tensors.items() if name not in edits.gone} | edits.tensors
-    left = {name: one.info for name, one in checkpoint.tensors.items() if not _is_of(name, head, chosen)}
+    own_names = {head + name for name in chosen}
+    left = {name: one.info for name, one in checkpoint.tensors.items() if name not in own_names}
     contents = Contents(left | {head + name: info for name, info in infos.items()})
     contents.walks = list(checkpoint.walks)
     kind: GroupKind = "mapping" if chosen.class_name is None else "module"
     names = [head + name for name in infos]
     contents.groups = [Group(chosen.key, kind, names, chosen.class_name, chosen.node)] if names else []
     return contents
-
-
-def _is_of(name: str, head: str, chosen: StateDict) -> bool:
-    return name.startswith(head) and name[len(head) :] in chosen

@@ -176,15 +176,8 @@ class OutputFolder(Closing):
         if mode is None:
             return []
         if not stat.S_ISDIR(mode):
-            raise OutputFailed(
-                "not a folder, and a folder is to be written",
-                kind="not-a-folder",
-                path=self.path,
-                hint="Choose another name.",
-            )
-        return self._refuse_folder()
-
-    def _refuse_folder(self) -> list[str]:
+            what = "not a folder, and a folder is to be written"
+            raise OutputFailed(what, kind="not-a-folder", path=self.path, hint="Choose another name.")
         try:
             with os.scandir(self.path) as entries:
                 found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
@@ -195,17 +188,11 @@ class OutputFolder(Closing):
             raise self._exists()
         folders = sorted(name for name, is_folder in found.items() if is_folder)
         if folders or is_current or os.path.ismount(self.path):
-            what = (
-                f"it has {counted(len(folders), 'folder')} in it: {some(folders)}"
-                if folders
-                else ("it is the current folder" if is_current else "it is a file system of its own")
-            )
-            raise OutputFailed(
-                f"a folder that is not replaced: {what}",
-                kind="not-replaced",
-                path=self.path,
-                hint="Write to a folder that is not there yet.",
-            )
+            what = "it is the current folder" if is_current else "it is a file system of its own"
+            what = f"it has {counted(len(folders), 'folder')} in it: {some(folders)}" if folders else what
+            hint = "Write to a folder that is not there yet."
+            what = f"a folder that is not replaced: {what}"
+            raise OutputFailed(what, kind="not-replaced", path=self.path, hint=hint)
         return sorted(found)
 
     def _make(self) -> None:
@@ -223,11 +210,10 @@ class OutputFolder(Closing):
         aside: list[str] = []
         try:
             while not self._is_renamed(temporary):
-                mode = self._mode()  # asked once: others may take the name, or give it up, meanwhile
-                if mode is not None and not (self._force and stat.S_ISDIR(mode)):
-                    raise self._exists()
-                place = parts.new_name(self.path, parts.OLD_END)
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):  # others may take the name, or give it up, meanwhile
+                    if not (self._force and stat.S_ISDIR(os.lstat(self.path).st_mode)):
+                        raise self._exists()
+                    place = parts.new_name(self.path, parts.OLD_END)
                     os.rename(self.path, place)
                     aside.append(place)
         except BaseException:
@@ -236,12 +222,6 @@ class OutputFolder(Closing):
                     os.rename(aside[-1], self.path)
             raise
         return aside
-
-    def _mode(self) -> int | None:
-        """Return the mode of what has the name now; None if nothing has."""
-        with suppress(FileNotFoundError):
-            return os.lstat(self.path).st_mode
-        return None
 
     def _is_renamed(self, temporary: str) -> bool:
         try:
