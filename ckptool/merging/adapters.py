@@ -135,9 +135,14 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
     return Adapter(checkpoint, pairs, saved, bool(settings[""].get("fan_in_fan_out")), has_no_alpha)
 
 
-def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> MigrationRefused:
-    """Return the error for an adapter that cannot be merged."""
-    return MigrationRefused(f"it cannot be merged: {fact}", kind="not-merged", path=checkpoint.path, hint=hint)
+def head_of(name: str) -> str:
+    """Return which of ``HEADS`` a name begins with."""
+    return next((one for one in HEADS if name.startswith(one)), "")
+
+
+def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None, what: str = "merged") -> MigrationRefused:
+    """Return the error for a file that cannot be merged."""
+    return MigrationRefused(f"it cannot be {what}: {fact}", kind=f"not-{what}", path=checkpoint.path, hint=hint)
 
 
 def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:
@@ -185,7 +190,7 @@ def _scale(
         raise refused(checkpoint, f"{module!r} has rank 0")
     if "alpha" in sides:
         return _number(checkpoint, sides["alpha"]) / rank
-    head = next((one for one in HEADS if module.startswith(one)), "")
+    head = head_of(module)
     plain, own = module[len(head) :], settings.get(head, settings[""])
     said = _said(checkpoint, own, plain, "r", "rank_pattern")
     alpha = _said(checkpoint, own, plain, "lora_alpha", "alpha_pattern")

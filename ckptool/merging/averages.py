@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Final
 
@@ -10,6 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
+from ckptool.merging.adapters import refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
@@ -17,6 +19,7 @@ from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NUMEL: Final = 1 << 20
+_refused: Final = partial(refused, what="averaged")
 _COUNTS: Final = "num_batches_tracked"
 """How many batches a BatchNorm has seen: no part of what it computes, and another in each checkpoint of a run."""
 
@@ -128,7 +131,3 @@ class AverageMerge:
 def _side_by_side(tensors: Sequence[LazyTensor]) -> Iterator[tuple[bytes, ...]]:
     """Yield the same elements of tensors of one shape, a few megabytes at a time."""
     yield from zip_longest(*(one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in tensors), fillvalue=b"")
-
-
-def _refused(checkpoint: Checkpoint, fact: str, hint: str | None = None) -> MigrationRefused:
-    return MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=checkpoint.path, hint=hint)

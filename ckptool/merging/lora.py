@@ -14,7 +14,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
-from ckptool.merging.adapters import HEADS, OF_PEFT, Adapter, Pair, refused
+from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.names.missing import by_likeness
@@ -132,7 +132,7 @@ class LoraMerge:
         """Return the tensor of the base that each pair, and each tensor, of an adapter is for."""
         groups: dict[str, list[str]] = {}
         for key in (*adapter.pairs, *adapter.saved):
-            groups.setdefault(next((one for one in HEADS if key.startswith(one)), ""), []).append(key)
+            groups.setdefault(head_of(key), []).append(key)
         modules = {name.removesuffix(_WEIGHT): new for name, new in names.items() if name.endswith(_WEIGHT)}
         found: dict[str, str] = {}
         for head, keys in groups.items():
@@ -140,7 +140,7 @@ class LoraMerge:
         left = [key for keys in groups.values() for key in keys if key not in found]
         if left and not (self._allow_unmatched and found):
             fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
-            plain = left[0].removeprefix(next((one for one in HEADS if left[0].startswith(one)), ""))
+            plain = left[0].removeprefix(head_of(left[0]))
             hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
             hint += " To merge what fits: `allow_unmatched=True`." if found else ""
             quantised = quantization_of(base)

@@ -34,7 +34,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
+from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, is_plain, split
 from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -211,7 +211,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> 
         tensor = weights.tensors.get(name)
         if tensor is None:
             work.value(name, (name,), weights.others[name], rewriter.for_another_file())
-        elif _is_plain(tensor.info):
+        elif is_plain(tensor.info):
             work.tensor(name, (name,), tensor.info)
         else:
             own = rewriter.for_another_file()
@@ -232,7 +232,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes
 
     def plain(node: Inert) -> TensorInfo | None:
         info = rebuilder.tensor(node)
-        return info if info is not None and _is_plain(info) and info.subclass is None else None
+        return info if info is not None and is_plain(info) and info.subclass is None else None
 
     empty: list[str] = []
     numbered: dict[str, None] = {}
@@ -370,10 +370,6 @@ class _Work:
             cuts = [(place, place + cut[at][0], cut[at][1]) for place, at in enumerate(numbers) if at in cut]
             own = [items[at] for at in numbers]
             yield _file(f"__0_{number}.distcp", own, cuts), own
-
-
-def _is_plain(info: TensorInfo) -> bool:
-    return info.storage is not None and info.layout == "strided" and info.location != "meta"
 
 
 def _boxes(info: TensorInfo) -> Iterable[Box]:

@@ -123,6 +123,11 @@ class Plan(NamedTuple):
         return self.form == "model" and self.weights is not None
 
 
+def is_plain(info: TensorInfo) -> bool:
+    """Say whether a tensor is nothing but elements, which a file has for it."""
+    return info.storage is not None and info.layout == "strided" and info.location != "meta"
+
+
 def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
     """
     Return the names in each file: they are filled in order.

@@ -31,7 +31,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, split
+from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, is_plain, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -202,9 +202,8 @@ def _header(
 
 
 def _is_plain(tensor: LazyTensor) -> bool:
-    info = tensor.info
-    plain = info.storage is not None and info.layout == "strided" and info.location != "meta"
-    return plain and info.dtype.safetensors is not None and not (info.dtype.safetensors == "F4" and not info.shape)
+    dtype = tensor.info.dtype.safetensors
+    return is_plain(tensor.info) and dtype is not None and not (dtype == "F4" and not tensor.shape)
 
 
 def _rank(tensor: LazyTensor) -> int:

@@ -18,7 +18,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
@@ -110,12 +110,8 @@ def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]
 
 def _begin_journal(path: str, fd: int, edit: FileEdit) -> int:
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
-    source = FileSource(path, held=Descriptor(os.dup(fd)))
-    try:
-        encoded = _journal_of(source, edit).encoded()
-        inode = source.place[1]
-    finally:
-        source.close()
+    with closing(FileSource(path, held=Descriptor(os.dup(fd)))) as source:
+        encoded, inode = _journal_of(source, edit).encoded(), source.place[1]
     if os.lstat(path).st_ino != inode:
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
     nbytes = len(encoded)
