@@ -21,6 +21,7 @@ from torch import nn
 
 from ckptool import MigrationReport, migrate, open_checkpoint
 from tests.against_torch import oracle
+from tests.against_torch.models_of_strangers import CONTAINERS, MODELS
 from tests.against_torch.strangers import STRANGER, Strangers
 from tests.scale import in_turn, scaled, step
 
@@ -33,34 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "strip_module": {"form": "same", "strip_module": True},
     "strip_wrappers": {"form": "same", "strip_wrappers": True},
 }
-CONTAINERS = ("zip", "zip-5", "legacy", "legacy-4", "pickle")
-KEPT = [
-    "bare",
-    "net",
-    "half",
-    "tied",
-    "odd",
-    "containers",
-    "recurrent",
-    "with_buffers",
-    "with_extra_state",
-    "renaming",
-    "parent",
-    "slotted",
-    "pruned",
-]
-KEPT += [
-    "normed",
-    "sequential",
-    "lazy",
-    "data_parallel",
-    "averaged",
-    "averaged_buffers",
-    "compiled",
-    "compiled_inside",
-    "traced",
-]
-KEPT += ["trained", "list_of_models", "bound_method", "bound_method_of_wrapped", "bound_method_inside"]
+KEPT = [name for name in MODELS if name not in ("distributed", "activation_checkpointed")]
 WRAPPED = ["data_parallel", "averaged", "compiled", "compiled_inside", "bound_method_of_wrapped", "net", "trained"]
 # Without a tensor there is no weight; several models are none in particular.
 NOT_ONE_MODEL = {"bare", "trained", "list_of_models", "bound_method_inside"}
