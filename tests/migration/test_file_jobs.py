@@ -7,7 +7,6 @@ does them by processes.
 
 from __future__ import annotations
 
-import filecmp
 import os
 import pickle
 import shutil
@@ -26,6 +25,7 @@ from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.names import renaming
 from tests.each import each
+from tests.migration.kills import assert_same
 from tests.scale import in_turn, scale
 
 Done = Generator[Written, None, None]
@@ -118,12 +118,6 @@ def test_the_bytes_and_the_report_are_those_of_one_process(
         one, two = ([line for line in told[name] if line[0] == what] for name in told)
         assert two == sorted(two)
         assert two[-1] == one[-1]
-
-
-def assert_same(one: Path, other: Path) -> None:
-    names = sorted(path.name for path in one.iterdir())
-    assert sorted(path.name for path in other.iterdir()) == names
-    assert sorted(filecmp.cmpfiles(one, other, names, shallow=False)[0]) == names
 
 
 def assert_nothing_there(target: Path) -> None:

@@ -19,7 +19,7 @@ from ckptool.migration.output import opening as folders
 from ckptool.migration.output.opening import OutputFolder
 from tests import build
 from tests.each import each
-from tests.migration import test_faults
+from tests.migration import test_faults, test_outputs
 from tests.migration.refused import refused
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
@@ -32,13 +32,7 @@ processes = test_faults.processes
 SHARDS: dict[str, Any] = {"max_shard_size": 300}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder with a checkpoint in it, ``model.pth``."""
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "model.pth").write_bytes(checkpoint())
-    return made
+folder = test_outputs.folder
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -83,16 +83,9 @@ def test_a_module_that_is_not_taken_may_be_what_it_likes(tmp_path: Path) -> None
     refused(path, tmp_path / "c.safetensors", include=["q.*"], error=IncompleteWeights)
 
 
-def test_a_module_without_tensors_loses_none(tmp_path: Path) -> None:
-    path = whole(tmp_path, ("bitsandbytes.nn.modules", "Linear4bit"), _parameters={})
-
-    assert ckptool.migrate(path, tmp_path / "a.safetensors").tensors == 1
-
-
-def test_what_is_written_whole_loses_nothing(tmp_path: Path) -> None:
-    path = whole(tmp_path, ("bitsandbytes.nn.modules", "Linear4bit"))
-
-    assert ckptool.migrate(path, tmp_path / "a.pt", to="cpu").tensors == 2
+def test_a_module_without_tensors_and_what_is_written_whole_lose_nothing(tmp_path: Path) -> None:
+    assert ckptool.migrate(whole(tmp_path, SAVES_MORE[0], _parameters={}), tmp_path / "a.safetensors").tensors == 1
+    assert ckptool.migrate(whole(tmp_path, SAVES_MORE[0]), tmp_path / "a.pt", to="cpu").tensors == 2
 
 
 @pytest.mark.parametrize("kept", ["plain attribute", "buffer that is not persistent"])

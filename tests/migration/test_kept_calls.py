@@ -7,12 +7,14 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ckptool import check, migrate
 from tests.build import call, floats, legacy, named, raw, storage, tensor, torch_zip
+from tests.each import each
 from tests.migration.refused import refused
 from tests.program import invoke
 
@@ -69,26 +71,20 @@ def test_each_way_out_works(evil: Path, tmp_path: Path) -> None:
     assert calls(tmp_path / "d.pth") == {"os.system", "argparse.Namespace"} == set(kept.calls)
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_a_call_that_is_an_entry_of_the_weights_goes_with_them_only_if_asked(nested: bool, tmp_path: Path) -> None:
+@each(("nested", "form"), [(True, "same"), (False, "same"), (True, "state_dict"), (False, "state_dict")])
+def test_a_call_that_is_an_entry_of_the_weights_goes_with_them_only_if_asked(
+    nested: bool, form: Any, tmp_path: Path
+) -> None:
     weights = {"layer.w": tensor(storage()), "layer._extra_state": SYSTEM}
     (tmp_path / "a.pth").write_bytes(torch_zip({"model": weights, "epoch": 1} if nested else weights, {"0": floats()}))
     new, name = tmp_path / "new.pth", f"{'model.' if nested else ''}layer._extra_state"
-    refused(tmp_path / "a.pth", new, form="same", kind="kept-calls")
-    assert migrate(tmp_path / "a.pth", new, form="same", keep_calls=True).calls == ("os.system",)
-    assert migrate(tmp_path / "a.pth", new, form="same", drop=[name], force=True).calls == ()
-    assert calls(new) == set()
+    kind = "kept-calls" if form == "same" else "unsupported-entries"
+    refused(tmp_path / "a.pth", new, form=form, kind=kind, match=r"os\.system")
 
-
-@pytest.mark.parametrize("nested", [True, False])
-def test_a_state_dict_keeps_a_call_only_if_asked(nested: bool, tmp_path: Path) -> None:
-    weights = {"layer.w": tensor(storage()), "layer._extra_state": SYSTEM}
-    (tmp_path / "a.pth").write_bytes(torch_zip({"model": weights, "epoch": 1} if nested else weights, {"0": floats()}))
-    new = tmp_path / "new.pth"
-    refused(tmp_path / "a.pth", new, form="state_dict", match=r"os\.system")
-    migrate(tmp_path / "a.pth", new, form="state_dict", drop_unsupported=True)
+    assert migrate(tmp_path / "a.pth", new, form=form, keep_calls=True).calls == ("os.system",)
+    without: Any = {"drop": [name]} if form == "same" else {"drop_unsupported": True}
+    assert migrate(tmp_path / "a.pth", new, form=form, force=True, **without).calls == ()
     assert calls(new) == set()
-    assert migrate(tmp_path / "a.pth", new, form="state_dict", keep_calls=True, force=True).calls == ("os.system",)
 
 
 def test_streams_inside_the_pickle_are_looked_into(tmp_path: Path) -> None:

@@ -216,18 +216,7 @@ ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descri
 
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
-def test_the_source_is_not_overwritten_by_another_name(
-    alias: Callable[[Path], str], turned_round: bool, folder: Path
-) -> None:
-    one, other = str(folder / "model.pth"), alias(folder)
-
-    refused(*((other, one) if turned_round else (one, other)), to="cpu", form="same", error=OutputExists)
-
-    assert (folder / "model.pth").read_bytes() == checkpoint()
-
-
-@pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
-def test_the_source_can_be_replaced_by_its_result(
+def test_the_source_is_replaced_by_its_result_under_any_name_only_if_asked(
     way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path, tmp_path: Path
 ) -> None:
     one, other = str(folder / "model.pth"), alias(folder)
@@ -235,9 +224,11 @@ def test_the_source_can_be_replaced_by_its_result(
     root = Path(other if not turned_round else one).name.partition(".")[0]
     expected = migrated(checkpoint(), tmp_path, f"{root}.pth" if root != "self" else "model.pth", form="same")
 
-    report = migrate(*((other, one) if turned_round else (one, other)), to="cpu", form="same", force=True)
+    pair = (other, one) if turned_round else (one, other)
+    refused(*pair, to="cpu", form="same", error=OutputExists)
+    assert (folder / "model.pth").read_bytes() == checkpoint()
 
-    assert report.verified
+    assert migrate(*pair, to="cpu", form="same", force=True).verified
     assert (folder / "model.pth").read_bytes() == expected
     assert names_in(folder) == before
     assert not (folder / "model.pth").is_symlink()

@@ -24,6 +24,7 @@ from ckptool import MigrationReport, check, migrate, open_checkpoint
 from ckptool.errors import MalformedFile, MigrationRefused, OutputFailed
 from tests import build
 from tests.against_torch import oracle
+from tests.each import each
 from tests.migration.refused import refused
 from tests.scale import examples, exhaustive, in_turn
 
@@ -205,18 +206,12 @@ def test_what_the_format_cannot_hold_is_refused_by_name_or_left_out(what: str, t
     assert "odd" in " ".join(report.dropped)
 
 
-def test_a_tensor_called_metadata_is_refused(tmp_path: Path) -> None:
+@each(("name", "kind"), [("__metadata__", "reserved-name"), ("\ud800", "unsupported-name")])
+def test_a_name_that_a_header_cannot_have_is_refused(name: str, kind: str, tmp_path: Path) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        converted({"__metadata__": torch.ones(1), "b": torch.ones(1)}, tmp_path)
+        converted({name: torch.ones(1), "b": torch.ones(1)}, tmp_path)
 
-    assert caught.value.kind == "reserved-name"
-
-
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        converted({"\ud800": torch.ones(1), "b": torch.ones(1)}, tmp_path)
-
-    assert caught.value.kind == "unsupported-name"
+    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize("big", [False, True])

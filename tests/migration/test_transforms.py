@@ -104,20 +104,18 @@ def test_a_prefix_that_was_added_can_be_taken_away(names: list[str], prefix: lis
     assert renaming.strip_prefix(given_as)(added) == names
 
 
+def refused(kind: str, rule: Callable[..., object], *given: object) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        rule(*given)
+    assert caught.value.kind == kind
+
+
 def test_a_prefix_is_whole_components() -> None:
     assert renaming.strip_prefix("net")(["net.a", "net.net.b", "net.network"]) == ["a", "net.b", "network"]
     for other in ("network.b", "net", "a.net.c"):
-        with pytest.raises(MigrationRefused) as caught:
-            renaming.strip_prefix("net")(["net.a", other])
-        assert caught.value.kind == "mixed-prefix"
-
-
-@pytest.mark.parametrize("prefix", ["ne", "et", "net.a.b", "other"])
-def test_a_prefix_that_no_name_has_is_refused(prefix: str) -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        renaming.strip_prefix(prefix)(["net.a", "net.b"])
-
-    assert caught.value.kind == "no-such-prefix"
+        refused("mixed-prefix", renaming.strip_prefix("net"), ["net.a", other])
+    for prefix in ("ne", "et", "net.a.b", "other"):
+        refused("no-such-prefix", renaming.strip_prefix(prefix), ["net.a", "net.b"])
 
 
 @given(st.lists(st.text("ab.01", min_size=1, max_size=8), unique=True))
@@ -127,19 +125,10 @@ def test_a_pattern_replaces_as_the_re_module_does(names: list[str]) -> None:
     assert rule(names) == [re.sub(r"^a\.(\d)", r"layers.\1", name) for name in names]
 
 
-@pytest.mark.parametrize(("pattern", "replacement"), [("(", ""), ("a", r"\2"), ("a", r"\g<no>"), ("[", "x")])
-def test_a_pattern_that_is_none_is_refused(pattern: str, replacement: str) -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        renaming.substitute(pattern, replacement)
-
-    assert caught.value.kind == "bad-pattern"
-
-
-def test_a_name_of_which_nothing_would_be_left_is_refused() -> None:
-    with pytest.raises(MigrationRefused) as caught:
-        renaming.rename(["ab", "b"], [renaming.substitute("^ab$", "")])
-
-    assert caught.value.kind == "empty-name"
+def test_what_is_no_pattern_or_leaves_no_name_is_refused() -> None:
+    for pattern, replacement in (("(", ""), ("a", r"\2"), ("a", r"\g<no>"), ("[", "x")):
+        refused("bad-pattern", renaming.substitute, pattern, replacement)
+    refused("empty-name", renaming.rename, ["ab", "b"], [renaming.substitute("^ab$", "")])
 
 
 @given(names_of_models())
