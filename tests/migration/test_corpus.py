@@ -6,19 +6,18 @@ Each succeeds, or is refused by name for a reason that is true of the file: the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from ckptool import Checkpoint, CkptoolError, LazyTensor, MigrationReport, migrate, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
+from tests.migration.test_round_trips import loaded
 from tests.scale import some
 
 pytestmark = MARKS
@@ -29,12 +28,6 @@ def opened(row: dict[str, Any]) -> Checkpoint:
         return open_checkpoint(FOLDER / row["file"])
     except CkptoolError as error:
         pytest.skip(f"not openable: {error.kind}")
-
-
-def loaded(path: Path, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, **options)
 
 
 def attempt(row: dict[str, Any], target: Path, **options: Any) -> tuple[MigrationReport | None, str | None]:

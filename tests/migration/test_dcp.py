@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ckptool import CkptoolError, migrate, open_checkpoint
 from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration import dcp_plan
 from tests import build
+from tests.migration import test_shards
 from tests.migration.refused import refused
 from tests.scale import exhaustive, in_turn, one_of_twins
 
@@ -100,14 +102,7 @@ def index_of(folder: Path) -> Metadata:
     return FileSystemReader(folder).read_metadata()
 
 
-def written(tree: Any, folder: Path, **options: Any) -> Path:
-    torch.save(tree, folder / "source.pth")
-    report = migrate(folder / "source.pth", folder / "out", form="dcp", **options)
-    assert report.verified
-    assert [(file.name, file.nbytes) for file in report.files] == [
-        (name, (folder / "out" / name).stat().st_size) for name in ("__0_0.distcp", ".metadata")
-    ]
-    return folder / "out"
+written = partial(test_shards.written, form="dcp")
 
 
 # What torch writes
@@ -115,7 +110,7 @@ def written(tree: Any, folder: Path, **options: Any) -> Path:
 
 def test_it_says_what_torch_says_of_the_same_state_dict(tmp_path: Path) -> None:
     ours = written(training(), tmp_path)
-    torch_save_to_dcp(str(tmp_path / "source.pth"), str(tmp_path / "theirs"))
+    torch_save_to_dcp(str(tmp_path / "model.pth"), str(tmp_path / "theirs"))
 
     assert_equal(as_torch_reads(ours), as_torch_reads(tmp_path / "theirs"))
     one, other = index_of(ours), index_of(tmp_path / "theirs")
@@ -151,13 +146,13 @@ def test_large_tensors_are_cut(most: int, tmp_path: Path, monkeypatch: pytest.Mo
 
     out = written(tree, tmp_path)
 
-    torch_save_to_dcp(str(tmp_path / "source.pth"), str(tmp_path / "theirs"))
+    torch_save_to_dcp(str(tmp_path / "model.pth"), str(tmp_path / "theirs"))
     assert_equal(as_torch_reads(out), as_torch_reads(tmp_path / "theirs"))
     for name, entry in index_of(out).state_dict_metadata.items():
         for chunk in entry.chunks if isinstance(entry, TensorStorageMetadata) else ():
             count = torch.Size(chunk.sizes).numel()
             assert count * entry.properties.dtype.itemsize <= most or count == 1, name
-    with open_checkpoint(out) as ours, open_checkpoint(tmp_path / "source.pth") as source:
+    with open_checkpoint(out) as ours, open_checkpoint(tmp_path / "model.pth") as source:
         for name, tensor in source.tensors.items():
             if name in ours.tensors:
                 assert ours.tensors[name].read() == tensor.read(), name
@@ -214,7 +209,7 @@ def test_processes_load_their_parts(world: int, most: int, tmp_path: Path, monke
     place = tmp_path / "meeting"
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(out), str(tmp_path / "source.pth"), str(place)],
+            [*command, str(rank), str(world), str(out), str(tmp_path / "model.pth"), str(place)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -274,9 +269,9 @@ def test_weights_alone_where_they_are_picked(tmp_path: Path) -> None:
 
 def test_a_model_beside_other_values_is_a_value(tmp_path: Path) -> None:
     tree = {"net": torch.nn.Linear(3, 2), "pair": (torch.ones(2), Point(1, 2)), "epoch": 3}
-    torch.save(tree, tmp_path / "source.pth")
+    torch.save(tree, tmp_path / "model.pth")
 
-    report = migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp")
+    report = migrate(tmp_path / "model.pth", tmp_path / "out", form="dcp")
 
     assert any("load as a whole: net, pair" in note for note in report.notes)
     back = as_torch_reads(tmp_path / "out")
@@ -334,20 +329,20 @@ def test_changes_are_as_for_one_file(
 ) -> None:
     monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     out = written(training(), tmp_path, **options)
-    report = migrate(tmp_path / "source.pth", tmp_path / "one.pth", **options)
+    report = migrate(tmp_path / "model.pth", tmp_path / "one.pth", **options)
 
     torch_save_to_dcp(str(tmp_path / "one.pth"), str(tmp_path / "theirs"))
     assert_equal(as_torch_reads(out), as_torch_reads(tmp_path / "theirs"))
-    again = migrate(tmp_path / "source.pth", tmp_path / "dry", form="dcp", dry_run=True, **options)
+    again = migrate(tmp_path / "model.pth", tmp_path / "dry", form="dcp", dry_run=True, **options)
     assert (again.renamed, len(again.casts)) == (report.renamed, len(report.casts))
     assert set(report.dropped) <= set(again.dropped)
 
 
 def test_device_tags_are_those_of_values_alone(tmp_path: Path) -> None:
     stored = build.tensor(build.storage("0", 4, "FloatStorage", "cuda:0"), (4,))
-    (tmp_path / "source.pth").write_bytes(build.torch_zip({"w": stored}, {"0": build.floats(4)}))
+    (tmp_path / "model.pth").write_bytes(build.torch_zip({"w": stored}, {"0": build.floats(4)}))
 
-    report = migrate(tmp_path / "source.pth", tmp_path / "out", form="dcp", to="cuda:1")
+    report = migrate(tmp_path / "model.pth", tmp_path / "out", form="dcp", to="cuda:1")
 
     assert report.after.devices == {"cpu": 1}
     assert any("no device tags" in note for note in report.notes)
@@ -390,8 +385,8 @@ def circle() -> Any:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_refused(tree: Any, kind: str, tmp_path: Path) -> None:
-    torch.save(tree, tmp_path / "source.pth")
-    error = refused(tmp_path / "source.pth", tmp_path / "out", form="dcp")
+    torch.save(tree, tmp_path / "model.pth")
+    error = refused(tmp_path / "model.pth", tmp_path / "out", form="dcp")
 
     assert error.kind in (kind, "which-weights", "ambiguous-name")
 
@@ -400,19 +395,19 @@ def test_what_is_refused(tree: Any, kind: str, tmp_path: Path) -> None:
 def test_a_damaged_storage_is_found(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcp_plan, "_ITEM_NBYTES", most)
     values = torch.arange(300.0)
-    torch.save({"w": values, "v": torch.ones(50)[10:20]}, tmp_path / "source.pth")
-    data = bytearray((tmp_path / "source.pth").read_bytes())
+    torch.save({"w": values, "v": torch.ones(50)[10:20]}, tmp_path / "model.pth")
+    data = bytearray((tmp_path / "model.pth").read_bytes())
     data[data.index(bits(values)) + 777] ^= 4
-    (tmp_path / "source.pth").write_bytes(data)
+    (tmp_path / "model.pth").write_bytes(data)
 
-    refused(tmp_path / "source.pth", tmp_path / "out", form="dcp", error=DamagedFile)
+    refused(tmp_path / "model.pth", tmp_path / "out", form="dcp", error=DamagedFile)
 
 
 @pytest.mark.parametrize("wrong", ["shape", "type", "name", "place"])
 def test_an_index_that_is_not_what_was_meant_is_found(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.save({"w": torch.ones(3, 4), "v": torch.ones(2)}, tmp_path / "source.pth")
+    torch.save({"w": torch.ones(3, 4), "v": torch.ones(2)}, tmp_path / "model.pth")
     index = dcp_plan.index
 
     def wrongly(entries: Any, files: Any) -> bytes:
@@ -431,11 +426,11 @@ def test_an_index_that_is_not_what_was_meant_is_found(
         return index(entries, [(file, items)])
 
     monkeypatch.setattr(dcp_plan, "index", wrongly)
-    refused(tmp_path / "source.pth", tmp_path / "out", form="dcp", kind="verification-failed")
+    refused(tmp_path / "model.pth", tmp_path / "out", form="dcp", kind="verification-failed")
 
 
 def test_an_item_of_another_length_than_planned_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save({"w": torch.ones(3, 4)}, tmp_path / "source.pth")
+    torch.save({"w": torch.ones(3, 4)}, tmp_path / "model.pth")
     monkeypatch.setattr(dcp_plan, "torch_zip_nbytes", lambda *_: 5)
 
-    refused(tmp_path / "source.pth", tmp_path / "out", form="dcp", match="5 were planned", error=OutputFailed)
+    refused(tmp_path / "model.pth", tmp_path / "out", form="dcp", match="5 were planned", error=OutputFailed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
 from tests.fixture_set.forging import forged, mixed, tagged
 from tests.migration.refused import refused
+from tests.migration.test_round_trips import loaded
 from tests.program import invoke
 from tests.scale import exhaustive, in_turn
 
@@ -40,12 +40,6 @@ def save(content: Any, path: Path, tag: Any, *, legacy: bool = False) -> Path:
     with forged(tagged(tag) if isinstance(tag, str) else tag):
         torch.save(content, path, _use_new_zipfile_serialization=not legacy)
     return path
-
-
-def loaded(path: Path, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, **options)
 
 
 @pytest.mark.parametrize(("form", "legacy", "tag"), in_turn(["state_dict", "same"], [False, True], TAGS))

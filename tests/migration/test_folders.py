@@ -22,14 +22,13 @@ from tests.each import each
 from tests.migration import test_faults, test_outputs
 from tests.migration.refused import refused
 from tests.migration.test_faults import BIG, Processes, job
-from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
-from tests.scale import in_turn, scaled, step
+from tests.migration.test_outputs import SHARDS, checkpoint, dead_pid, names_in, open_descriptors
+from tests.scale import scaled, step
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
 
 
 processes = test_faults.processes
-SHARDS: dict[str, Any] = {"max_shard_size": 300}
 
 
 folder = test_outputs.folder
@@ -93,23 +92,6 @@ def test_a_link_stays_and_its_target_is_replaced(folder: Path, tmp_path: Path) -
 
     assert (folder / "link").is_symlink()
     assert content(tmp_path / "store" / "out") == new_one(folder)
-
-
-NO_PLACE = [
-    *(("file", "not-a-folder"), ("pipe", "not-a-folder"), ("loop", "not-a-folder"), ("missing/out", "no-folder")),
-    *(("model.pth/out", "output-failed"), ("n" * 256, "output-failed"), ("nul\0", "not-a-path")),
-]
-
-
-@pytest.mark.parametrize(("place", "force"), in_turn(NO_PLACE, [False, True]))
-def test_no_place_for_a_folder(place: tuple[str, str], force: bool, folder: Path) -> None:
-    name, kind = place
-    (folder / "file").write_bytes(b"stays")
-    (folder / "loop").symlink_to("loop")
-    os.mkfifo(folder / "pipe")
-
-    refused(folder / "model.pth", folder / name, force=force, **SHARDS, kind=kind)
-    assert (folder / "file").read_bytes() == b"stays"
 
 
 def test_a_folder_with_folders_in_it_is_never_replaced(folder: Path) -> None:

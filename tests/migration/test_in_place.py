@@ -360,6 +360,10 @@ def test_the_command_line_edits_many(tmp_path: Path) -> None:
     for option in ("--force", "--no-verify", "--out-dir=x"):
         assert invoke(["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
     assert invoke(["migrate", "--deep", str(paths[0])]).exit_code == 2
+    for other, fact in ((tmp_path / "copy.pth", "all paths are files to edit"), ("s3://b/x.pth", "is far away")):
+        before = paths[0].read_bytes()
+        done = invoke(["migrate", str(paths[0]), str(other), "--in-place", "--to", "cuda"])
+        assert (done.exit_code, fact in done.stderr, paths[0].read_bytes() == before) == (2, True, True)
 
 
 PEAK = """
@@ -390,23 +394,6 @@ def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
     # The pickle that is to be written is read once more, to say what torch.load will say of it.
     assert peaks[1] - peaks[0] < 32, peaks
     assert peaks[1] < 84, peaks
-
-
-def test_nothing_is_edited_if_a_path_is_not_there(tmp_path: Path) -> None:
-    path = write("slot", tmp_path)
-    before = path.read_bytes()
-    done = invoke(["migrate", str(path), str(tmp_path / "copy.pth"), "--in-place", "--to", "cpu"])
-
-    assert done.exit_code == 2
-    assert "all paths are files to edit" in done.stderr
-    assert path.read_bytes() == before
-
-
-def test_what_is_far_away_is_not_edited() -> None:
-    done = invoke(["migrate", "s3://bucket/x.pth", "--in-place", "--to", "cpu"])
-
-    assert done.exit_code == 2
-    assert "s3://bucket/x.pth is far away" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_the_other_name_of_a_hard_link_keeps_the_old_bytes(way: str, folder: Pat
 # Links, folders, and what else is no place for a file
 
 
-def test_a_link_stays_and_its_target_is_replaced(way: str, folder: Path, tmp_path: Path) -> None:
+def test_a_link_stays_and_its_target_is_replaced_or_made(way: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "blob").write_bytes(OLD)
     (folder / "out.pth").symlink_to("../store/blob")
@@ -261,33 +261,34 @@ def test_a_link_stays_and_its_target_is_replaced(way: str, folder: Path, tmp_pat
     assert (tmp_path / "store" / "blob").read_bytes() == (folder / "out.pth").read_bytes() != OLD
     assert names_in(folder) == {"model.pth", "out.pth"}
     assert names_in(tmp_path / "store") == {"blob"}
-
-
-def test_a_link_to_nothing_gets_a_target(way: str, folder: Path) -> None:
-    (folder / "out.pth").symlink_to("blob")
-
-    migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same")
-
-    assert (folder / "out.pth").is_symlink()
+    (folder / "new.pth").symlink_to("blob")  # which is not there
+    migrate(folder / "model.pth", folder / "new.pth", to="cpu", form="same")
+    assert (folder / "new.pth").is_symlink()
     assert (folder / "blob").is_file()
 
 
-NO_PLACE = [
-    *(("folder", "not-a-file"), ("loop", "not-a-file"), ("pipe", "not-a-file"), ("/dev/full", "not-a-file")),
-    *(("missing/out.pth", "no-folder"), ("missing/", "no-folder"), ("model.pth/out.pth", "output-failed")),
-    *(("n" * 256, "output-failed"), ("nul\0.pth", "not-a-path")),
+SHARDS: dict[str, Any] = {"max_shard_size": 300}
+NO_PLACE: list[tuple[str, str, dict[str, Any]]] = [
+    *(("folder", "not-a-file", {}), ("loop", "not-a-file", {}), ("pipe", "not-a-file", {})),
+    *(("/dev/full", "not-a-file", {}), ("missing/out.pth", "no-folder", {}), ("missing/", "no-folder", {})),
+    *(("model.pth/out.pth", "output-failed", {}), ("n" * 256, "output-failed", {}), ("nul\0.pth", "not-a-path", {})),
+    *(("file", "not-a-folder", SHARDS), ("pipe", "not-a-folder", SHARDS), ("loop", "not-a-folder", SHARDS)),
+    *(("missing/out", "no-folder", SHARDS), ("model.pth/out", "output-failed", SHARDS)),
+    *(("n" * 256, "output-failed", SHARDS), ("nul\0", "not-a-path", SHARDS)),
 ]
 
 
 @pytest.mark.parametrize(("place", "force"), in_turn(NO_PLACE, [False, True]))
-def test_no_place_for_a_file(place: tuple[str, str], force: bool, folder: Path) -> None:
-    name, kind = place
+def test_no_place_for_a_file_or_a_folder(place: tuple[str, str, dict[str, Any]], force: bool, folder: Path) -> None:
+    name, kind, options = place
     (folder / "folder" / "model.pth").mkdir(parents=True)
+    (folder / "file").write_bytes(b"stays")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
 
-    refused(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force, kind=kind)
+    refused(folder / "model.pth", f"{folder}/{name}" if name[0] != "/" else name, force=force, kind=kind, **options)
     assert names_in(folder / "folder") == {"model.pth"}
+    assert (folder / "file").read_bytes() == b"stays"
 
 
 @pytest.mark.parametrize("place", ["folder", "folder/", "link to folder", "link to folder/", "./", ".."])

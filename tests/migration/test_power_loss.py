@@ -40,14 +40,16 @@ def power_fails(log: list[Entry], old: Files, dice: random.Random, choice: str) 
     return after_power_loss(log, start, dice, choice, BLOCK)
 
 
-def logged(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, numel: int, *, old: bool) -> list[Entry]:
+def logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, numel: int, *, old: bool, verify: bool = True
+) -> list[Entry]:
     """Return what a migration asks of the disk."""
     (folder / "source.pth").write_bytes(checkpoint(numel))
     if old:
         (folder / target).write_bytes(OLD)
     disk = Disk()
     monkeypatch.setattr(outputs, "os", disk)
-    migrate(folder / "source.pth", folder / target, to="cpu", force=old)
+    migrate(folder / "source.pth", folder / target, to="cpu", force=old, verify=verify)
     return disk.log
 
 
@@ -92,13 +94,9 @@ def test_it_is_the_sync_that_does_it(way: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_replacement_that_is_not_verified(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "source.pth").write_bytes(checkpoint())
-    (tmp_path / "out.pth").write_bytes(OLD)
-    disk = Disk()
-    monkeypatch.setattr(outputs, "os", disk)
-    migrate(tmp_path / "source.pth", tmp_path / "out.pth", force=True, verify=False)
+    log = logged(tmp_path, monkeypatch, "out.pth", 64, old=True, verify=False)
 
-    assert lost(tmp_path, disk.log, "out.pth", old=True) == []
+    assert lost(tmp_path, log, "out.pth", old=True) == []
 
 
 def test_what_is_written_behind_a_sync_is_synced_again(

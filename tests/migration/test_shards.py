@@ -25,8 +25,8 @@ def state_dict(*sizes: int) -> dict[str, torch.Tensor]:
     return {f"layers.{place}.weight": torch.randint(99, (size,), dtype=torch.uint8) for place, size in enumerate(sizes)}
 
 
-def written(tensors: Any, folder: Path, **options: Any) -> Path:
-    torch.save(tensors, folder / "model.pth")
+def written(content: Any, folder: Path, **options: Any) -> Path:
+    torch.save(content, folder / "model.pth")
     report = migrate(folder / "model.pth", folder / "out", **options)
     assert report.verified
     assert [(file.name, file.nbytes) for file in report.files] == [
