@@ -177,10 +177,9 @@ def explain_keys(text: str) -> Explanation | None:
         return None
     if all(map(is_extra_state, (*missing, *unexpected))):
         return _extra_state(missing, unexpected, form_of(text))
-    counts = (
-        f"The file lacks {counted(len(missing), 'name')} of the model, and has "
-        f"{counted(len(unexpected), 'name')} that the model lacks"
-    )
+    lacks = f"lacks {counted(len(missing), 'name')} of the model" if missing else ""
+    has = f"has {counted(len(unexpected), 'name')} that the model lacks" if unexpected else ""
+    counts = f"The file {', and '.join(filter(None, (lacks, has)))}"
     changes = names_meet(missing, unexpected, every=False)
     if changes:
         words = [word for change in changes for word in change.arguments]
