@@ -14,10 +14,11 @@ import torch
 from safetensors import safe_open
 
 from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.reference.command import write_fixtures
 from ckptool.reference.trainer import process_group
+from tests.fixture_set import writing
 from tests.fixture_set.expected import digest, entries
-from tests.fixture_set.forging import forged, tagged, true_tag
-from tests.fixture_set.writing import write_fixtures
+from tests.fixture_set.forging import true_tag
 from tests.reference.test_places import FOLDER, contents
 from tests.scale import exhaustive, some
 
@@ -114,70 +115,6 @@ def test_torchscript_and_export_give_the_same_tensors_back(valid):
             assert entries(torch.export.load(path).state_dict, true_tag) == row["tensors"]
 
 
-KINDS = ("cuda:0", "cuda:3", "mps", "xpu:0", "npu:0", "hpu", "xla:0", "meta", "warp:7")
-
-
-@pytest.mark.parametrize("container", ["zip", "legacy"])
-def test_each_kind_of_device_has_a_file_in_each_form_and_one_mixes_them(valid, container):
-    def tags(stem: str) -> list[str]:
-        return [entry["device"] for entry in json.loads((valid / f"{stem}-{container}.json").read_text())["tensors"]]
-
-    assert {tag: {*tags(f"device-forged-{tag.replace(':', '')}")} for tag in KINDS} == {tag: {tag} for tag in KINDS}
-    assert tags("device-forged-mixed") == ["cpu", "cuda:0", "cuda:1"]
-
-
-@pytest.mark.parametrize(
-    ("stem", "on_gpu", "on_cpu"),
-    [
-        (
-            "checkpoint-ddp",
-            {"model.module.lstm.weight_hh_l0", "optimizer.state.0.exp_avg"},
-            {"optimizer.state.0.step"},
-        ),
-        ("ema-plain", {"module.embedding.weight"}, {"n_averaged"}),
-    ],
-)
-def test_counts_from_a_gpu_stay_on_the_cpu(valid, stem, on_gpu, on_cpu):
-    row = json.loads((valid / f"{stem}-forged-cuda0-zip.json").read_text())
-    names = {tag: {one["name"] for one in row["tensors"] if one["device"] == tag} for tag in ("cuda:0", "cpu")}
-
-    assert on_gpu <= names["cuda:0"]
-    assert on_cpu <= names["cpu"]
-
-
-def test_a_forged_name_says_so_and_a_real_one_does_not(valid):
-    for path, row in rows(valid):
-        assert row["forged"] == ("-forged-" in path.name)
-
-
-def test_the_set_has_every_habit_in_every_wrapper_from_a_gpu(valid):
-    names = {path.stem for path, _ in rows(valid)}
-    expected = {
-        f"{habit}-{wrapper}-forged-cuda0-zip"
-        for habit in ("state-dict", "model", "checkpoint", "ema", "list", "method")
-        for wrapper in ("plain", "data-parallel", "ddp", "compiled")
-    }
-
-    assert expected <= names
-
-
-@pytest.mark.parametrize(
-    ("name", "prefix"),
-    [("plain", ""), ("data-parallel", "module."), ("ddp", "module."), ("compiled", "_orig_mod.")],
-)
-def test_each_wrapper_leaves_its_prefix(valid, name, prefix):
-    row = json.loads((valid / f"state-dict-{name}-forged-cuda0-zip.json").read_text())
-
-    assert row["tensors"][0]["name"] == f"{prefix}embedding.weight"
-
-
-def test_a_data_parallel_model_claims_its_device_in_its_attributes_too(valid):
-    model = torch.load(valid / "model-data-parallel-forged-cuda0-zip.pth", map_location="cpu", weights_only=False)
-
-    assert model.device_ids == [0]
-    assert model.src_device_obj == torch.device("cuda:0")
-
-
 def test_every_file_has_one_line_in_the_readme(valid):
     lines = (valid.parent / "README.md").read_text(encoding="utf-8").splitlines()
     listed = Counter(line.split("`")[1] for line in lines if line.startswith("| `"))
@@ -209,7 +146,7 @@ def test_the_committed_set_is_the_one_that_the_command_writes(written_set):
 
 @exhaustive
 def test_two_runs_write_the_same_tensors(written_set, tmp_path):
-    write_fixtures(tmp_path, CPU)
+    writing.write_fixtures(tmp_path, CPU)
 
     for path in (written_set / "valid").glob("*.json"):
         assert (tmp_path / "valid" / path.name).read_text() == path.read_text()
@@ -229,21 +166,6 @@ def test_a_folder_that_is_a_file_is_refused_with_a_hint(tmp_path):
     with pytest.raises(FileUnavailable) as caught:
         write_fixtures(tmp_path / "taken", CPU)
     assert caught.value.hint
-
-
-def test_forging_ends_with_its_block_even_by_an_error():
-    storage = torch.zeros(1).untyped_storage()
-    tags = []
-
-    def fail() -> None:
-        with forged(tagged("npu:0")):
-            tags.append(true_tag(storage))
-            raise ValueError
-
-    with pytest.raises(ValueError):
-        fail()
-
-    assert [*tags, true_tag(storage)] == ["npu:0", "cpu"]
 
 
 @exhaustive

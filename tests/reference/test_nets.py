@@ -10,22 +10,6 @@ import torch
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 
 
-def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def test_lenet_has_the_layers_of_the_worked_example():
-    weights = {name: shape for name, shape in shapes(LeNet()).items() if name.endswith("weight")}
-
-    assert weights == {
-        "conv1.weight": (6, 1, 5, 5),
-        "conv2.weight": (12, 6, 5, 5),
-        "fc1.weight": (120, 192),
-        "fc2.weight": (60, 120),
-        "out.weight": (10, 60),
-    }
-
-
 def test_the_tied_reader_holds_what_breaks_loaders():
     model = TiedReader(8)
     found = model.state_dict()
