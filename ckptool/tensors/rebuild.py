@@ -412,25 +412,21 @@ def _composite(layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ..
 def meta(args: Args) -> TensorInfo:
     """Return a tensor on the meta device, which has no bytes."""
     dtype, size, stride, requires_grad, *_rest = args
-    info = TensorInfo(as_dtype(dtype), as_sequence(size), as_sequence(stride), 0, None, "meta", requires_grad is True)
-    check_extent(info)
-    return info
+    return _without_bytes(dtype, size, stride, 0, "meta", requires_grad)
 
 
 def wrapper(args: Args) -> TensorInfo:
     """Return a wrapper subclass; the tensors that it wraps are in its state."""
     cls, dtype, size, stride, offset, layout, device, requires_grad = args
-    info = TensorInfo(
-        as_dtype(dtype),
-        as_sequence(size),
-        as_sequence(stride),
-        offset,
-        None,
-        as_device(device),
-        requires_grad is True,
-        layout=as_layout(layout),
-        subclass=nodes.class_name(cls),
-    )
+    info = _without_bytes(dtype, size, stride, offset, as_device(device), requires_grad)
+    return info._replace(layout=as_layout(layout), subclass=nodes.class_name(cls))
+
+
+def _without_bytes(
+    dtype: Inert, size: Inert, stride: Inert, offset: Inert, device: str, requires_grad: Inert
+) -> TensorInfo:
+    shape, steps = as_sequence(size), as_sequence(stride)
+    info = TensorInfo(as_dtype(dtype), shape, steps, offset, None, device, requires_grad is True)
     check_extent(info)
     return info
 

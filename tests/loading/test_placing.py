@@ -51,20 +51,24 @@ def test_each_function_takes_either_word(word: str, path: Path) -> None:
     def on_meta() -> nn.Module:
         return nn.Linear(3, 2, device="meta").eval()
 
-    torch.save(nn.Linear(3, 2), path.with_name("model.pth"))
+    whole, gone = (
+        path.with_name("model.pth"),
+        path.with_name("gone.pth"),
+    )  # nothing is read before devices are known
+    torch.save(nn.Linear(3, 2), whole)
     calls: list[Any] = [
-        lambda **there: ckptool.load(path, **there)["weight"],
-        lambda **there: ckptool.load_into(on_meta(), path, **there),
-        lambda **there: ckptool.LiveModel(on_meta(), path, **there),
-        lambda **there: ckptool.load_model(path.with_name("model.pth"), trust=True, **there),
-        lambda **there: ckptool.predict_memory(path, **there),
+        lambda path, **there: ckptool.load(path, **there)["weight"],
+        lambda path, **there: ckptool.load_into(on_meta(), path, **there),
+        lambda path, **there: ckptool.LiveModel(on_meta(), path, **there),
+        lambda path, **there: ckptool.load_model(path if path == gone else whole, trust=True, **there),
+        lambda path, **there: ckptool.predict_memory(path, **there),
     ]
     for call in calls:
-        call(**{word: "cpu"})
+        call(path, **{word: "cpu"})
         with pytest.raises(ckptool.DeviceUnavailable, match="'nowhere' is no device"):
-            call(**{word: "nowhere"})
+            call(gone, **{word: "nowhere"})
         with pytest.raises(ValueError, match="are two words for one thing"):
-            call(map_location="meta", device="cpu")
+            call(gone, map_location="meta", device="cpu")
 
 
 @pytest.mark.parametrize("text", ["bf16", "bfloat16", "torch.bfloat16"])
