@@ -335,7 +335,7 @@ def _metadata(a: Side, b: Side) -> Iterator[Change]:
 
 
 def _prefixes(names: Iterable[str]) -> set[str]:
-    """Return the paths of everything that holds a tensor."""
+    """Return the parents of all names."""
     found = {""}
     for name in names:
         for head in heads(name):

@@ -35,11 +35,11 @@ class Side(NamedTuple):
     attributes: dict[str, LazyTensor]
     """Tensors inside whole models that a state_dict() would not give."""
     others: dict[str, Inert]
-    """Values that are no tensors, and whole models: what they hold beside tensors."""
+    """Values that are no tensors, those inside whole models too."""
     facts: dict[tuple[str, str], str]
     """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
     metadata: dict[str, str] | None
-    """The text that safetensors keeps beside the tensors; None for other formats."""
+    """The ``__metadata__`` of safetensors; None for other formats."""
     has_models: bool
     """Whether there are whole models in it that are not among the others."""
     unreadable: tuple[str, ...]
@@ -135,7 +135,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
 def _below(
     found: Mapping[str, _Found], head: str, apart: tuple[str, ...], entries: set[str] | None = None
 ) -> dict[str, _Found]:
-    """Return what lies under a head by the rest of its path, but for what is apart; inside ``entries``, if given."""
+    """Return the items below a head by the rest of their paths, without those apart; inside ``entries``, if given."""
     below = {path[len(head) :]: item for path, item in found.items() if path.startswith(head)}
     return {
         rest: item
@@ -145,7 +145,7 @@ def _below(
 
 
 def heads(path: str) -> Iterator[str]:
-    """Yield the paths that a path lies under, without the root, the longest first."""
+    """Yield the parents of a path, without the root, the longest first."""
     while path := path.rpartition(".")[0]:
         yield path
 

@@ -243,7 +243,7 @@ def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None
 
 
 def check_model(model: object) -> None:
-    """Raise TypeError unless this is a model, which stands before the checkpoint."""
+    """Raise TypeError unless this is a model."""
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         raise TypeError(f"model is the class {model.__name__}: make one, as {model.__name__}()")
     if not isinstance(model, torch.nn.Module):
@@ -252,19 +252,19 @@ def check_model(model: object) -> None:
 
 
 def check_placing(
-    model: torch.nn.Module, map_location: MapLocation, other: str | torch.device | None, asked: object
+    model: torch.nn.Module, map_location: MapLocation, device: str | torch.device | None, dtype: object
 ) -> tuple[Placement, torch.dtype | None]:
     """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
-    place, dtype = placement(map_location, other), castable(asked)
-    device, found = place.everywhere, (place, dtype)
+    place, cast_to = placement(map_location, device), castable(dtype)
+    where, found = place.everywhere, (place, cast_to)
     tensors = (*model.parameters(), *model.buffers())
-    if (dtype is None and device in (None, CPU)) or any(tensor.is_meta for tensor in tensors):
+    if (cast_to is None and where in (None, CPU)) or any(tensor.is_meta for tensor in tensors):
         return found
     what = "is for tensors on the meta device, and the model has none: those that it has keep theirs"
-    if any(dtype not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
-        raise ValueError(f"dtype={dtype} {what}. Cast the model, as model.to({dtype})")
-    if device not in (None, CPU) and tensors and all(one.device != device for one in tensors):
-        raise ValueError(f"map_location='{device}' {what}. Move the model, as model.to('{device}')")
+    if any(cast_to not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
+        raise ValueError(f"dtype={cast_to} {what}. Cast the model, as model.to({cast_to})")
+    if where not in (None, CPU) and tensors and all(one.device != where for one in tensors):
+        raise ValueError(f"map_location='{where}' {what}. Move the model, as model.to('{where}')")
     return found
 
 

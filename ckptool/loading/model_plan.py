@@ -233,7 +233,7 @@ def _hint(
 
 
 def partly(missing: Sequence[str]) -> str:
-    """Return the hint where names do not fit: nothing is left as it was in the model without being asked for."""
+    """Return the hint where names do not fit: ``strict=False`` is none for names that the file lacks."""
     return ANOTHER if missing else PARTLY
 
 

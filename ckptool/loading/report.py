@@ -53,9 +53,7 @@ class LoadReport(NamedTuple):
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
     left_out: tuple[str, ...] = ()
-    """
-    Names of the file that were left out with a wrapper: its counters and, beside averaged weights, those that are not.
-    """
+    """Names of the file that were left out with a wrapper: its counters, and the raw weights next to averaged ones."""
     own_loading: str | None = None
     """What in the model takes part in loading, so that its own ``load_state_dict`` has filled it."""
     is_tried: bool = True

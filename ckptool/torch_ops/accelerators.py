@@ -1,8 +1,8 @@
 """
 The accelerators that torch has here, each by what its own module can do and never by its name.
 
-`torch.cuda` has streams, events, and numbers of free memory; `torch.mps` has one queue for everybody; what a module of
-somebody else's has, is asked. What it cannot do is done without, safely: all work is waited for, and copies are plain.
+`torch.cuda` has streams, events, and numbers of free memory; `torch.mps` has one queue for everybody; other modules
+have some of these. Where one is missing, the safe way is taken: all work is waited for, and copies are plain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Accelerator(NamedTuple):
     @property
     def is_started(self) -> bool:
         """Whether it was used in this process: only then is there work to wait for. To ask does not start it."""
-        asked = getattr(self.api, "is_initialized", None)
-        return True if asked is None else bool(asked())
+        is_initialized = getattr(self.api, "is_initialized", None)
+        return True if is_initialized is None else bool(is_initialized())
 
     @property
     def has_streams(self) -> bool:
@@ -43,31 +43,31 @@ class Accelerator(NamedTuple):
         """Return how many devices of the kind are here."""
         if self.is_single:
             return int(torch.backends.mps.is_available())
-        return int(self._asked("is_available", default=True) and self._asked("device_count", default=1))
+        return int(self._call("is_available", default=True) and self._call("device_count", default=1))
 
     def name(self, index: int) -> str:
         """Return what its maker calls a device."""
-        return "Apple GPU" if self.is_single else str(self._asked("get_device_name", index, default=self.kind))
+        return "Apple GPU" if self.is_single else str(self._call("get_device_name", index, default=self.kind))
 
     def memory(self, index: int) -> tuple[int | None, int | None]:
-        """Return the free and the whole memory of a device in bytes, each None where nothing tells it."""
+        """Return the free and the whole memory of a device in bytes, each None where it is not known."""
         if self.is_single:
             total = int(self.api.recommended_max_memory())
             return total - int(self.api.driver_allocated_memory()), total
-        told = self._asked("mem_get_info", index, default=None)
-        if told is None:  # a device that is full to the last byte has a size all the same
-            properties = self._asked("get_device_properties", index, default=None)
+        found = self._call("mem_get_info", index, default=None)
+        if found is None:  # a device that is full to the last byte has a size all the same
+            properties = self._call("get_device_properties", index, default=None)
             return None, getattr(properties, "total_memory", None)
-        return int(told[0]), int(told[1])
+        return int(found[0]), int(found[1])
 
     def room(self, device: torch.device) -> int | None:
         """Return how many bytes can be allocated: free ones, and those that torch keeps for the next tensors."""
         index = device.index or 0
         free = self.memory(index)[0]
-        reserved, used = (self._asked(f"memory_{what}", index, default=0) for what in ("reserved", "allocated"))
+        reserved, used = (self._call(f"memory_{what}", index, default=0) for what in ("reserved", "allocated"))
         return None if free is None else free + max(0, reserved - used)
 
-    def _asked(self, name: str, *given: Any, default: Any) -> Any:
+    def _call(self, name: str, *given: Any, default: Any) -> Any:
         ask = getattr(self.api, name, None)
         try:
             return default if ask is None else ask(*given)

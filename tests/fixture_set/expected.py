@@ -12,16 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ckptool.errors import UnsupportedFeature
+from tests.against_torch import oracle
 
 if TYPE_CHECKING:
     from tests.fixture_set.forging import TagOf
-
-_COMPRESSED = {
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
-}
 
 
 def named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -60,8 +54,8 @@ def entry(name: str, tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": name, **_described(tensor, tag_of)}
     if tensor.layout != torch.strided:
-        values, parts = _sparse_parts(tensor)
-        found |= {"device": tag_of(values.untyped_storage()), "sha256": None}
+        parts = oracle.parts(tensor)
+        found |= {"device": tag_of(parts["values"].untyped_storage()), "sha256": None}
         found |= {"layout": str(tensor.layout).removeprefix("torch."), "parts": _all(parts, tag_of)}
     elif tensor.is_quantized:
         found["quantizer"] = _quantizer(tensor, tag_of)
@@ -83,16 +77,6 @@ def _all(parts: dict[str, Tensor], tag_of: TagOf) -> dict[str, Any]:
     return {role: _described(part, tag_of) for role, part in parts.items()}
 
 
-def _sparse_parts(tensor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    if tensor.layout == torch.sparse_coo:
-        # The public names refuse a tensor that is not coalesced, and coalescing would change what is saved.
-        indices, values = tensor._indices(), tensor._values()
-        return values, {"indices": indices, "values": values}
-    values = tensor.values()
-    pointers = {name: getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]}
-    return values, {**pointers, "values": values}
-
-
 def _quantizer(tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:
     scheme = tensor.qscheme()
     found: dict[str, Any] = {"scheme": str(scheme).removeprefix("torch.")}
@@ -106,6 +90,4 @@ def digest(tensor: Tensor) -> str:
     """Return the SHA-256 of a strided tensor's elements, as ``entry`` says."""
     if sys.byteorder != "little":
         raise UnsupportedFeature("fixtures are written on little-endian machines only")
-    values = tensor.detach().int_repr() if tensor.is_quantized else tensor.detach()
-    flat = values.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(oracle.tensor_bytes(tensor)).hexdigest()

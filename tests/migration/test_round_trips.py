@@ -213,7 +213,7 @@ RUNTIME = {"forward", "dynamo_ctx", "process_group", "reducer", "logger", "_lock
 
 def tensor_facts(tensor: torch.Tensor) -> Any:
     facts = (type(tensor).__name__, str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.requires_grad)
-    parts = oracle._parts(tensor)
+    parts = oracle.parts(tensor)
     if parts:
         return *facts, [tensor_facts(part) for part in parts.values()]
     if tensor.device.type == "meta":

@@ -97,7 +97,7 @@ class translate_out_of_memory:  # noqa: N801 - it is used like a function
     """
     Raise OutOfMemory for a block that runs out of memory on a device.
 
-    No generator: its frame would be kept by the error, and keep it, and what the block holds of the device with them.
+    No generator: the error would keep its frame alive, and with it the error and the block's memory on the device.
 
     Raises:
         OutOfMemory: They are not there. Any other error comes out as it is.

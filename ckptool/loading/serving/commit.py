@@ -88,8 +88,8 @@ def retire(model: torch.nn.Module) -> None:
     """
     Keep the weights of a model that no longer serves until its devices have done what calls left them to do.
 
-    The last call lets go of the model when it returns, and its kernels may still wait on a stream of the caller's; the
-    memory would be given to others at once.
+    When the last call returns, its kernels may still wait on a stream of the caller's, but nothing refers to the model
+    any more: its memory would be reused at once.
     """
     tensors = [*model.parameters(), *model.buffers()]
     devices = {tensor.device for tensor in tensors if accelerator(tensor.device.type) is not None}

@@ -1,4 +1,4 @@
-"""The thread that looks at a path, and reloads when another file is there."""
+"""The thread that polls a path, and reloads when another file is there."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ logger = logging.getLogger("ckptool")
 
 class _Waiting:
     """
-    The file that the last look met and did not load yet, kept open.
+    The file that the last poll found and did not load yet, kept open.
 
-    As long as it is open no other file gets its inode number, and it can be asked whether it was written to.
+    As long as it is open, no other file gets its inode number, and its status says whether it was written to.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Watcher(Generic[T]):
     another, somebody renames whole files to the path: the one that is there is loaded at once. A file that is gone at
     two looks in a row is an error like any other, and what comes after it is loaded, whatever it is.
 
-    What comes of it is told to ``told``, if there is one; an error also goes to ``failed``.
+    ``on_error`` gets each error, and ``on_reload``, if there is one, each reload and each error of ckptool's own.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Watcher(Generic[T]):
         every: float,
         loaded: tuple[object, ...] | None,
         reload: Callable[[Cancellation], T],
-        failed: Callable[[Exception], None],
-        told: Callable[[T | CkptoolError], None] | None,
+        on_error: Callable[[Exception], None],
+        on_reload: Callable[[T | CkptoolError], None] | None,
     ) -> None:
         self._path, self._every = path, every
         self._loaded = self._served = loaded  # what was tried last, and what was loaded indeed
-        self._reload, self._failed, self._told = reload, failed, told
+        self._reload, self._on_error, self._on_reload = reload, on_error, on_reload
         self._stopped = threading.Event()
         self._cancellation = Cancellation()
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
@@ -136,21 +136,21 @@ class Watcher(Generic[T]):
         try:
             done = self._reload(self._cancellation)
             self._served = self._loaded
-            self._tell(done)
+            self._report(done)
         except Cancelled:
             logger.info("no longer watched, not reloaded: %s", show(shown_path(self._path)))
         except CkptoolError as error:
             logger.warning("not reloaded: %s", show(str(error)))
-            self._failed(error)
-            self._tell(error)
+            self._on_error(error)
+            self._report(error)
         except Exception as error:  # no memory left on the device, say: the next file may do
             logger.exception("not reloaded: %s", show(shown_path(self._path)))
-            self._failed(error)
+            self._on_error(error)
 
-    def _tell(self, outcome: T | CkptoolError) -> None:
-        if self._told is None:
+    def _report(self, outcome: T | CkptoolError) -> None:
+        if self._on_reload is None:
             return
         try:
-            self._told(outcome)
+            self._on_reload(outcome)
         except Exception:
             logger.exception("on_reload failed")
