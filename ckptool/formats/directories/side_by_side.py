@@ -95,32 +95,21 @@ def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
         inside = root
         for key in path[:-1]:
             below = inside.get(key)
-            if not isinstance(below, _Branch):
-                below = inside[key] = _Branch({} if below is None else {"": below})
+            if not isinstance(below, dict):  # no leaf is one
+                below = inside[key] = {} if below is None else {"": below}
                 branches.append((inside, key))
-            inside = below.children
+            inside = below
         own, last = inside.get(path[-1]), path[-1]
-        if isinstance(own, _Branch):
-            inside, last = own.children, ""
+        if isinstance(own, dict):
+            inside, last = own, ""
         if last in inside:
             raise AmbiguousFile(f"two values have the path {quoted('.'.join(map(str, path)))}", kind="ambiguous-name")
         inside[last] = leaf
     for inside, key in reversed(branches):  # those within a branch are later than it; a path may be of any length
-        inside[key] = _finished(inside[key].children)
+        below = inside[key]
+        is_list = all(type(one) is int for one in below) and sorted(below) == list(range(len(below)))
+        inside[key] = [below[index] for index in range(len(below))] if is_list else Dict(list(below.items()))
     return Dict(list(root.items()))
-
-
-class _Branch:
-    __slots__ = ("children",)
-
-    def __init__(self, children: dict[str | int, Inert]) -> None:
-        self.children = children
-
-
-def _finished(children: dict[str | int, Inert]) -> Inert:
-    if all(type(key) is int for key in children) and sorted(map(int, children)) == list(range(len(children))):
-        return [children[index] for index in range(len(children))]
-    return Dict(list(children.items()))
 
 
 ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."

@@ -160,31 +160,26 @@ class ItemParts:
             elif entry is not None:
                 found.append((entry.file, entry.offset, name, -1))
         found.sort()
-        for _, _, name, at in found:
-            yield self._part(name, at)
+        for file, _, name, at in found:
+            entry = self._entries[name]
+            if isinstance(entry, Item):
+                yield Part(repr(name), file, partial(self._items.open, entry))
+            elif entry is not None and (item := entry.items[at]) is not None:
+                offsets, sizes = entry.boxes[at]
+                compare = partial(self._piece_contradiction, entry, sizes)
+                yield Part(
+                    f"{name!r} at {list(offsets)}", file, partial(self._items.piece, name, item, offsets), compare
+                )
         for copy in self._copies:
             entry = self._entries[copy.name]
-            compare = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
-            yield Part(
-                repr(copy.name), copy.other.file, self._opens(copy, copy.other), compare, self._opens(copy, copy.taken)
-            )
+            same = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
+            opens, twin = self._opens(copy, copy.other), self._opens(copy, copy.taken)
+            yield Part(repr(copy.name), copy.other.file, opens, same, twin)
 
     def _opens(self, copy: Copy, item: Item) -> Callable[[], Parsed]:
         if copy.offsets is None:
             return partial(self._items.open, item)
         return partial(self._items.piece, copy.name, item, copy.offsets)
-
-    def _part(self, name: str, at: int) -> Part:
-        entry = self._entries[name]
-        if isinstance(entry, Entry):
-            item = entry.items[at]
-            assert item is not None  # __iter__ saw it
-            offsets, sizes = entry.boxes[at]
-            what = f"{name!r} at {list(offsets)}"
-            compare = partial(self._piece_contradiction, entry, sizes)
-            return Part(what, item.file, partial(self._items.piece, name, item, offsets), compare)
-        assert isinstance(entry, Item)  # __iter__ saw it
-        return Part(repr(name), entry.file, partial(self._items.open, entry))
 
     @staticmethod
     def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
