@@ -86,23 +86,6 @@ def test_metadata_that_is_no_text_is_an_error_and_keeps_nobody_from_the_tensors(
     assert all(isinstance(value, str) for value in found.metadata.values())
 
 
-@each("name", REFUSED)
-def test_what_lies_or_has_two_readings_is_refused(name: str) -> None:
-    with pytest.raises((MalformedFile, AmbiguousFile, CkptoolError)) as caught:
-        open_checkpoint(REFUSED[name])
-
-    assert caught.value.path == "<bytes>"
-
-
-@pytest.mark.parametrize(
-    "name", ["a name twice", "a name twice, once escaped", "metadata twice", "the same bytes twice"]
-)
-def test_two_readings_are_called_ambiguous(name: str) -> None:
-    with pytest.raises(AmbiguousFile) as caught:
-        open_checkpoint(REFUSED[name])
-    assert caught.value.kind == "ambiguous-safetensors"
-
-
 @pytest.mark.parametrize(
     ("name", "offset"),
     [("a hole", 8), ("a hole in front", 4), ("the same bytes twice", 0), ("bytes behind the last tensor", 8)],

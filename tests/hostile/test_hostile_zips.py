@@ -29,8 +29,6 @@ from tests.zip_bytes import (
     FULL32,
     Member,
     deflated,
-    end,
-    entry,
     local_header,
     read,
     stored,
@@ -62,116 +60,6 @@ def unicode_path(name: str, *, of: bytes) -> bytes:
 
 def placed(member: Member, where: str, fields: dict[str, Any]) -> Member:
     return replace(member, **fields) if where == "both" else replace(member, **{where: fields})
-
-
-def _refused() -> Iterator[tuple[str, bytes, str | None]]:
-    for copies, place in product((2, 17), (0, 2)):
-        twins = [stored("x/twin", bytes([number])) for number in range(copies)]
-        yield f"a name {copies} times at {place}", whole([A, B][:place] + twins + [A, B][place:]), AMBIGUOUS
-    for name in ("data.pkl", "version", "data/0"):
-        for variant in {name.upper(), name.title(), name[:-1] + name[-1].upper(), name.swapcase()} - {name}:
-            yield f"{name} and {variant}", whole([stored(f"a/{name}"), stored(f"a/{variant}")]), AMBIGUOUS
-    yield "one member listed twice", whole([A, B], listed=[A, B, B]), AMBIGUOUS
-    dos = Member(name="x/é".encode("cp437"))
-    yield "two spellings of one name", whole([Member(name="x/é".encode(), flags=0x800), dos]), AMBIGUOUS
-    yield "two archives", whole([A]) + whole([B]), "several-zips"
-    yield "an archive in front", whole([A], prefix=whole([B])), AMBIGUOUS
-    yield "an archive between", whole([A], gap=whole([B])), AMBIGUOUS
-    hidden = stored("x/a", b"other")
-    yield "a hidden member in front", whole([hidden, A, B], listed=[A, B]), AMBIGUOUS
-    yield "a hidden member between", whole([A, hidden, B], listed=[A, B]), AMBIGUOUS
-    for magic, width in product((True, False), (4, 8)):
-        sound = streamed(A, magic=magic, width=width)
-        for at, name in enumerate(("crc32", "stored", "nbytes")):
-            what = f"{name} of a descriptor {magic, width}"
-            yield f"{what}, in the directory", whole([replace(sound, central={name: 9}), B]), AMBIGUOUS
-            yield f"{what}, in front", whole([replace(sound, local={**sound.local, name: 9}), B]), AMBIGUOUS
-            begin = (0, 4, 4 + width)[at] + 4 * magic
-            bent = sound.descriptor[:begin] + b"\x07" + sound.descriptor[begin + 1 :]
-            yield f"{what}, itself", whole([replace(sound, descriptor=bent), B]), AMBIGUOUS
-    yield "no descriptor", whole([replace(streamed(A), descriptor=b""), B]), AMBIGUOUS
-    yield "two sizes of a stored member", whole([replace(A, nbytes=3), B]), AMBIGUOUS
-    yield "two of one header", whole([A, B], listed=[A, replace(B, central={"header": 0, "name": A.name})]), AMBIGUOUS
-    inside = replace(A, central={"header": len(local_header(NESTED))})
-    yield "one inside another", whole([NESTED, A], listed=[NESTED, inside]), AMBIGUOUS
-    into = replace(A, central={"stored": FIRST, "nbytes": FIRST})
-    yield "one into another", whole([A, B], listed=[into, B]), AMBIGUOUS
-    at_end = replace(A, central={"header": len(local_header(OUTER)) + 6})
-    yield "one at the end of another", whole([OUTER], listed=[OUTER, at_end]), AMBIGUOUS
-    directory = whole([A, B]).index(b"PK\x01\x02")
-    moved = whole([A, B])[directory:].replace(struct.pack("<L", directory), struct.pack("<L", directory - 5))
-    yield "a directory in the members", whole([A, B])[:directory] + moved, None
-    for header in (1, 60, 1 << 20, FULL32 - 1):
-        yield f"no header at {header}", whole([A, B], listed=[A, replace(B, central={"header": header})]), None
-    for made_by, attributes in MARKED:
-        marked = replace(B, central={"made_by": made_by, "attributes": attributes})
-        yield f"marked {made_by:#x} {attributes:#x}", whole([A, marked]), AMBIGUOUS
-    for name in ("x/empty", "x/with bytes/", "x/both"):
-        folder = stored(name, b"" if name == "x/empty" else b"bytes", central={"attributes": 0x10})
-        yield f"the folder {name}", whole([A, folder]), AMBIGUOUS
-    fake = end(0, 0, 0)
-    yield "an end in the comment", whole([A, B], last={"comment": fake}), None
-    yield "an end in a longer comment", whole([A, B], last={"comment": fake + b"x", "comment_n": len(fake) + 1}), None
-    yield "an end in the directory", whole([replace(A, central={"comment": fake}), B]), AMBIGUOUS
-    for last in ({"here": 3, "count": 3}, {"offset": 3}, {"nbytes": 1 << 30}, {"offset": 1 << 30}, {"comment_n": 5}):
-        yield f"an end with {last}", whole([A, B], last=last), None
-    body, central = local_header(A) + A.payload, entry(A, 0)
-    for junk in (b"\0", b"PK\x01\x02", bytes(46)):
-        data = body + central + junk + end(1, len(central + junk), len(body))
-        yield f"{junk[:4]!r} more in the directory", data, AMBIGUOUS
-    for volume in ({"disk": 1}, {"start": 1}, {"here": 1}):
-        yield f"volumes: {volume}", whole([A, B], last=volume), SPLIT
-    yield "a member on another volume", whole([A, replace(B, central={"disk": 1})]), SPLIT
-    for last64 in (
-        {"count": 1, "here": 1},
-        {"offset": 0},
-        {"record": 0},
-        {"record": 1 << 40},
-        {"size": 45},
-        {"here": 1},
-    ):
-        for last in ({}, EVERYTHING):
-            yield f"zip64 with {last64}, {len(last)}", whole([A, B], zip64=True, last64=last64, last=last), None
-    for last in ({"here": 1, "count": 1}, {"offset": 5}, {"nbytes": 46}, {"here": 7, "count": 7}):
-        yield f"an end beside zip64 with {last}", whole([A, B], zip64=True, last=last), AMBIGUOUS
-    record = whole([A, B], zip64=True).rindex(b"PK\x06\x06")
-    for shift in (-56, -1, 1, 55, 70):
-        yield f"a locator {shift} beside", whole([A, B], zip64=True, last64={"record": record + shift}), None
-    for last in ({"offset": FULL32}, {"nbytes": FULL32}):
-        yield f"no zip64, with {last}", whole([A, B], last=last), None
-    full = {"stored": FULL32, "nbytes": FULL32}
-    wrong = (b"", zip64_field(5), zip64_field(5, 5) * 2, zip64_field(5, 6), zip64_field(5, 5, 5))
-    for extra in (*wrong, zip64_field(5, 5)[:-1], zip64_field(1 << 63, 1 << 63)):
-        for where in ("local", "central"):
-            yield f"a field {extra.hex()} in {where}", whole([placed(A, where, {**full, "extra": extra}), B]), None
-    yield "a field that nothing needs", whole([replace(A, central={"extra": zip64_field(6, 6)}), B]), AMBIGUOUS
-    for extra, where in product((b"\x01", b"\x46\x42\x10\x00short", b"\x46\x42\x00\x00tail"), ("local", "central")):
-        yield f"extra {extra.hex()} in {where}", whole([placed(A, where, {"extra": extra}), B]), "malformed-zip"
-    for where in ("local", "central", "both"):
-        second = placed(A, where, {"extra": unicode_path("x/z", of=A.name)})
-        yield f"a second name in {where}", whole([second, B]), AMBIGUOUS
-    for name in NAMES:
-        yield f"the name {name!r}", whole([A, Member(name=name, flags=0x800)]), "malformed-zip"
-    for where in ("local", "central"):
-        yield (
-            f"two spellings, {where}",
-            whole([replace(A, name="x/é".encode(), **{where: {"flags": 0x800}}), B]),
-            AMBIGUOUS,
-        )
-    for method in (1, 2, 6, 9, 12, 14, 93, 95, 98, 99, FULL16):
-        yield f"method {method}", whole([A, replace(B, method=method)]), "zip-method"
-    yield "an entry alone", entry(A, 0) + end(1, len(entry(A, 0)), 0), None
-
-
-REFUSED = {name: (data, kind) for name, data, kind in _refused()}
-
-
-@each("name", REFUSED)
-def test_what_two_programs_would_read_differently_is_refused(name: str) -> None:
-    data, kind = REFUSED[name]
-    with pytest.raises(CkptoolError) as caught:
-        read(data)
-    assert kind is None or caught.value.kind == kind
 
 
 def _read() -> Iterator[tuple[str, bytes]]:

@@ -184,7 +184,8 @@ def _cases() -> Iterator[Case]:
     for name, header in ACCEPTED.items():
         yield Case("F3", name, file(header), "read")
     for name, data in REFUSED.items():
-        yield Case(ROWS.get(name, "F1"), name, data, "refused")
+        row = ROWS.get(name, "F1")
+        yield Case(row, name, data, "ambiguous-safetensors" if row == "F2" else "refused")
     for length in LENGTH_LIES:
         yield Case("F1", f"a header of {length:,} bytes", file(text(x=entry()), length=length), "refused")
     for lead in LEADS:

@@ -243,8 +243,9 @@ def _cases() -> Iterator[Case]:
         row, kind = ROWS.get(name, "P8"), "limit-exceeded" if error == "LimitExceeded" else "any"
         yield Case(row, name, data, "too-deep" if row == "P11" and error == "LimitExceeded" else kind)
     for opcode in (*EXTENSIONS, b"\x97"):
+        kind = "unsafe-buffer" if opcode == b"\x97" else "unsafe-extension"
         for wrap in (zipped, legacy, pickled):
-            yield Case("P4", f"opcode 0x{opcode[0]:02x} in {wrap.__name__}", wrap({"a": opcode}), "refused")
+            yield Case("P4", f"opcode 0x{opcode[0]:02x} in {wrap.__name__}", wrap({"a": opcode}), kind)
     for name, tree in RECURSIVE.items():
         yield Case("P8", f"itself: {name}", zipped({"w": T, "x": tree}), "read")
     for index in (1 << 8, 1 << 16, 1 << 31, (1 << 32) - 1):

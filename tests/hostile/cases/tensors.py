@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from struct import pack
 from typing import Any
 
+from ckptool.tensors.dtypes import BY_STORAGE_CLASS
 from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
 from tests.hostile.cases import Case, written
 
@@ -297,7 +299,8 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "a dict for sizes": ({4: 4}, (1,), 0),
 }
 LAYOUTS = ((1 << 34,), (1 << 17, 1 << 17), (1 << 20, 4, 1 << 12))
-PAIRS = (("FloatStorage", "HalfStorage"), ("FloatStorage", "IntStorage"), ("LongStorage", "DoubleStorage"))
+CLASSES = sorted(BY_STORAGE_CLASS)
+PAIRS = (("FloatStorage", "HalfStorage"), ("FloatStorage", "IntStorage"), *pairwise([*CLASSES, CLASSES[0]]))
 
 
 def sparse_of(shape: tuple[int, ...]) -> bytes:
@@ -326,11 +329,13 @@ def _cases() -> Iterator[Case]:
         named_number = f"{number!r:.20}"
         yield Case("S2", f"a size of {named_number}", view((number,)), "malformed-tensor")
         yield Case("S2", f"a stride of {named_number}", view((1,), (number,)), "malformed-tensor")
+        yield Case("S2", f"a stride of {named_number} for nothing", view((0,), (number,)), "malformed-tensor")
         yield Case("S2", f"an offset of {named_number}", view((1,), (1,), number), "malformed-tensor")
     for name, layout in OUTSIDE.items():
         yield Case("S2", name, view(*layout), "malformed-tensor")
     yield Case("S2", "64 dimensions", view((1,) * 64, (1,) * 64), "read", {"w": floats(1)})
     yield Case("S2", "an empty tensor behind the end", view((0, 1 << 40), (9, 9), 99), "read", {"w": b""})
+    yield Case("S2", "sizes in a list", view([4], [1]), "read", {"w": floats()})
     for size in LAYOUTS:
         yield Case("S3", f"{size} from 16 bytes", view(size, (0,) * len(size)), "read")
     for name, (shape, stride) in SCATTERED.items():
@@ -358,8 +363,13 @@ def _cases() -> Iterator[Case]:
     yield Case("S4", "storages in another order", legacy(tree, both[::-1]), "read", {"a": floats(), "b": floats(2)})
     for key in ("1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)):
         yield Case("S4", f"a storage called {key!r}", zipped(tensor(storage(key))), "refused")
+    for dtype in ("NoStorage", "floatstorage", "FloatStorage.x", ""):
+        yield Case("S4", f"a storage of the class {dtype!r}", zipped(tensor(storage(dtype=dtype))), "storage-class")
+    for offset, numel in ((0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)):
+        part = {"w": tensor(storage(rest=(("5", offset, numel),)), (1,))}
+        yield Case("S4", f"{numel} elements from {offset} of four", legacy(part, [("0", 4, floats())]), "refused")
     for first, second in PAIRS:
-        numels = (4, 8) if second == "HalfStorage" else (4, 4) if second == "IntStorage" else (2, 2)
+        numels = [16 // BY_STORAGE_CLASS[one].itemsize for one in (first, second)]
         for rest in ((), ROOT_ONLY):
             pair = [
                 tensor(storage(numel=numel, dtype=dtype, rest=rest), (1,))
@@ -368,8 +378,17 @@ def _cases() -> Iterator[Case]:
             data = legacy(pair, [("0", numels[0], floats())]) if rest else torch_zip(pair, FLOATS)
             kind = "stream" if rest else "zip"
             yield Case("S6", f"{first} and {second} in a {kind}", data, "ambiguous-storage")
-    moved = torch_zip([T, tensor(storage(location="cuda:0"), (1,))], FLOATS)
-    yield Case("S6", "one storage on two devices", moved, "ambiguous-storage")
+    for more in ({"location": "cuda:0"}, {"numel": 8, "dtype": "HalfStorage", "location": "cuda:0"}, {"numel": 2}):
+        again = tensor(storage(rest=ROOT_ONLY, **more), (1,))
+        twice = legacy([tensor(storage(rest=ROOT_ONLY)), again], [("0", 4, floats())])
+        yield Case("S6", f"a storage of a stream that is {more} as well", twice, "ambiguous-storage")
+        if "location" in more:
+            moved = torch_zip([T, tensor(storage(**more), (1,))], FLOATS)
+            yield Case("S6", f"a storage of a zip that is {more} as well", moved, "ambiguous-storage")
+    yield Case("S7", "sound parts", sparse(COO, (INDICES, T, (4,))), "read")
+    for make in (wrapped, subclassed):
+        yield Case("S7", f"8 times {make.__name__}", zipped(make(8)), "read", {"w": floats()})
+        yield Case("S7", f"50 times {make.__name__}", zipped(make(50)), "malformed-tensor")
     for name, parts in MALFORMED_SPARSE.items():
         yield Case("S7", name, sparse(*parts), "malformed-tensor")
     for name, indices in BAD_INDICES.items():
@@ -391,7 +410,7 @@ def _cases() -> Iterator[Case]:
         yield Case("P13", f"inline: {name}", pickled({"w": tensor(call(LOAD, part))}), "refused")
     for order in (True, False):
         data = legacy({"w": tensor(storage(rest=ROOT_ONLY))}, [("0", 4, floats())], little_endian=order)
-        yield Case("S9", f"a stream that says little_endian={order}", data, "any")
+        yield Case("S9", f"a stream that says little_endian={order}", data, "read", {"w": floats()})
 
 
 OVERLAPPING = pack("<4f", 0, 1, 1, 2)

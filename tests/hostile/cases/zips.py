@@ -12,7 +12,19 @@ from typing import Any
 
 from tests.build import floats, named, ops, pickled, storage, tensor, torch_zip, torchscript, zip_file
 from tests.hostile.cases import Case, written
-from tests.zip_bytes import FULL16, FULL32, Member, deflated, end, local_header, stored, streamed, whole, zip64_field
+from tests.zip_bytes import (
+    FULL16,
+    FULL32,
+    Member,
+    deflated,
+    end,
+    entry,
+    local_header,
+    stored,
+    streamed,
+    whole,
+    zip64_field,
+)
 
 WEIGHTS = {"w": floats()}
 TREE = stored("archive/data.pkl", pickled({"w": tensor(storage())}))
@@ -36,6 +48,9 @@ FIELDS: dict[str, tuple[Any, ...]] = {
         zip64_field(16, 16),
         zip64_field(1 << 63, 1 << 63),
         b"\x75\x70\1\0x",
+        b"\x75\x70\x13\0\1" + zlib.crc32(DATA.name).to_bytes(4, "little") + b"archive/data/1",
+        b"\x46\x42\x10\0short",
+        b"\x46\x42\0\0tail",
     ),
     "header": (0, 1, 5, 60, 1 << 20, FULL32 - 1, FULL32),
     "disk": (1, FULL16),
@@ -120,6 +135,69 @@ def _twins() -> Iterator[Case]:
     for shift in (-56, -1, 1, 56):
         data = whole(SOUND, zip64=True, last64={"record": whole(SOUND, zip64=True).rindex(b"PK\6\6") + shift})
         yield Case("Z9", f"a locator {shift:+} bytes beside", data, "refused")
+
+
+def _streamed() -> Iterator[Case]:
+    """Yield storages whose sizes follow their bytes, and lie in one of three places."""
+    for magic, width in product((True, False), (4, 8)):
+        sound = streamed(DATA, magic=magic, width=width)
+        for at, name in enumerate(("crc32", "stored", "nbytes")):
+            begin = (0, 4, 4 + width)[at] + 4 * magic
+            lies = {
+                "in the directory": replace(sound, central={name: 9}),
+                "in front": replace(sound, local={**sound.local, name: 9}),
+                "behind": replace(sound, descriptor=sound.descriptor[:begin] + b"\x07" + sound.descriptor[begin + 1 :]),
+            }
+            for where, member in lies.items():
+                label = f"the {name} {where}, {'with' if magic else 'without'} a mark, {width} bytes wide"
+                yield Case("Z12", label, whole([member, TREE, VERSION]), "ambiguous-zip")
+    bare = replace(streamed(DATA), descriptor=b"")
+    yield Case("Z12", "no sizes behind", whole([bare, TREE, VERSION]), "ambiguous-zip")
+
+
+MODES = (0o120777, 0o040755, 0o020666, 0o060666, 0o010644, 0o140644)
+MARKED = [(0, 0x10), (3 << 8, 0x10), *((3 << 8, mode << 16) for mode in MODES)]
+"""As a folder, a link, a device, a pipe or a socket."""
+
+
+def _structures() -> Iterator[Case]:
+    """Yield members and directories that lie about more than one field."""
+    first = len(local_header(TREE)) + len(TREE.payload)
+    into = replace(TREE, central={"stored": first, "nbytes": first})
+    yield Case("Z5", "one member into another", whole(SOUND, listed=[into, VERSION, DATA]), "ambiguous-zip")
+    outer = stored("archive/x", b"before" + local_header(OTHER) + OTHER.payload)
+    at_end = replace(OTHER, central={"header": len(local_header(outer)) + 6})
+    yield Case("Z5", "one at the end of another", whole([outer, TREE], listed=[outer, TREE, at_end]), "ambiguous-zip")
+    hidden = whole([TREE, OTHER, VERSION, DATA], listed=SOUND)
+    yield Case("Z2", "a hidden member between others", hidden, "ambiguous-zip")
+    spelt = [Member(name="archive/é".encode(), flags=0x800), Member(name="archive/é".encode("cp437"))]
+    yield Case("Z3", "two spellings of one name", whole([*SOUND, *spelt]), "ambiguous-zip")
+    for where in ("local", "central"):
+        half = replace(spelt[0], flags=0, **{where: {"flags": 0x800}})
+        yield Case("Z3", f"a name that is UTF-8 in {where}", whole([*SOUND, half]), "ambiguous-zip")
+        for extra in (b"", zip64_field(5), zip64_field(16, 16) * 2, zip64_field(16, 17), zip64_field(16, 16, 16)):
+            full = replace(DATA, **{where: {"stored": FULL32, "nbytes": FULL32, "extra": extra}})
+            yield Case("Z4", f"{where} sizes in the field {extra.hex()}", whole([full, TREE, VERSION]), "refused")
+    for made_by, attributes in MARKED:
+        marked = replace(DATA, central={"made_by": made_by, "attributes": attributes})
+        yield Case("Z6", f"marked {made_by:#x} {attributes:#x}", whole([TREE, VERSION, marked]), "ambiguous-zip")
+    for name, data in (("empty", b""), ("with bytes/", b"bytes"), ("both", b"bytes")):
+        folder = stored(f"archive/{name}", data, central={"attributes": 0x10})
+        yield Case("Z6", f"the folder {name!r}", whole([*SOUND, folder]), "ambiguous-zip")
+    body, central = local_header(DATA) + DATA.payload, entry(DATA, 0)
+    for junk in (b"\0", b"PK\1\2", bytes(46)):
+        data = body + central + junk + end(1, len(central + junk), len(body))
+        yield Case("Z8", f"{junk[:4]!r} more in the directory", data, "ambiguous-zip")
+    yield Case("Z8", "an entry alone", central + end(1, len(central), 0), "refused")
+    for count in (1, 7):
+        counts = {"here": count, "count": count}
+        yield Case("Z8", f"{count} members, as the end says twice", whole(SOUND, last=counts), "refused")
+        yield Case("Z9", f"{count} members beside zip64", whole(SOUND, zip64=True, last=counts), "ambiguous-zip")
+    says_nothing = {"here": FULL16, "count": FULL16, "nbytes": FULL32, "offset": FULL32}
+    lies = ({"count": 1, "here": 1}, {"offset": 0}, {"record": 0}, {"record": 1 << 40}, {"size": 45}, {"here": 1})
+    for last64, last in product(lies, ({}, says_nothing)):
+        data = whole(SOUND, zip64=True, last64=last64, last=last)
+        yield Case("Z9", f"zip64 with {last64}, {len(last)} full", data, "refused")
 
 
 def _large_tree() -> bytes:
@@ -213,6 +291,8 @@ def _cases() -> Iterator[Case]:
     for row, name, data in _matrix():
         yield Case(row, name, data, "one", WEIGHTS)
     yield from _twins()
+    yield from _streamed()
+    yield from _structures()
     yield from _payloads()
     yield from _texts()
 
