@@ -14,17 +14,14 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptool import CheckReport, check
+from ckptool import check
 from ckptool.archives import zips as zips_module
 from tests.build import call, named, pickled, raw, tar_file, zip_file
+from tests.checking.test_would_run import system
 from tests.scale import in_turn
 
 CALLS = pickled(call(named("os", "system"), "true"))
 METHODS = {"bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA, "deflate": zipfile.ZIP_DEFLATED}
-
-
-def system(report: CheckReport) -> list[str]:
-    return [act.text for act in report.acts if act.grade == "system" and act.how != "refers"]
 
 
 def zipped(content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -7,7 +7,6 @@ F1 to F8 are rows of the project's list of hostile input.
 from __future__ import annotations
 
 import random
-import time
 from itertools import permutations
 
 import pytest
@@ -102,20 +101,6 @@ def test_a_range_that_does_not_fit_says_both_sizes() -> None:
     assert (caught.value.needed, caught.value.actual) == (12, 8)
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 2**31, 2**32, 2**39])
-def test_a_header_length_that_lies_is_refused(length: int) -> None:
-    data = file(text(x=entry()), length=length)
-
-    assert reference(data) is None
-    assert not assert_no_more_than_the_reference(data)
-
-
-@pytest.mark.parametrize("length", [2**40, 2**63, 2**64 - 1])
-def test_a_length_beyond_reason_is_no_safetensors_file(length: int) -> None:
-    with pytest.raises(CkptoolError):
-        open_checkpoint(file(text(x=entry()), length=length))
-
-
 @pytest.mark.parametrize("lead", [" ", "\n\t\r ", " " * 5_000, "\n" * 200_000])
 def test_white_space_before_the_header_is_read_and_told_of(lead: str) -> None:
     data = file(lead + text(x=entry()))
@@ -177,12 +162,6 @@ def test_whatever_is_changed_we_accept_what_the_reference_accepts() -> None:
             assert is_refused_on_purpose(data), data[:400]
 
 
-@pytest.mark.parametrize("lead", ["\x0b", "\xa0", "\0 ", "x", "[", "\0", "\ufeff"])
-def test_a_header_that_does_not_begin_with_its_brace_is_refused(lead: str) -> None:
-    with pytest.raises(CkptoolError):
-        open_checkpoint(file(lead + text(x=entry())))
-
-
 def test_a_header_as_long_as_the_limit_and_a_rank_as_high_as_torchs_are_read() -> None:
     data = file(text(x=entry(shape=(1,) * 63 + (2,))))
 
@@ -207,23 +186,6 @@ def test_more_tensors_and_longer_names_than_the_limits_are_refused() -> None:
         open_checkpoint(file(text(**{"x" * 70_000: entry()})))
 
 
-def test_many_names_and_one_of_them_twice_cost_no_more_than_their_length() -> None:
-    empty = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    header = "{" + ",".join(f'"{n}":{empty}' for n in range(60_000)) + f',"59999":{empty}' + "}"
-    start = time.perf_counter()
-
-    with pytest.raises(AmbiguousFile):
-        open_checkpoint(file(header, b""))
-    assert time.perf_counter() - start < 5
-
-
-def test_a_header_of_spaces_is_read_in_time() -> None:
-    start = time.perf_counter()
-
-    assert open_checkpoint(file(text(x=entry()) + " " * 20_000_000)).tensors
-    assert time.perf_counter() - start < 5
-
-
 def test_cut_anywhere_it_is_truncated_and_says_how_much_is_missing() -> None:
     data = file(text(x=entry("U8", (64,), (0, 64))), DATA)
 
@@ -242,12 +204,6 @@ def test_names_keep_the_headers_order_and_get_their_own_bytes(order: tuple[int, 
     found = open_checkpoint(file(text(**entries), DATA[:12]))
     assert list(found.tensors) == list(entries)
     assert all(tensor.read() == DATA[4 * int(name[1]) :][:4] for name, tensor in found.tensors.items())
-
-
-def test_values_that_a_bool_cannot_have_are_given_as_they_are() -> None:
-    data = file(text(x=entry("BOOL", (4,), (0, 4))), b"\0\1\2\xff")
-
-    assert open_checkpoint(data).tensors["x"].read() == b"\0\1\2\xff"
 
 
 SNIPPETS += [b" ", b"\n", b"\0", b"\xff", b"\xc3", b"F32", b"I8", b"shape", b"dtype", b"__metadata__", b"1e5", b"0.5"]
