@@ -14,7 +14,6 @@ from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
 from ckptool.formats import folder_source, holders, open_checkpoint, other_programs
-from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.acts import Survey
 from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.formats.runnable.programs import of_settings
@@ -140,7 +139,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             if source.nbytes:
                 if what := other_programs.in_content(name, source):
                     search.miss(what)
-                if name.endswith(SETTINGS):
+                if name.endswith(other_programs.NEMO):
                     text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
                     deque(map(search.keep, of_settings(text, "")), maxlen=0)
                 search.ending(source)

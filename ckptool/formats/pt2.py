@@ -139,10 +139,9 @@ def _read_configs(
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
-    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
+    from ckptool.formats.strict_json import parse_member  # JSON is not what most files need
 
-    data = archive.open(name).read(0, archive[name].nbytes)
-    config = parse_object(data, repr(name), "pt2", archive.limits.cancellation).get("config")
+    config = parse_member(archive, name, "pt2").get("config")
     if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
         raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")
     return config

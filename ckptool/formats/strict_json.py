@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import isinf
 
+from ckptool.archives.archive import Archive
 from ckptool.cancellation import Cancellation
 from ckptool.errors import AmbiguousFile, MalformedFile
 
@@ -25,6 +26,12 @@ def parse_object(
     if not isinstance(found, dict):
         raise MalformedFile(f"{what} is no JSON object", kind=f"malformed-{kind}")
     return found
+
+
+def parse_member(archive: Archive, name: str, kind: str) -> dict[str, object]:
+    """Return the JSON object that a member of an archive is; raise what ``parse_object`` raises."""
+    data = archive.open(name).read(0, archive[name].nbytes)
+    return parse_object(data, repr(name), kind, archive.limits.cancellation)
 
 
 def parse(

@@ -165,7 +165,10 @@ class TarStorages:
                 raise _truncated(position, source.nbytes)
             ref = StorageRef(str(key), named.location, named.nbytes, source, start)
             self._storages[str(key)] = TypedStorage(ref, named.dtype)
-        for view in _sequence(pickles.read(position).root):
+        views = pickles.read(position).root
+        if not isinstance(views, list | tuple):
+            raise MalformedFile("a list of the wrong kind", kind="malformed-tar")
+        for view in views:
             self._add_view(view)
 
     def _add_view(self, view: Inert) -> None:
@@ -224,12 +227,6 @@ def _triple(node: Inert) -> tuple[Inert, Inert, Inert]:
     if not (isinstance(node, tuple) and len(node) == 3):
         raise MalformedFile("an entry of the wrong kind", kind="malformed-tar")
     return node
-
-
-def _sequence(node: Inert) -> list[Inert]:
-    if not isinstance(node, list | tuple):
-        raise MalformedFile("a list of the wrong kind", kind="malformed-tar")
-    return list(node)
 
 
 def _key(pid: Inert) -> str | None:

@@ -61,11 +61,9 @@ def read(probe: Probe) -> Parsed:
     archive = probe.zip
     assert archive is not None  # sniff saw it
     root = _root(archive) or ""
-    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
+    from ckptool.formats.strict_json import parse_member  # JSON is not what most files need
 
-    name = f"{root}{_INDEX}"
-    content = archive.open(name)
-    index = parse_object(content.read(0, content.nbytes), repr(name), "torchscript", archive.limits.cancellation)
+    index = parse_member(archive, f"{root}{_INDEX}", "torchscript")
     module = index.get("mainModule")
     if not isinstance(module, dict):
         raise _malformed("without a main module")

@@ -68,32 +68,27 @@ def describe(node: Inert, depth: int = 0) -> str:
 
 
 def _describe_container(node: Inert, depth: int) -> str:
+    def each(values: Inert) -> list[str]:
+        return [describe(one, depth + 1) for one in _few(values, depth)]
+
     pairs = nodes.mapping_pairs(node)
     if pairs is not None:
-        return _bracket(
-            "{",
-            [f"{describe(k, depth + 1)}: {describe(v, depth + 1)}" for k, v in _few(pairs, depth)],
-            len(pairs),
-            "}",
-        )
+        parts = [f"{describe(key, depth + 1)}: {describe(value, depth + 1)}" for key, value in _few(pairs, depth)]
+        return _bracket("{", parts, len(pairs), "}")
     if isinstance(node, list | tuple | Set):
         items = node.items if isinstance(node, Set) else node
-        opening, closing = (
-            ("[", "]") if isinstance(node, list) else ("(", ")") if isinstance(node, tuple) else ("{", "}")
-        )
-        return _bracket(opening, [describe(item, depth + 1) for item in _few(items, depth)], len(items), closing)
-    if isinstance(node, Call):
-        name = nodes.class_name(node).rpartition(".")[2]
-        attributes = nodes.attribute_pairs(node)
-        if attributes:
-            parts = [
-                f"{_clip(k) if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}"
-                for k, v in _few(attributes, depth)
-            ]
-            return _bracket(f"{name}(", parts, len(attributes), ")")
-        args = node.args if isinstance(node.args, tuple) else ()
-        return _bracket(f"{name}(", [describe(arg, depth + 1) for arg in _few(args, depth)], len(args), ")")
-    return kind_of(node)
+        opening, closing = ("[", "]") if isinstance(node, list) else ("(", ")") if items is node else ("{", "}")
+        return _bracket(opening, each(items), len(items), closing)
+    if not isinstance(node, Call):
+        return kind_of(node)
+    name = f"{nodes.class_name(node).rpartition('.')[2]}("
+    attributes = nodes.attribute_pairs(node)
+    if attributes:
+        keys = (_clip(key) if isinstance(key, str) else describe(key, depth + 1) for key, _ in _few(attributes, depth))
+        values = each([value for _, value in attributes])
+        return _bracket(name, list(map("{}={}".format, keys, values)), len(attributes), ")")
+    args = node.args if isinstance(node.args, tuple) else ()
+    return _bracket(name, each(args), len(args), ")")
 
 
 def _few(items: Inert, depth: int) -> Inert:

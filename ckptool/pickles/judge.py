@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
@@ -35,7 +35,6 @@ from ckptool.pickles.nodes import Call, Global, PersistentId, Unknown
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource, Source
 
-RANK: Final[dict[Grade, int]] = {"data": 0, "program": 1, "code": 2, "system": 3}
 PROGRAM: Final = "__torch__"
 """The package of TorchScript's classes, which Python does not import."""
 _FORM: Final = "is not of a form that is known to only make data"
@@ -230,19 +229,6 @@ class Judge:
 
     def _makes_more(self, pickle: Pickle) -> bool:
         return bool(pickle.calls) or next(self.verdicts(pickle), None) is not None
-
-
-class _Judged(Protocol):
-    @property
-    def how(self) -> How: ...
-    @property
-    def grade(self) -> Grade: ...
-
-
-def worst(verdicts: Iterable[_Judged]) -> Grade:
-    """Return how far verdicts reach together; a name that is only asked for runs its module."""
-    grades: set[Grade] = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in verdicts}
-    return max(grades, key=RANK.__getitem__, default="data")
 
 
 @cache

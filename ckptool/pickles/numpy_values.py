@@ -32,24 +32,23 @@ _MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 _RECONSTRUCT, _NDARRAY = Global("numpy.core.multiarray", "_reconstruct"), Global("numpy", "ndarray")
 _NUMERIC = {"numpy.core.numeric", "numpy._core.numeric"}
 _INTERNAL = {"numpy._core._internal", "numpy.core._internal"}
-_NAMES = {
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "b1": "bool",
-    "c8": "complex64",
-    "c16": "complex128",
+_TYPES: Final = {
+    "f2": ("float16", "e"),
+    "f4": ("float32", "f"),
+    "f8": ("float64", "d"),
+    "i1": ("int8", "b"),
+    "i2": ("int16", "h"),
+    "i4": ("int32", "i"),
+    "i8": ("int64", "q"),
+    "u1": ("uint8", "B"),
+    "u2": ("uint16", "H"),
+    "u4": ("uint32", "I"),
+    "u8": ("uint64", "Q"),
+    "b1": ("bool", "?"),
+    "c8": ("complex64", ""),
+    "c16": ("complex128", ""),
 }
-_STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
-_STRUCT_CODES |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "b1": "?"}
+"""The name of a type by its code, and its letter in ``struct``."""
 
 
 class NumpyArray(NamedTuple):
@@ -82,7 +81,7 @@ def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = No
     if not all(type(axis) is int for axis in axes) or tuple(sorted(axes)) != natural:
         return None
     code, order = _dtype(dtype)
-    return NumpyArray(_NAMES.get(code, code), shape, axes, order == ">", raw)
+    return NumpyArray(_TYPES.get(code, (code, ""))[0], shape, axes, order == ">", raw)
 
 
 def is_array(node: Inert) -> bool:
@@ -163,13 +162,13 @@ def numpy_scalar(node: Inert) -> tuple[str, object] | None:
         return None
     code, order = _dtype(node.args[0])
     raw = raw_bytes(node.args[1]) if len(node.args) > 1 else None
-    name = _NAMES.get(code, code)
+    name, letter = _TYPES.get(code, (code, ""))
     if raw is not None and code.startswith("U"):
         text = raw.decode("utf-32-be" if order == ">" else "utf-32-le", "replace")
         return "str_", text.rstrip("\0")  # as numpy does
-    if raw is None or code not in _STRUCT_CODES:
+    if raw is None or not letter:
         return name, None
-    layout = (">" if order == ">" else "<") + _STRUCT_CODES[code]
+    layout = (">" if order == ">" else "<") + letter
     return name, unpack(layout, raw)[0] if len(raw) == calcsize(layout) else None
 
 

@@ -206,8 +206,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return -1, at
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     kind: str
     what: str
     magic: bytes

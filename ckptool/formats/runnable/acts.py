@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from ckptool.pickles.alarms import Grade, How, package_of
-from ckptool.pickles.judge import worst
 
 
 def place(record: str, name: str) -> str:
@@ -77,5 +76,7 @@ class Survey(NamedTuple):
 
 def reached(acts: Iterable[Act], *, is_whole: bool = True) -> Grade:
     """Return how far acts reach together. What was not looked at, where they are not the ``whole``, may be code."""
-    found = worst(acts)
+    # A name that is only asked for runs its module.
+    grades = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in acts}
+    found: Grade = max(grades, key=get_args(Grade).index, default="data")
     return found if is_whole or found == "system" else "code"

@@ -21,7 +21,6 @@ from ckptool.archives.zips import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
-from ckptool.formats.runnable import SETTINGS
 from ckptool.formats.runnable.acts import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import Limits
@@ -59,7 +58,7 @@ _FURTHER: Final = 2 << 12
 """Bytes before it that miniz, which reads zips for PyTorch, may look at as well, for it reads whole blocks."""
 _OF_PROGRAMS: Final = (
     *(".py", "bytecode.pkl", "constants.pkl", ".json"),
-    *(".data/extern_modules", "archive_format", SETTINGS),
+    *(".data/extern_modules", "archive_format", other_programs.NEMO),
 )
 """How names of members end where there may be programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")

@@ -17,12 +17,21 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from ckptool.errors import Failure, LimitExceeded
-from ckptool.formats.runnable import SETTINGS
+from ckptool.formats.other_programs import NEMO
 from ckptool.formats.runnable.acts import Act, of_kind, of_program, place
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.alarms import is_known, reaching
-from ckptool.pickles.dangerous_names import CALLED_CLASSES, EVALUATES, FILES, LOADS, NATIVE, SOURCE, UNFOLLOWED, words
-from ckptool.pickles.dangerous_names import SETTINGS as BY_SETTINGS
+from ckptool.pickles.dangerous_names import (
+    CALLED_CLASSES,
+    EVALUATES,
+    FILES,
+    LOADS,
+    NATIVE,
+    SETTINGS,
+    SOURCE,
+    UNFOLLOWED,
+    words,
+)
 from ckptool.pickles.judge import is_listed
 from ckptool.sources.source import Source
 
@@ -97,15 +106,15 @@ def _is_torchscript(name: str) -> bool:
 def _is_program(name: str, *, is_exported: bool) -> bool:
     lowered = name.lower()  # as torch's reader looks for its members
     is_graph = lowered.endswith(".json") or (is_exported and _GRAPHS in lowered)
-    return is_graph or name.endswith(SETTINGS) or _is_torchscript(lowered)
+    return is_graph or name.endswith(NEMO) or _is_torchscript(lowered)
 
 
 def _of_data(name: str, data: bytes, record: str) -> Iterable[Act]:
     kind = name.lower()
     if kind.endswith("bytecode.pkl"):
         return of_byte_code(data, record)
-    if name.endswith(SETTINGS) or kind.endswith(".py"):
-        read = of_settings if name.endswith(SETTINGS) else of_script
+    if name.endswith(NEMO) or kind.endswith(".py"):
+        read = of_settings if name.endswith(NEMO) else of_script
         return read(str(data, "utf-8", "replace"), record)
     return of_graph(data, record)
 
@@ -145,7 +154,7 @@ def of_settings(text: str, record: str) -> Iterator[Act]:
         name = call["name"]
         why = LOADS if name in CALLED_CLASSES else reaching(name, name.rpartition(".")[2])
         shown = f"settings that call {cut(name, _LONGEST)}(…)"
-        yield Act("system" if why else "code", "runs", name, shown, why or BY_SETTINGS, record, found.start())
+        yield Act("system" if why else "code", "runs", name, shown, why or SETTINGS, record, found.start())
 
 
 # TorchScript: the operators of its source, or of its byte code
