@@ -25,7 +25,7 @@ from torch import nn
 from ckptool.checking.explain import Explanation, entries, explain
 from tests.device.tags import OfADevice
 from tests.each import each
-from tests.program import invoke
+from tests.program import invoke, run
 from tests.scale import times
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -375,8 +375,7 @@ def test_what_is_no_known_message_is_said_to_be_none(text: str) -> None:
 
 def test_the_command_explains_and_says_by_its_exit_code_whether_it_could() -> None:
     text = message_of(lambda: torch.load(VALID / "device-forged-npu0-zip.pth"))
-    result = invoke(["check", "--explain", text])
-    assert result.exit_code == 0
+    result = run("check", "--explain", text)
     assert result.stdout.startswith("device-unknown: torch knows no device called 'npu:0'")
     piped = invoke(["check", "--explain", "-", "--json"], input=text)
     assert json.loads(piped.stdout)["explanations"][0]["kind"] == "device-unknown"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ckptool import CheckReport, CkptoolError, MigrationRefused, check, load_into
-from tests.program import invoke
+from tests.program import invoke, run
 from tests.scale import in_turn
 
 
@@ -56,8 +56,7 @@ def commands(report: CheckReport) -> list[list[str]]:
 
 
 def migrated(command: list[str]) -> Path:
-    result = invoke([*command[1:], "--force", "--json"])
-    assert result.exit_code == 0, result.output
+    result = run(*command[1:], "--force", "--json")
     return Path(json.loads(result.output)["target"])
 
 
@@ -152,8 +151,7 @@ def test_a_model_that_cannot_be_built_is_refused(spec: str, tmp_path: Path) -> N
     with pytest.raises(MigrationRefused):
         check(path, model=spec)
     assert "no_such_package" not in sys.modules
-    result = invoke(["check", str(path), "--model", spec])
-    assert result.exit_code == 2
+    result = run("check", path, "--model", spec, code=2)
     assert result.stderr.startswith("Error: ")
 
 

@@ -29,7 +29,7 @@ from tests.build import (
     zip_file,
 )
 from tests.each import each
-from tests.program import invoke
+from tests.program import invoke, run
 from tests.scale import exhaustive, some
 
 EVIL = pickled(call(named("os", "system"), "true"))
@@ -337,8 +337,7 @@ def test_folders_of_version_control_are_counted_and_said(tmp_path: Path) -> None
     assert found.message == "not looked into: 2 folders of version control or tools: .git, a/.venv"
     for verb in ("scan", "check", "inspect"):
         options = ["--jobs", "1"] if verb == "scan" else ["-b", "-r"]
-        result = invoke([verb, *options, str(place)])
-        assert result.exit_code == 0
+        result = run(verb, *options, place)
         assert "left out     2 folders of version control or of tools" in result.stderr
 
 
@@ -357,8 +356,7 @@ def test_hidden_files_and_folders_are_looked_into(tmp_path: Path) -> None:
 
 def test_other_programs_are_not_passed_over_below_a_folder(tmp_path: Path) -> None:
     place = written(tmp_path / "x", {"args.yml": b'!!python/object/apply:os.system ["true"]\n', "notes.yml": b"a: 1\n"})
-    result = invoke(["check", "-b", "-r", str(place)])
-    assert result.exit_code == 2
+    result = run("check", "-b", "-r", place, code=2)
     assert "args.yml" in result.output
     assert "passed over  1 file of other kinds" in result.output
     result = invoke(["scan", "--jobs", "1", str(place)])
@@ -371,8 +369,7 @@ def test_other_programs_are_not_passed_over_below_a_folder(tmp_path: Path) -> No
 def test_a_packed_file_of_nothing_has_a_row_as_one_that_is_not_packed(content: bytes, tmp_path: Path) -> None:
     for name, data in (("x.pt", content), ("y.pt.gz", gzip.compress(content)), ("z.bin.GZ", gzip.compress(content))):
         (tmp_path / name).write_bytes(data)
-    result = invoke(["scan", "--jobs", "1", str(tmp_path)])
-    assert result.exit_code == 2
+    result = run("scan", "--jobs", "1", tmp_path, code=2)
     assert len(result.stdout.splitlines()) == 3
 
 

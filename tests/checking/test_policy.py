@@ -57,8 +57,7 @@ def test_what_fails_is_what_was_asked_for(conditions: tuple[str, ...], folder: P
 
 @pytest.mark.parametrize("option", [("--fail-on", "CK999"), ("--fail-on", "bad"), ("--only", "safe,nice")])
 def test_what_is_no_condition_is_refused(option: tuple[str, str], folder: Path) -> None:
-    result = invoke(["check", str(folder / "plain"), *option])
-    assert result.exit_code == 2
+    result = run("check", folder / "plain", *option, code=2)
     assert "is none of" in result.output
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import ckptool
 from tests.each import each
-from tests.program import invoke
+from tests.program import invoke, run
 from tests.scale import in_turn
 
 VALID = Path(ckptool.__file__).parents[1] / "fixtures" / "valid"
@@ -54,9 +54,7 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
     ],
 )
 def test_an_option_with_nothing_to_do_is_refused_by_name(words: list[str], idle: str) -> None:
-    done = invoke(words)
-
-    assert done.exit_code == 2
+    done = run(*words, code=2)
     assert f"{idle}" in done.stderr
     assert "would do nothing. Give one of them." in done.stderr
 
@@ -81,9 +79,7 @@ def test_a_tolerance_is_a_finite_number(option: str, value: str) -> None:
 
 @pytest.mark.parametrize("questions", ["safe", "whole,loads"])
 def test_a_comparison_that_only_leaves_out_is_refused(questions: str) -> None:
-    done = invoke(["check", A, "--only", questions, "--like", A])
-
-    assert done.exit_code == 2
+    done = run("check", A, "--only", questions, "--like", A, code=2)
     assert "--only leaves out: add fits" in done.stderr
     assert invoke(["check", A, "--only", f"{questions},fits", "--like", A]).exit_code == 0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.cli.test_schemas import valid
-from tests.program import invoke
+from tests.program import invoke, run
 from tests.tensors.folders import columns, rows, save
 
 
@@ -65,8 +65,7 @@ def test_a_deep_check_compares_every_piece(tmp_path: Path) -> None:
         data = bytearray(file.read_bytes())
         data[data.index(values[25, 7].numpy().tobytes() if lay == "plain" else values[20:22, 7].numpy().tobytes())] ^= 1
         file.write_bytes(data)
-        result = invoke(["check", "--deep", str(folder)])
-        assert result.exit_code == 1
+        result = run("check", "--deep", folder, code=1)
         assert (
             "CK105 the item of 'model.a' at [20, 0] in '__1_0.distcp': record 'archive/data/0' is damaged"
             in result.stdout
@@ -79,8 +78,7 @@ def test_what_cannot_be_read_does_not_hide_the_values_of_the_rest(tmp_path: Path
     folder = save(tmp_path / "saved", tensors, {"model.a": rows((12, 8), 3)}, files=4)
     (folder / "__1_0.distcp").unlink()
 
-    result = invoke(["check", "--values", str(folder)])
-    assert result.exit_code == 1
+    result = run("check", "--values", folder, code=1)
     assert "CK110 values that are no numbers (NaN): model.b (48 of 48)" in result.stdout
     assert "CK113 values not looked at, for they cannot be read: model.a" in result.stdout
     stat = invoke(["stat", str(folder)])

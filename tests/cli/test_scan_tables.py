@@ -12,7 +12,7 @@ import torch
 
 from ckptool.migration.output import lines as lines_module
 from tests.cli.test_scan import FINE, scan
-from tests.program import invoke
+from tests.program import run
 
 TEXT = {"properties": {"a": {"type": "string"}}}
 COMMAND = "pip install 'ckptool[parquet]'"
@@ -109,8 +109,6 @@ def test_a_file_of_something_else_stays(folder: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_nothing_begins(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    result = invoke(["scan", str(folder), "-o", str(tmp_path / "rows.jsonl"), "--parquet"])
-
-    assert result.exit_code == 2
+    result = run("scan", folder, "-o", tmp_path / "rows.jsonl", "--parquet", code=2)
     assert COMMAND in result.output
     assert not (tmp_path / "rows.jsonl").exists()

@@ -22,7 +22,7 @@ from ckptool.cli import on_ray
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.errors import CkptoolError
 from tests.each import each
-from tests.program import invoke
+from tests.program import invoke, run
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -155,9 +155,7 @@ def test_without_ray_nothing_begins(verb: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_migrations_on_ray_are_those_of_several_files() -> None:
-    result = invoke(["migrate", str(FINE), "--ray"])
-
-    assert result.exit_code == 2
+    result = run("migrate", FINE, "--ray", code=2)
     assert "--ray is for --out-dir, or a folder of several files" in result.stderr
 
 
