@@ -102,7 +102,10 @@ def _exit_code() -> int:
         return _failed("standard output is closed")
     try:
         with _ends_unread():
-            code = _verb()
+            try:
+                code = cli.main(prog_name="ckptool", standalone_mode=False)
+            except SystemExit as stop:
+                code = stop.code
             sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return 130
@@ -117,7 +120,7 @@ def _exit_code() -> int:
         return _failed(f"{what}: {reason_of(error)}")
     except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
         return _unforeseen(error)
-    return code
+    return code if isinstance(code, int) else 0
 
 
 class _ClosedInput(io.RawIOBase):
@@ -128,14 +131,6 @@ class _ClosedInput(io.RawIOBase):
 
     def readinto(self, _buffer: object) -> int:
         raise click.ClickException("standard input is closed")
-
-
-def _verb() -> int:
-    try:
-        code = cli.main(prog_name="ckptool", standalone_mode=False)
-    except SystemExit as stop:
-        code = stop.code
-    return code if isinstance(code, int) else 0
 
 
 def _unforeseen(error: Exception) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
@@ -16,8 +15,6 @@ from ckptool.cli.verbs import Command, F, flag, takes, together
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-LIMIT: Final = 200
-"""Rows on a terminal, unless another number is asked for."""
 _PATTERNS: Final = ("grep", "include", "exclude")
 _TREE: Final = ("tree", "depth", "no_fold")
 _HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
@@ -73,13 +70,6 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
 
 
 brief_option = flag("-b", "--brief", says="Print one line for each file, and a total.")
-patterns = together(
-    takes("--grep", "REGEX", "Take only tensors whose name matches."),
-    takes("--include", "GLOB", "Take only names that match a glob. Repeatable.", multiple=True),
-    takes("--exclude", "GLOB", "Leave out names that match a glob. Repeatable.", multiple=True),
-    flag("--allow-unmatched", says="Allow patterns that match no name in any file."),
-)
-"""What verbs take that look at some tensors of a file."""
 
 
 def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
@@ -117,55 +107,6 @@ pager_option = flag("--pager", says="Show everything in a pager.")
 LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow the option: anything else is the next argument."""
-
-
-def limit_of(options: dict[str, Any]) -> int | None:
-    """Return how many rows to list; None for all."""
-    if options["limit"] is not None:
-        return options["limit"] or None
-    is_screen = sys.stdout.isatty() and not (options["pager"] or options["table_format"])
-    return LIMIT if is_screen else None
-
-
-def left_out(number: int, what: str = "") -> str:
-    """Return a line about rows that are not listed."""
-    return f"… and {number:,} more{what}; --limit 0 lists all"
-
-
-def _table_format(_ctx: click.Context, _param: click.Parameter, asked: str | None) -> str | None:
-    from ckptool.cli.tables import RAW_FORMATS
-
-    if asked is not None and asked not in RAW_FORMATS and asked not in _table_formats():
-        raise click.BadParameter(f"choose from {', '.join(_table_formats())}", param_hint="--table")
-    return asked
-
-
-def _table_formats() -> list[str]:
-    from ckptool.cli.tables import table_formats
-
-    return table_formats()
-
-
-rows = together(
-    click.option(
-        "--limit",
-        type=click.IntRange(0),
-        metavar="N",
-        help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
-    ),
-    flag("--wide", says="Do not cut lines to the width of the terminal."),
-    pager_option,
-    click.option(
-        "--table",
-        "table_format",
-        metavar="FORMAT",
-        callback=_table_format,
-        shell_complete=choices(_table_formats),
-        help="Print only the table: as csv, tsv or json with plain numbers, "
-        "or in a format of tabulate (github, html…).",
-    ),
-)
-"""What verbs take that list many rows."""
 
 
 def refuse_idle() -> None:

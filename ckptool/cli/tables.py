@@ -1,5 +1,7 @@
 """
-Tables of tensors in the formats that people paste elsewhere, and which tensors of a file to list.
+Tables of tensors: the options of the verbs that list some, which tensors of a file these are, and how many.
+
+They are for a terminal, or in the formats that people paste elsewhere.
 
 Nothing from a file reaches a terminal raw: ``show`` escapes all that is not printable (control characters,
 bidirectional marks, zero-width and private characters, lone surrogates).
@@ -8,14 +10,17 @@ bidirectional marks, zero-width and private characters, lone surrogates).
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ckptool import messages
 from ckptool.checkpoints.summary import candidates
+from ckptool.cli.options import choices, pager_option
 from ckptool.cli.text import say
+from ckptool.cli.verbs import flag, takes, together
 from ckptool.inspecting.columns import LONGEST_CELL, OTHER_SORT_KEYS, SORT_KEYS
 from ckptool.names.renaming import LONGEST, Filter, Trials, matched
 from ckptool.sections import Row, cut_middle
@@ -30,6 +35,8 @@ _TAKE_HTML = frozenset(
 )
 """Formats of pages that may render the HTML in a cell."""
 
+LIMIT: Final = 200
+"""Rows on a terminal, unless another number is asked for."""
 RAW_FORMATS = ("csv", "tsv", "json")
 """Formats for programs, which take numbers as they are."""
 
@@ -88,6 +95,56 @@ def _cell(value: object) -> object:
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and value != "-":
         return f"'{value}"
     return value
+
+
+def _table_format(_ctx: click.Context, _param: click.Parameter, asked: str | None) -> str | None:
+    if asked is not None and asked not in RAW_FORMATS and asked not in table_formats():
+        raise click.BadParameter(f"choose from {', '.join(table_formats())}", param_hint="--table")
+    return asked
+
+
+patterns = together(
+    takes("--grep", "REGEX", "Take only tensors whose name matches."),
+    takes("--include", "GLOB", "Take only names that match a glob. Repeatable.", multiple=True),
+    takes("--exclude", "GLOB", "Leave out names that match a glob. Repeatable.", multiple=True),
+    flag("--allow-unmatched", says="Allow patterns that match no name in any file."),
+)
+"""What verbs take that look at some tensors of a file."""
+
+
+rows = together(
+    click.option(
+        "--limit",
+        type=click.IntRange(0),
+        metavar="N",
+        help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
+    ),
+    flag("--wide", says="Do not cut lines to the width of the terminal."),
+    pager_option,
+    click.option(
+        "--table",
+        "table_format",
+        metavar="FORMAT",
+        callback=_table_format,
+        shell_complete=choices(table_formats),
+        help="Print only the table: as csv, tsv or json with plain numbers, "
+        "or in a format of tabulate (github, html…).",
+    ),
+)
+"""What verbs take that list many rows."""
+
+
+def limit_of(options: dict[str, Any]) -> int | None:
+    """Return how many rows to list; None for all."""
+    if options["limit"] is not None:
+        return options["limit"] or None
+    is_screen = sys.stdout.isatty() and not (options["pager"] or options["table_format"])
+    return LIMIT if is_screen else None
+
+
+def left_out(number: int, what: str = "") -> str:
+    """Return a line about rows that are not listed."""
+    return f"… and {number:,} more{what}; --limit 0 lists all"
 
 
 class Selection:
