@@ -349,7 +349,8 @@ def _others(
     checkpoints: Sequence[Checkpoint], a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool
 ) -> tuple[Change, ...]:
     def same(one: Inert, other: Inert) -> bool | None:
-        if any(_is_tensor(*pair) for pair in zip(checkpoints, (one, other), strict=True)):
+        pairs = zip(checkpoints, (one, other), strict=True)
+        if any(side.rebuilder is not None and side.rebuilder.tensor(node) is not None for side, node in pairs):
             return True  # tensors are compared by name
         if isinstance(one, PersistentId) and isinstance(other, PersistentId):
             return _same_storages(checkpoints, one, other, comparer, ignore_device=ignore_device)
@@ -360,10 +361,6 @@ def _others(
     names = dict.fromkeys((*a.others, *b.others))
     trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
     return tuple(islice(tree_changes(trees, same, checkpoints[0].source.cancellation), _MOST_CHANGES))
-
-
-def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:
-    return checkpoint.rebuilder is not None and checkpoint.rebuilder.tensor(node) is not None
 
 
 def _same_storages(

@@ -163,7 +163,9 @@ def facts_of(report: DiffReport) -> Iterator[Fact]:
     for label, ties in (("tied in A", report.ties_a), ("tied in B", report.ties_b)):
         yield Fact(label, [show(" = ".join(names)) for names in ties])
     yield Fact("metadata", _by_change(report.metadata))
-    yield Fact("other values", [_change(change) for change in report.others])
+    yield Fact(
+        "other values", [f"{show(one.name) or '(root)'}: {show(one.a)} -> {show(one.b)}" for one in report.others]
+    )
     yield Fact("values", _largest_first(report.values))
     yield Fact("close", _largest_first(report.close))
     yield Fact("not compared", [show(what) for what in report.not_compared])
@@ -215,10 +217,6 @@ def _by_change(changes: Sequence[Change]) -> list[str]:
         f"{show(names[0])}{f' and {len(names) - 1:,} more' if len(names) > 1 else ''}: {show(a)} -> {show(b)}"
         for (a, b), names in found.items()
     ]
-
-
-def _change(change: Change) -> str:
-    return f"{show(change.name) or '(root)'}: {show(change.a)} -> {show(change.b)}"
 
 
 def _largest_first(found: Sequence[ValueDiff]) -> list[str]:

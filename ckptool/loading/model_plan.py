@@ -96,6 +96,7 @@ def plan(
         if not target.tensor.is_meta:
             _check_copy(target)
     cast = [(one.name, one.source.info.dtype.name, spelled(one.tensor.dtype)) for one in targets]
+    known = {*matched.pairs.values(), *matched.unexpected, *(one.found_name for one in matched.reshaped)}
     return FillPlan(
         targets,
         matched,
@@ -103,7 +104,7 @@ def plan(
         matched.unexpected,
         tied,
         tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
-        _left_out(matched, found) if matched.changes or include else (),
+        tuple(name for name in found if name not in known) if matched.changes or include else (),
     )
 
 
@@ -117,11 +118,6 @@ def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> Key
         unexpected=tuple(filter(takes, matched.unexpected)),
         reshaped=tuple(one for one in matched.reshaped if takes(one.name)),
     )
-
-
-def _left_out(matched: KeyMatch, found: Collection[str]) -> tuple[str, ...]:
-    known = {*matched.pairs.values(), *matched.unexpected, *(one.found_name for one in matched.reshaped)}
-    return tuple(name for name in found if name not in known)
 
 
 def _refuse_others(others: Collection[str], expected: Collection[str], changes: Renames) -> None:
@@ -197,8 +193,9 @@ def _refuse(
     error: WeightsMismatch
     if (strict and (lacking or left)) or (expected and found and not (matched.pairs or matched.reshaped)):
         near = nearest(lacking, expected, [name for name in matched.unexpected if name in found], found)
+        named = [f"{name} (nearest: {near[name]})" if name in near else name for name in lacking]
         parts = [
-            _listed(f"{len(lacking):,} of {len(expected):,} names are missing", [_near(n, near) for n in lacking]),
+            _listed(f"{len(lacking):,} of {len(expected):,} names are missing", named),
             _listed(f"{len(left):,} are unexpected", left),
             _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
         ]
@@ -235,10 +232,6 @@ def _hint(
 def partly(missing: Sequence[str]) -> str:
     """Return the hint where names do not fit: ``strict=False`` is none for names that the file lacks."""
     return ANOTHER if missing else PARTLY
-
-
-def _near(name: str, near: Mapping[str, str]) -> str:
-    return f"{name} (nearest: {near[name]})" if name in near else name
 
 
 def _reshaped(one: matching.Reshaped) -> str:

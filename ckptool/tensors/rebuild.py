@@ -440,20 +440,16 @@ def uninitialized(args: Args) -> TensorInfo:
 def scalar(value: Inert) -> TensorInfo | None:
     """Return the tensor that ``torch.tensor`` makes of a number; None if it makes none of it."""
     if type(value) is float:
-        name, data = "float32", _as_float32(value)
+        try:
+            name, data = "float32", pack("<f", value)
+        except OverflowError:
+            name, data = "float32", pack("<f", copysign(inf, value))
     elif type(value) is int and -(1 << 63) <= value < 1 << 63:
         name, data = "int64", value.to_bytes(8, "little", signed=True)
     else:
         return None
     ref = StorageRef("number", "cpu", len(data), BytesSource(data), 0)
     return TensorInfo(dtypes.BY_NAME[name], (), (), 0, ref, "cpu", requires_grad=False)
-
-
-def _as_float32(value: float) -> bytes:
-    try:
-        return pack("<f", value)
-    except OverflowError:
-        return pack("<f", copysign(inf, value))
 
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:

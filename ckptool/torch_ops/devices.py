@@ -105,25 +105,21 @@ def _physical_memory(pages: str) -> int | None:
 
 
 def _accelerated() -> Iterator[Device]:
+    import torch
+
     from ckptool.torch_ops.accelerators import accelerators
 
     for one in accelerators():
         for index in range(one.device_count()):
             free, total = one.memory(index)
+            capability = torch.cuda.get_device_capability(index) if one.kind == "cuda" else None
             yield Device(
                 tag=one.kind if one.is_single else f"{one.kind}:{index}",
                 name=one.name(index),
                 free_nbytes=free,
                 total_nbytes=total,
-                compute_capability=_compute_capability(index) if one.kind == "cuda" else None,
+                compute_capability=".".join(map(str, capability)) if capability else None,
             )
-
-
-def _compute_capability(index: int) -> str:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    return f"{properties.major}.{properties.minor}"
 
 
 def cuda_missing(visible: str | None = None) -> CudaMissing | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -48,42 +49,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.export.
     return path, torch.export.load(path)
 
 
-def test_the_state_dict_is_the_programs_own(saved: tuple[Path, torch.export.ExportedProgram]) -> None:
+def test_the_state_dict_is_the_programs_own_in_the_files_order(
+    saved: tuple[Path, torch.export.ExportedProgram],
+) -> None:
     path, program = saved
-
-    with open_checkpoint(path) as checkpoint:
-        assert (checkpoint.format, checkpoint.form) == ("pt2", "model")
-        assert sorted(checkpoint.tensors) == sorted(program.state_dict)
-        for name, tensor in program.state_dict.items():
-            oracle.assert_same_tensor(checkpoint.tensors[name], tensor)
-        assert checkpoint.weights is not None
-        assert sorted(checkpoint.weights) == sorted(program.state_dict)
-
-
-def test_the_names_are_in_the_files_order(saved: tuple[Path, torch.export.ExportedProgram]) -> None:
-    import json
-
-    path, _ = saved
     with zipfile.ZipFile(path) as archive:
         (config,) = (name for name in archive.namelist() if name.endswith("_weights_config.json"))
-        expected = list(json.loads(archive.read(config))["config"])
+        names = list(json.loads(archive.read(config))["config"])
 
-    assert list(open_checkpoint(path).tensors) == expected
-
-
-def test_tied_weights_share_one_storage(saved: tuple[Path, torch.export.ExportedProgram]) -> None:
-    tensors = open_checkpoint(saved[0]).tensors
-
+    with open_checkpoint(path) as checkpoint:
+        tensors = checkpoint.tensors
+        assert (checkpoint.format, checkpoint.form) == ("pt2", "model")
+        assert list(tensors) == names
+        assert sorted(tensors) == sorted(program.state_dict)
+        for name, tensor in program.state_dict.items():
+            oracle.assert_same_tensor(tensors[name], tensor)
+            assert (tensors[name].info.kind == "parameter") == isinstance(tensor, nn.Parameter)
+        assert checkpoint.weights is not None
+        assert sorted(checkpoint.weights) == sorted(program.state_dict)
     assert tensors["embedding.weight"].info.storage == tensors["head.weight"].info.storage
     assert tensors["embedding.weight"].info.storage != tensors["norm.weight"].info.storage
-
-
-def test_parameters_and_buffers_are_told_apart(saved: tuple[Path, torch.export.ExportedProgram]) -> None:
-    path, program = saved
-    parameters = {name for name, tensor in program.state_dict.items() if isinstance(tensor, nn.Parameter)}
-
-    tensors = open_checkpoint(path).tensors
-    assert {name for name, tensor in tensors.items() if tensor.info.kind == "parameter"} == parameters
 
 
 def test_constants_and_non_persistent_buffers_are_attributes(

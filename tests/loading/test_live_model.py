@@ -295,25 +295,6 @@ def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path
     assert_same(live.model.module.state_dict(), lenet(1).state_dict())
 
 
-def test_in_place_a_model_with_code_of_its_own_loads_once_a_copy_could(tmp_path: Path) -> None:
-    saved(old_names(1), tmp_path / "x.pth")
-    live = LiveModel(Renaming().to(where.device), tmp_path / "x.pth")
-    model, digest = live.model, live.digest
-    places = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
-
-    saved({name: tensor for name, tensor in old_names(2).items() if name != "fc1.bias"}, tmp_path / "y.pth")
-    with pytest.raises(ckptool.KeyMismatch):
-        live.reload(tmp_path / "y.pth")
-    assert live.digest == digest
-    assert_same(model.state_dict(), lenet(1).state_dict())
-
-    saved(old_names(2), tmp_path / "y.pth")
-    assert live.reload(tmp_path / "y.pth").digest == live.digest != digest
-    assert live.model is model
-    assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == places
-    assert_same(model.state_dict(), lenet(2).state_dict())
-
-
 # Where the first load puts the weights
 
 

@@ -108,6 +108,11 @@ def test_what_fails_on_a_copy_leaves_the_model_as_it_was_and_else_it_is_told(how
         ckptool.load_into(model, saved(data))
     assert ("may be new" in str(caught.value), float(model.loads)) == (False, 0)
     assert_same(model.state_dict(), before)
+    live = LiveModel(Counting(), saved(state(1)))
+    digest = live.digest
+    with pytest.raises(error):
+        live.reload(saved(data))
+    assert (live.digest, live.model.first.bias.tolist()) == (digest, [1, 1])
 
     for build in UNTRIED.values():
         with pytest.raises(error, match=PART):

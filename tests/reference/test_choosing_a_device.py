@@ -28,8 +28,7 @@ def card(number: int, free: int) -> Device:
     return Device(tag=f"cuda:{number}", name="a card", free_nbytes=free << 30, total_nbytes=80 << 30)
 
 
-def chosen(request: str, *devices: Device, local_rank: int | None = None) -> str:
-    return str(choose(request, report(*devices), local_rank=local_rank).device)
+CARDS = [Device(tag=f"xpu:{number}", name="a card", free_nbytes=number << 30) for number in range(2)]
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda"])
@@ -47,14 +46,6 @@ def test_auto_prefers_mps_to_the_cpu_and_says_why_not_cuda():
     assert choice.why == "no NVIDIA driver"
 
 
-@pytest.mark.parametrize("request_", ["auto", "xpu", "xpu:1"])
-def test_a_device_of_another_kind_is_taken_by_its_own_name(request_):
-    cards = [Device(tag=f"xpu:{number}", name="a card", free_nbytes=number << 30) for number in range(2)]
-
-    assert chosen(request_, *cards) == "xpu:1"
-    assert chosen("xpu", *cards, local_rank=0) == "xpu:0"
-
-
 @pytest.mark.parametrize(
     ("request_", "devices", "local_rank", "tag"),
     [
@@ -63,10 +54,12 @@ def test_a_device_of_another_kind_is_taken_by_its_own_name(request_):
         ("cpu", (card(0, 40),), None, "cpu"),
         ("auto", (card(0, 40), card(1, 1)), 1, "cuda:1"),  # under torchrun each process has that of its rank
         ("cuda", (card(0, 40), card(1, 1)), 1, "cuda:1"),
+        *((request, CARDS, None, "xpu:1") for request in ("auto", "xpu", "xpu:1")),
+        ("xpu", CARDS, 0, "xpu:0"),
     ],
 )
 def test_what_is_taken(request_, devices, local_rank, tag):
-    assert chosen(request_, *devices, local_rank=local_rank) == tag
+    assert str(choose(request_, report(*devices), local_rank=local_rank).device) == tag
 
 
 @pytest.mark.parametrize(

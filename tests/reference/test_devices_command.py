@@ -37,12 +37,6 @@ def test_json_lists_the_cpu_with_its_memory():
     assert found["devices"][0]["device"] == "cpu"
     assert 0 < found["devices"][0]["free_nbytes"] <= found["devices"][0]["total_nbytes"]
     assert set(found["devices"][0]) == {"device", "name", "free_nbytes", "total_nbytes", "compute_capability"}
-
-
-def test_json_and_torch_agree_on_whether_there_is_cuda():
-    result = CliRunner().invoke(devices, ["--json"], catch_exceptions=False)
-    found = json.loads(result.stdout)
-
     assert (found["cuda_missing"] is None) == torch.cuda.is_available()
     assert any(row["device"].startswith("cuda:") for row in found["devices"]) == torch.cuda.is_available()
 

@@ -72,22 +72,11 @@ def test_the_old_format_is_written_where_asked_for(tmp_path):
     assert target.read_bytes()[:2] == b"\x80\x02"
 
 
-@exhaustive
-@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_asking_for_cuda_where_there_is_none_is_two_lines_and_exit_2(device):
-    result = run_apart("ckptool.reference", "--device", device)
-
-    assert (result.returncode, result.stdout) == (2, "")
-    says_that_there_is_no_cuda(device, *result.stderr.splitlines())
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_asking_for_cuda_within_a_process_is_two_lines_and_exit_2_too(device):
-    says_that_there_is_no_cuda(device, *lines(["--device", device]))
+def test_asking_for_cuda_where_there_is_none_is_two_lines_and_exit_2(device):
+    error, hint = lines(["--device", device])
 
-
-def says_that_there_is_no_cuda(device: str, error: str, hint: str) -> None:
     assert error.startswith(f"Error: no device '{device}' to train on: ")
     assert "CPU-only build" in error or "CUDA_VISIBLE_DEVICES" in error
     assert hint.startswith("Hint: ")
@@ -97,11 +86,6 @@ def lines(arguments: list[str]) -> list[str]:
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 2
     return [line for line in result.stderr.splitlines() if not line.startswith("training on")]
-
-
-def two_lines(arguments: list[str]) -> tuple[str, str]:
-    fact, hint = lines(arguments)
-    return fact, hint
 
 
 def test_a_missing_scikit_learn_is_answered_with_the_line_that_installs_it(monkeypatch):
@@ -133,7 +117,7 @@ def test_a_cifar_that_is_not_there_is_an_error_about_its_folder(monkeypatch, tmp
 
     monkeypatch.setitem(sys.modules, "torchvision.datasets", Datasets())
 
-    error, hint = two_lines(["--net", "cifar", "--device", "cpu", "--data-dir", str(tmp_path)])
+    error, hint = lines(["--net", "cifar", "--device", "cpu", "--data-dir", str(tmp_path)])
 
     assert error == f"Error: {tmp_path}: CIFAR-10 is not in this folder"
     assert "--data-dir" in hint
@@ -159,7 +143,7 @@ def test_cifar_images_become_floats_with_their_channels_first(monkeypatch):
 def test_a_folder_that_is_missing_is_said_before_training(tmp_path):
     target = tmp_path / "nowhere" / "model.pth"
 
-    error, _ = two_lines([*QUICK, "--save", str(target)])
+    error, _ = lines([*QUICK, "--save", str(target)])
 
     assert error == f"Error: {target}: its folder does not exist"
 
