@@ -18,6 +18,8 @@ from ckptool import Checkpoint, CkptoolError, TruncatedFile, open_checkpoint
 from ckptool.formats import formats_in_order
 from tests import build
 from tests.each import each
+from tests.formats import test_pt2 as exported
+from tests.formats import test_torch_tar as old
 from tests.scale import step
 
 SHAPE = (1024, 1024)
@@ -71,32 +73,16 @@ def torchscript() -> bytes:
 
 
 def pt2() -> bytes:
-    def entry(path: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> dict[str, object]:
-        meta = {
-            "dtype": 7,
-            "sizes": [{"as_int": size} for size in shape],
-            "strides": [{"as_int": step} for step in stride],
-            "storage_offset": {"as_int": 0},
-            "requires_grad": True,
-            "device": {"type": "cpu", "index": None},
-            "layout": 7,
-        }
-        return {"path_name": path, "is_param": True, "use_pickle": False, "tensor_meta": meta}
+    def entry(path: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> dict[str, Any]:
+        sizes, strides = ([{"as_int": number} for number in numbers] for numbers in (shape, stride))
+        return exported.entry(path_name=path, tensor_meta=exported.meta(sizes=sizes, strides=strides))
 
     config = {
         "whole": entry("weight_0", SHAPE, (1024, 1)),
         "turned": entry("weight_0", SHAPE, (1, 1024)),
         "small": entry("weight_1", (2, 2), (2, 1)),
     }
-    return build.zip_file(
-        {
-            "m/archive_format": b"pt2",
-            "m/data/weights/weight_0": LARGE,
-            "m/data/weights/weight_1": build.floats(),
-            "m/data/weights/model_weights_config.json": json.dumps({"config": config}).encode(),
-            "m/data/constants/model_constants_config.json": b'{"config": {}}',
-        }
-    )
+    return exported.program(config, **{"data/weights/weight_0": LARGE, "data/weights/weight_1": build.floats()})
 
 
 def torchscript_json() -> bytes:
@@ -126,20 +112,12 @@ def safetensors() -> bytes:
 
 
 def torch_tar() -> bytes:
-    def storage(key: int, data: bytes) -> bytes:
-        named = build.pickled((key, "cpu", build.named("torch", "FloatStorage")))
-        return named + struct.pack("<q", len(data) // 4) + data
-
-    def tensor(key: int, of: int, *numbers: int) -> bytes:
-        named = build.pickled((key, of, build.named("torch", "FloatTensor")))
-        return named + struct.pack(f"<i4x{len(numbers)}q", len(numbers) // 2, *numbers)
-
-    storages = build.pickled(2) + storage(1, LARGE) + storage(2, build.floats()) + build.pickled([])
-    tensors = build.pickled(3) + tensor(5, 1, *SHAPE, 1024, 1, 0) + tensor(6, 1, *SHAPE, 1, 1024, 0)
-    tensors += tensor(7, 2, 2, 2, 2, 1, 0)
-    root = {name: build.ops(str(key)) + b"Q" for name, key in (("whole", 5), ("turned", 6), ("small", 7))}
-    members = {"storages": storages, "tensors": tensors, "pickle": build.pickled(root), "sys_info": build.pickled({})}
-    return build.tar_file(members)
+    numbers = ((1, *SHAPE, 1024, 1, 0), (1, *SHAPE, 1, 1024, 0), (2, 2, 2, 2, 1, 0))
+    return old.packed(
+        [old.storage(1, LARGE), old.storage(2, build.floats())],
+        [old.tensor(key, *of) for key, of in enumerate(numbers, 5)],
+        {name: old.reference(str(key)) for key, name in enumerate(NAMES, 5)},
+    )
 
 
 def pickle() -> bytes:

@@ -32,14 +32,18 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": meta()} | changes
 
 
-def opened(config: Any, **members: bytes) -> Checkpoint:
+def program(config: Any, **members: bytes) -> bytes:
     text = config if isinstance(config, bytes) else json.dumps({"config": config}).encode()
     archive = {
         "archive_format": b"pt2",
         "data/weights/weight_0": FLOATS,
         "data/weights/model_weights_config.json": text,
     }
-    return open_checkpoint(build.zip_file({f"x/{name}": data for name, data in (archive | members).items()}))
+    return build.zip_file({f"x/{name}": data for name, data in (archive | members).items()})
+
+
+def opened(config: Any, **members: bytes) -> Checkpoint:
+    return open_checkpoint(program(config, **members))
 
 
 def test_the_sound_program_that_the_others_are_made_from_is_read() -> None:
