@@ -15,6 +15,7 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
@@ -59,6 +60,7 @@ class Global:
         return f"<Global {self}>"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Call:
     """
     What unpickling would have called: ``func(*args, **kwargs)``, then given a state, list items and dict items.
@@ -66,16 +68,13 @@ class Call:
     ``how`` keeps apart REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
     """
 
-    __slots__ = ("args", "func", "how", "items", "kwargs", "pairs", "state")
-
-    def __init__(self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
-        self.func = func
-        self.args = args
-        self.how = how
-        self.kwargs = kwargs
-        self.state: Inert = None
-        self.items: list[Inert] | None = None
-        self.pairs: PairList | None = None
+    func: Inert
+    args: Inert
+    how: CallKind = "reduce"
+    kwargs: Inert = None
+    state: Inert = field(default=None, init=False)
+    items: list[Inert] | None = field(default=None, init=False)
+    pairs: PairList | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         are_plain = isinstance(self.args, tuple) and all(type(one) in (bool, int, float, str) for one in self.args)
@@ -83,13 +82,11 @@ class Call:
         return f"<Call {class_name(self)}{f'({shown})' if 0 < len(shown) <= _LONGEST_CLASS else ''}>"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class PersistentId:
     """A reference to something outside the pickle; what ``pid`` means is for the container to say."""
 
-    __slots__ = ("pid",)
-
-    def __init__(self, pid: Inert) -> None:
-        self.pid = pid
+    pid: Inert
 
 
 class Dict:
@@ -113,14 +110,12 @@ class Dict:
         return f"<Dict of {len(self.pairs)}>"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Set:
     """A set or frozenset: its members in file order, never hashed."""
 
-    __slots__ = ("frozen", "items")
-
-    def __init__(self, items: list[Inert], *, frozen: bool = False) -> None:
-        self.items = items
-        self.frozen = frozen
+    items: list[Inert]
+    frozen: bool = field(default=False, kw_only=True)
 
     def update(self, items: list[Inert]) -> None:
         """Add members, from a list that is the set's from now on."""
@@ -130,13 +125,11 @@ class Set:
             self.items = items
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Unknown:
     """A value that only the process that unpickles it knows, of a pickle that cannot be given as a tree."""
 
-    __slots__ = ("why",)
-
-    def __init__(self, why: str) -> None:
-        self.why = why
+    why: str
 
 
 _LONGEST_CLASS: Final[int] = 256
@@ -144,15 +137,13 @@ _SHOWN: Final[int] = 8
 _FEW: Final[int] = 16
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Block:
     """Bytes that lie between the opcodes of a pickle: where in its source, for whoever wants to read them."""
 
-    __slots__ = ("nbytes", "offset", "source")
-
-    def __init__(self, source: Source, offset: int, nbytes: int) -> None:
-        self.source = source
-        self.offset = offset
-        self.nbytes = nbytes
+    source: Source
+    offset: int
+    nbytes: int
 
     def read(self) -> bytes:
         """Return the bytes."""
