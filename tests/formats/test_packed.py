@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import io
 import lzma
@@ -80,15 +79,6 @@ def test_gzip_in_several_members_and_with_padding_is_joined() -> None:
 
     for packed in (parts, parts + bytes(512), gzip.compress(b"") + parts):
         assert list(open_checkpoint(packed).tensors) == ["w", "b"]
-
-
-def test_damaged_gzip_is_refused() -> None:
-    data = bytearray(gzip.compress(weights()))
-    data[-6] ^= 1  # its checksum
-
-    with pytest.raises(MalformedFile) as caught:
-        open_checkpoint(bytes(data))
-    assert caught.value.kind == "damaged-gzip"
 
 
 def test_packed_too_deep_is_refused() -> None:
@@ -284,10 +274,11 @@ def test_compressed_bytes_that_are_cut_damaged_or_too_many_are_errors(name: str)
     assert caught.value.kind == f"truncated-{name}"
     with pytest.raises(LimitExceeded):
         open_checkpoint(COMPRESSED[name](bytes(1 << 20)), limits=Limits(inflated_nbytes=1 << 16))
-    for place in range(8, len(data), 37):
-        damaged = data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
-        with contextlib.suppress(CkptoolError):
-            open_checkpoint(damaged)
+    damaged = bytearray(data)
+    damaged[-6] ^= 1  # mostly of its checksum
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(bytes(damaged))
+    assert caught.value.kind == f"damaged-{name}"
 
 
 @pytest.mark.parametrize("name", ["bzip2", "xz", "gzip"])

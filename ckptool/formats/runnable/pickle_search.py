@@ -38,13 +38,12 @@ _DEEPEST: Final = 16
 """Archives, and pickles in the bytes of pickles, inside each other."""
 _MOST_COST: Final = 1 << 24
 _MOST_RATIO: Final = 4
-"""What is looked at inside others may cost so much, or so many times the bytes of the file: its own bytes, so that the
-same byte counts once for each level, and for each thing by itself"""
+"""Budget for what lies inside others, in bytes: so much, or so many times the size of the file."""
 _COST: Final = 128
 _COST_OF_PICKLE: Final = 512
-"""so much, and so much where no format has read it."""
+"""What each thing takes of it beside its bytes, and each pickle that no format has read."""
 _MOST_TIMES: Final = 4
-"""What the file may grow to, so many times, may be unpacked one after the other."""
+"""How often what the file may grow to may be unpacked, one after the other."""
 _HEAD: Final = 512
 MOST_LISTED: Final = 1000
 """Acts: of more, those that are known to reach the system."""
@@ -60,9 +59,9 @@ _OF_PROGRAMS: Final = (
     *(".py", "bytecode.pkl", "constants.pkl", ".json"),
     *(".data/extern_modules", "archive_format", other_programs.NEMO),
 )
-"""How names of members end where there may be programs;"""
+"""Ends of the names of programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")
-"""what is in the names of others that are some, in what remains of an exported one."""
+"""folders of others, in what remains of an exported one."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _LONGEST_MAGIC: Final = 48
@@ -136,7 +135,7 @@ class Search:
     # What is looked at
 
     def anything(self, source: Source, where: Place = _FILE) -> None:
-        """Look at whatever a source is. What is wrong with it is raised once what can be had was looked at."""
+        """Look at whatever a source is; then raise what is wrong with it."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._of_file(source)
         if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
@@ -153,7 +152,7 @@ class Search:
                 self._unread_pickles(source, source.read(begin, 1), where, begin)
 
     def inside(self, source: Source, where: Place) -> None:
-        """Look at what lies in another source, and may only look like what it is taken for."""
+        """Look at what lies in another source. What only begins like an archive is passed over."""
         if not self._affords(_COST + source.nbytes, where):
             return
         try:
@@ -161,7 +160,7 @@ class Search:
         except LimitExceeded as error:
             self.miss(f"{where}: {error.message}")
         except Failure:
-            return  # bytes that only begin like an archive
+            return
 
     def member(self, archive: Archive, name: str, record: str) -> None:
         """Look at one member of an archive."""
@@ -180,7 +179,7 @@ class Search:
             self.miss(f"{where.record or 'the file'}: {error.message}")
 
     def _affords(self, cost: int, where: Place) -> bool:
-        """Say whether one thing more may be looked at; the first that may not is told of."""
+        """Say whether the budget allows one thing more; note the first that it does not."""
         most, before = max(_MOST_COST, _MOST_RATIO * self._file_nbytes), self._cost
         self._cost += cost
         if before <= most < self._cost:
@@ -222,7 +221,7 @@ class Search:
         return not head.startswith(NUMPY)
 
     def _left(self) -> Limits:
-        """Return limits that allow to unpack what the file may grow to, less what is in memory, or was all in all."""
+        """Return limits that allow to unpack what the file may still grow to."""
         most = self.limits.inflated(self._file_nbytes)
         left = max(0, min(most - self._held_nbytes, _MOST_TIMES * most - self._unpacked_nbytes))
         return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
@@ -379,7 +378,7 @@ class Search:
             self._only_sure(read_as_far(source), where)
 
     def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:
-        """Keep, of bytes that may be no opcodes, the calls from ``first`` on that can hardly be a chance."""
+        """Keep of bytes that may not be a pickle the calls from ``first`` on that can hardly be chance."""
         for offset, verdict in self._judge.verdicts(pickle):
             is_call = verdict.grade == "system" and verdict.how not in ("refers", "odd")
             if offset >= first and is_call and is_known(verdict.name):
@@ -419,20 +418,17 @@ class Search:
             if left == 1:
                 if where.nested_at is not None:
                     return
-                at, is_behind = max(end, self._end_of_legacy(source, legacy_at, where)), True
+                is_behind = True
+                try:
+                    at = max(end, end_of_stream(source, legacy_at, self.limits))
+                except Failure as error:
+                    self.miss(f"{_byte(where.record, legacy_at)}: {error.message}")
             left = max(0, left - 1)
-
-    def _end_of_legacy(self, source: Source, at: int, where: Place) -> int:
-        try:
-            return end_of_stream(source, at, self.limits)
-        except Failure as error:
-            self.miss(f"{_byte(where.record, at)}: {error.message}")
-            return 0
 
     def _unread(self, source: Source, at: int, where: Place) -> int:
         """
-        Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
-        that begins with a name that reaches the system is no text.
+        Judge a pickle that no format has read; return where it ends, or -1. One that breaks off before it calls
+        anything is forgotten as text, unless a file begins by naming what reaches the system.
         """
         if not self._affords(_COST_OF_PICKLE, where):
             return -1
@@ -492,7 +488,7 @@ class Search:
         return Survey(tuple(acts), tuple(names), tuple(self.further), tuple(self.unseen))
 
     def miss(self, what: str) -> None:
-        """Note what could not be looked at, unless so much was not that no one reads more of it."""
+        """Note what could not be looked at, as far as people read."""
         if len(self.unseen) < _MOST_UNSEEN:
             self.unseen.append(what)
 
