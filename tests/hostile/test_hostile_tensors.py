@@ -9,27 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool import CkptoolError, LimitExceeded, open_checkpoint
+from ckptool import CkptoolError, open_checkpoint
 from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
 from tests.hostile.cases.tensors import (
     FLOATS,
     LOAD,
     NUMPY,
     ROOT_ONLY,
-    SHARED_PARTS,
     T,
-    streamed,
     zipped,
 )
 from tests.hostile.conftest import MIB, Opened
 from tests.scale import examples
-
-
-@pytest.mark.parametrize("numel", [1 << 34, (1 << 62) - 1])
-def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, opened: Opened) -> None:
-    found = opened(streamed(numel, numel), nbytes=16 * MIB)
-
-    assert found["error"] == ["TruncatedFile", "truncated-legacy"]
 
 
 def fits(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> bool:
@@ -68,15 +59,13 @@ def test_a_tensor_that_repeats_little_into_much_is_listed_and_not_read(size: tup
     data = zipped(tensor(storage(), size, (0,) * len(size)))
 
     assert open_checkpoint(data).tensors["w"].info.shape == size
-    with pytest.raises(LimitExceeded):
-        open_checkpoint(data).tensors["w"].read()
-    assert opened(data, nbytes=16 * MIB)["error"] == ["LimitExceeded", "limit-exceeded"]
+    assert opened(data, nbytes=16 * MIB)["unread"] == "limit-exceeded"
 
 
 def test_many_short_dimensions_are_read_quickly(opened: Opened) -> None:
     data = torch_zip(tensor(storage("0", 64, "ByteStorage"), (2,) * 21, (1,) * 21), {"0": bytes(64)})
 
-    assert opened(data)["read"] == 1
+    assert len(opened(data)["digests"]) == 1
 
 
 def test_a_view_of_a_deflated_storage_inflates_it_once(opened: Opened) -> None:
@@ -85,15 +74,7 @@ def test_a_view_of_a_deflated_storage_inflates_it_once(opened: Opened) -> None:
     members = {"archive/data.pkl": pickled({"w": view}), "archive/data/0": bytes(nbytes), "archive/version": b"3"}
     found = opened(zip_file(members, deflated=["archive/data/0"]), nbytes=160 * MIB)
 
-    assert found["read"] == 1
-
-
-@pytest.mark.parametrize("name", SHARED_PARTS)
-def test_parts_that_tensors_share_cost_little(name: str, opened: Opened) -> None:
-    tree, is_refused = SHARED_PARTS[name]
-    found = opened(zipped(tree), nbytes=128 * MIB)
-
-    assert found["error"] == (["LimitExceeded", "limit-exceeded"] if is_refused else None)
+    assert len(found["digests"]) == 1
 
 
 @pytest.mark.parametrize("name", NUMPY)

@@ -17,6 +17,7 @@ from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import named, ops, pickled
 from tests.each import each
+from tests.hostile.cases.pickles import LENGTHS
 
 
 def read(data: bytes, start: int = 0) -> Pickle:
@@ -331,3 +332,13 @@ def test_offsets_are_right_far_behind_the_first_window() -> None:
         with pytest.raises(UnsafePickle) as refused:
             read(data[:-2] + opcode)
         assert refused.value.offset == len(data) - 2
+
+
+@each("name", [name for name in LENGTHS if name.startswith(("BIN", "SHORT", "BYTE", "LONG"))])
+def test_a_length_may_reach_to_the_end_and_not_beyond(name: str) -> None:
+    code, width = LENGTHS[name][:1], len(LENGTHS[name]) - 1
+    head = b"\x80\x04" + code + (40).to_bytes(width, "little")
+
+    read(head + b"." * 41)
+    with pytest.raises(TruncatedFile):
+        read(head + b"." * 39)

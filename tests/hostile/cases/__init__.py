@@ -23,6 +23,8 @@ class Case(NamedTuple):
     """
     weights: dict[str, bytes] | bool | None = None
     """What migrating and loading give: these bytes; True, something; False, an error of ours; None, either."""
+    nbytes: int = 256 << 20
+    """Address space that opening it may take."""
     beside: tuple[str, ...] = ()
     """Components of the names of other files that may be opened, one by one and without following a link."""
 

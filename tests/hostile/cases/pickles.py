@@ -235,22 +235,23 @@ RECURSIVE = {
 def _cases() -> Iterator[Case]:
     for name, lie in LENGTHS.items():
         kind = "limit-exceeded" if name == "LONG4" else "truncated-pickle"
-        yield Case("P7", f"the length of {name}", b"\x80\x04" + lie + b"1" * 60, kind)
+        yield Case("P7", f"the length of {name}", b"\x80\x04" + lie + b"1" * 60, kind, nbytes=16 << 20)
     for name in ("LONG4", "BINSTRING"):
         data = b"\x80\x04" + LENGTHS[name][:1] + b"\xff\xff\xff\xff" + b"." * 60
-        yield Case("P7", f"a negative length of {name}", data, "malformed-pickle")
-    for name, (data, _, error) in BOMBS.items():
+        yield Case("P7", f"a negative length of {name}", data, "malformed-pickle", nbytes=16 << 20)
+    for name, (data, mib, error) in BOMBS.items():
         row, kind = ROWS.get(name, "P8"), "limit-exceeded" if error == "LimitExceeded" else "any"
-        yield Case(row, name, data, "too-deep" if row == "P11" and error == "LimitExceeded" else kind)
+        kind = "too-deep" if row == "P11" and error == "LimitExceeded" else kind
+        yield Case(row, name, data, kind, nbytes=mib << 20)
     for opcode in (*EXTENSIONS, b"\x97"):
         kind = "unsafe-buffer" if opcode == b"\x97" else "unsafe-extension"
         for wrap in (zipped, legacy, pickled):
             yield Case("P4", f"opcode 0x{opcode[0]:02x} in {wrap.__name__}", wrap({"a": opcode}), kind)
     for name, tree in RECURSIVE.items():
-        yield Case("P8", f"itself: {name}", zipped({"w": T, "x": tree}), "read")
+        yield Case("P8", f"itself: {name}", zipped({"w": T, "x": tree}), "read", nbytes=16 << 20)
     for index in (1 << 8, 1 << 16, 1 << 31, (1 << 32) - 1):
         tree = {"w": T, "x": b"N" + b"r" + pack("<I", index) + b"0j" + pack("<I", index)}
-        yield Case("P6", f"memo entry {index:,}", zipped(tree), "read", {"w": floats()})
+        yield Case("P6", f"memo entry {index:,}", zipped(tree), "read", {"w": floats()}, nbytes=16 << 20)
     for name, tree in MEMO.items():
         yield Case("P6", name, zipped({"w": T, "x": tree}), "malformed-pickle")
     yield Case("P6", "an entry put twice", zipped({"x": b"K\1q\5K\2q\0050h\5", "w": T}), "any")

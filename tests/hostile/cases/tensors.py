@@ -324,7 +324,13 @@ def _cases() -> Iterator[Case]:
     for stored in (-(1 << 63), -1, 0, 3, 5, 1 << 34, (1 << 63) - 1):
         yield Case("S1", f"{stored:,} elements where the tree says 4", streamed(4, stored), "storage-size")
     for numel in (1 << 34, (1 << 62) - 1):
-        yield Case("S5", f"{numel:,} elements in the stream and the tree", streamed(numel, numel), "truncated-legacy")
+        yield Case(
+            "S5",
+            f"{numel:,} elements in the stream and the tree",
+            streamed(numel, numel),
+            "truncated-legacy",
+            nbytes=16 << 20,
+        )
     for number in NO_SIZES:
         named_number = f"{number!r:.20}"
         yield Case("S2", f"a size of {named_number}", view((number,)), "malformed-tensor")
@@ -403,7 +409,8 @@ def _cases() -> Iterator[Case]:
         for times in (50, 100_000):
             yield Case("P11", f"{times:,} times {make.__name__}", zipped(make(times)), "malformed-tensor")
     for name, (part, is_refused) in SHARED_PARTS.items():
-        yield Case("P8", f"shared: {name}", zipped(part), "limit-exceeded" if is_refused else "read")
+        kind = "limit-exceeded" if is_refused else "read"
+        yield Case("P8", f"shared: {name}", zipped(part), kind, nbytes=128 << 20)
     for name, (part, _) in NUMPY.items():
         yield Case("P10", f"arrays: {name}", zipped(part), "read")
     for name, part in INLINE.items():
