@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import CkptoolError, MalformedFile, SourceChanged, migrate
+from ckptool import CkptoolError, MalformedFile, SourceChanged, check, migrate
 from ckptool.errors import OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration import torch_plan
@@ -572,6 +573,23 @@ def test_damage_to_what_is_not_taken_is_no_hindrance(folder: Path) -> None:
 
     for form in ("state_dict", "safetensors"):
         assert migrate(folder / "source.pth", folder / form, form=form, exclude=["column"]).verified  # type: ignore[arg-type]
+
+
+INDEXED = Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth"
+
+
+def test_no_flipped_bit_of_the_index_gets_through(tmp_path: Path) -> None:
+    data, damaged = INDEXED.read_bytes(), tmp_path / "damaged.pth"
+    with zipfile.ZipFile(INDEXED) as archive:
+        index = next(archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl"))
+    for bit in range(0, 4096, 67):
+        flipped = bytearray(data)
+        flipped[data.index(index) + bit // 8 % len(index)] ^= 1 << bit % 8
+        damaged.write_bytes(flipped)
+        refused(damaged, tmp_path / "out.pth", to="cpu")
+        report = check(damaged)
+        assert report.error or "CK103" in {finding.code for finding in report.findings}, bit
+    assert "CK103" not in {finding.code for finding in check(INDEXED).findings}
 
 
 # A disk that keeps something else

@@ -6,11 +6,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from ckptool import migrate
+from tests import build
 from tests.build import call, named
 from tests.each import each
+from tests.migration.test_round_trips import loaded
 
 
 def shapes() -> dict[str, Any]:
@@ -87,3 +90,25 @@ def test_objects_that_are_met_again_stay_one(tmp_path: Path) -> None:
     assert loaded["a"] is loaded["b"]
     assert loaded["c"] is loaded["a"]["model"]
     assert loaded["d"] is loaded["a"]["x"]
+
+
+# Storages that stand in a checkpoint for themselves keep the elements that torch finds in them
+
+WHOLE, VIEW = build.storage(rest=(None,)), build.storage(rest=(("v", 1, 2),))
+TREES = {
+    "a storage": {"bare": WHOLE},
+    "a view": {"bare": VIEW},
+    "a view beside its whole": {"bare": VIEW, "other": WHOLE},
+    "a view beside a tensor": {"bare": VIEW, "weight": build.tensor(WHOLE)},
+    "a view beside a tensor of it": {"bare": VIEW, "weight": build.tensor(VIEW, (2,))},
+}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("tree", TREES)
+def test_a_storage_keeps_its_elements(tree: str, tmp_path: Path) -> None:
+    (tmp_path / "old.pth").write_bytes(build.legacy(TREES[tree], [("0", 4, build.floats())]))
+    migrate(tmp_path / "old.pth", tmp_path / "new.pth", form="same")
+
+    old, new = (loaded(tmp_path / name, weights_only=False) for name in ("old.pth", "new.pth"))
+    assert {name: one.tolist() for name, one in new.items()} == {name: one.tolist() for name, one in old.items()}
