@@ -76,30 +76,43 @@ def forged(path: Path, data: bytes) -> bytes:
     return Journal(path.stat().st_ino, len(data), max(len(old), len(data)), end, end, changes).encoded()
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Return a folder that others may go into, as they may not into those of tests."""
+    folder = Path(tempfile.mkdtemp())
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_nobody(do: Callable[[], object]) -> int:
+    """Return the exit code of a process of another user: 1 where it met a file that is being edited."""
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            os.setuid(NOBODY)
+            do()
+            code = 0
+        except UnfinishedEdit:
+            code = 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @as_root
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_who_may_only_add_files_to_a_folder_changes_none_by_a_journal() -> None:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        folder.chmod(0o1777)
-        path = folder / "model.pth"
-        torch.save(weights(), path)
-        path.chmod(0o644)
-        journal = forged(path, build.torch_zip(build.ops({"w": build.tensor(build.storage())}), {"0": build.floats()}))
-        child = os.fork()
-        if child == 0:
-            try:
-                os.setuid(NOBODY)
-                journal_of(path).write_bytes(journal)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+def test_who_may_only_add_files_to_a_folder_changes_none_by_a_journal(shared: Path) -> None:
+    shared.chmod(0o1777)
+    path = shared / "model.pth"
+    torch.save(weights(), path)
+    path.chmod(0o644)
+    journal = forged(path, build.torch_zip(build.ops({"w": build.tensor(build.storage())}), {"0": build.floats()}))
+    assert as_nobody(lambda: journal_of(path).write_bytes(journal)) == 0
 
-        assert journal_of(path).stat().st_uid == NOBODY
-        goes_on(path)
-        assert f"of user {NOBODY}" in refused(path, "foreign-journal")
-    finally:
-        shutil.rmtree(folder)
+    assert journal_of(path).stat().st_uid == NOBODY
+    goes_on(path)
+    assert f"of user {NOBODY}" in refused(path, "foreign-journal")
 
 
 def _link(there: Path) -> None:
@@ -171,30 +184,14 @@ def test_a_journal_is_of_root_or_of_the_owner(owner: int, of_journal: int, count
 
 @as_root
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_journal_that_may_not_be_read_keeps_nobody_from_what_is_whole() -> None:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        folder.chmod(0o755)
-        path = torn("slot", folder)
-        journal_of(path).chmod(0o600)
-        met = []
-        for _ in range(2):
-            child = os.fork()
-            if child == 0:
-                code = 3
-                try:
-                    os.setuid(NOBODY)
-                    open_checkpoint(path).close()
-                    code = 0
-                except UnfinishedEdit:
-                    code = 1
-                finally:
-                    os._exit(code)
-            met.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            torch.save(weights(), path)
-        assert met == [1, 0]
-    finally:
-        shutil.rmtree(folder)
+def test_a_journal_that_may_not_be_read_keeps_nobody_from_what_is_whole(shared: Path) -> None:
+    shared.chmod(0o755)
+    path = torn("slot", shared)
+    journal_of(path).chmod(0o600)
+
+    assert as_nobody(lambda: open_checkpoint(path).close()) == 1
+    torch.save(weights(), path)
+    assert as_nobody(lambda: open_checkpoint(path).close()) == 0
 
 
 def test_a_journal_of_another_file_is_stale(tmp_path: Path) -> None:
