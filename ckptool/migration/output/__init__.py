@@ -169,16 +169,14 @@ class Output(Closing):
 
     def clone(self, fd: int) -> None:
         """
-        Take the content of a file that is open, on a file system where ``cloning.clones_to`` says that files share it.
+        Take the content of a file that is open, on a file system where ``clones_to`` says that files share it.
         """
+        import fcntl  # Linux has it
+
         try:
-            clone(fd, self._fd)
+            fcntl.ioctl(self._fd, _FICLONE, fd)
         except OSError as error:
             raise self._failed(error) from error
-
-    def fileno(self) -> int:
-        """Return the descriptor of what was written and flushed, for reading back."""
-        return self._fd
 
     def reading_path(self, name: str = "") -> str:  # noqa: ARG002 - it has one file
         """Return a path to what was written and flushed, while it has no name yet."""
@@ -428,10 +426,3 @@ def clones_to(fd: int, path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def clone(fd: int, new: int) -> None:
-    """Make a file that is open have the content of another, which it shares."""
-    import fcntl
-
-    fcntl.ioctl(new, _FICLONE, fd)
