@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,18 @@ FULL = {
 STEPS = torch.tensor(3)
 
 
+MeshState = Callable[[torch.Tensor, int, list[int]], dict[str, Any]]
+"""What is pickled of a mesh for one rank: of the ranks in their places, its own number, and its place."""
+
+
 def save_ranks(
     folder: Path,
     mesh: tuple[int, ...],
-    placements: tuple[Any, ...],
+    placements: Sequence[Any],
     name: str = "model_world_size_{world}_rank_{rank}.pt",
     tensors: dict[str, torch.Tensor] = FULL,
+    ranks: torch.Tensor | None = None,
+    pickled_as: MeshState | None = None,
 ) -> Path:
     """
     Save what each rank of a mesh would have of tensors: real DTensors, whose mesh is made to be that of each in turn.
@@ -45,37 +55,41 @@ def save_ranks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     world = torch.Size(mesh).numel()
-    ranks = torch.arange(world).view(mesh)
+    ranks = torch.arange(world).view(mesh) if ranks is None else ranks
     for rank in range(world):
-        coordinate = [int(at) for at in (ranks == rank).nonzero()[0]]
-        one = device_mesh(ranks, rank, coordinate)
-        state: dict[str, Any] = {}
+        place = [int(at) for at in (ranks == rank).nonzero()[0]]
+        one = DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
+        assert list(one.get_coordinate() or ()) == place
+        state: dict[str, Any] = {"steps": STEPS.clone()}
         for key, full in tensors.items():
-            local, strided = full, []
-            for at, size, placement in zip(coordinate, mesh, placements, strict=True):
-                strided.append((isinstance(placement, _StridedShard), at, size, placement))
-            for _, at, size, placement in sorted(strided, key=lambda one: one[0]):
-                if isinstance(placement, (Shard, _StridedShard)):
-                    dim = placement.dim if placement.dim < full.ndim else 0
-                    chunks = local.chunk(size, dim)
-                    local = chunks[at] if at < len(chunks) else local.narrow(dim, 0, 0)
-            fit = tuple(
-                Shard(0) if isinstance(p, Shard) and not isinstance(p, _StridedShard) and p.dim >= full.ndim else p
-                for p in placements
-            )
-            state[key] = DTensor.from_local(
-                local.clone(), one, fit, run_check=False, shape=full.shape, stride=full.stride()
-            )
-        state["steps"] = STEPS.clone()
-        torch.save(state, folder / name.format(world=world, rank=rank))
+            fit = tuple(Shard(0) if type(p) is Shard and p.dim >= full.ndim else p for p in placements)
+            local = part(full, place, mesh, fit)
+            state[key] = DTensor.from_local(local, one, fit, run_check=False, shape=full.shape, stride=full.stride())
+        module = pickle if pickled_as is None else with_meshes(pickled_as(ranks, rank, place))
+        torch.save(state, folder / name.format(world=world, rank=rank), pickle_module=module)
     return folder
 
 
-def device_mesh(ranks: torch.Tensor, rank: int, coordinate: list[int]) -> DeviceMesh:
-    """Return a mesh as the process of a rank has it, though this is another."""
-    mesh = DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
-    assert list(mesh.get_coordinate() or ()) == coordinate
-    return mesh
+def part(full: torch.Tensor, place: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> torch.Tensor:
+    """Return what is at a place of a mesh; what is cut in strides is cut last."""
+    cuts = sorted(zip(placements, place, mesh, strict=True), key=lambda one: isinstance(one[0], _StridedShard))
+    for placement, at, size in cuts:
+        if isinstance(placement, (Shard, _StridedShard)):
+            chunks = full.chunk(size, placement.dim)
+            full = chunks[at] if at < len(chunks) else full.narrow(placement.dim, 0, 0)
+    return full.clone()
+
+
+def with_meshes(attributes: dict[str, Any]) -> Any:
+    """Return what pickles each mesh as one with these attributes, and all else as always."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, DeviceMesh):
+                return copyreg.__newobj__, (DeviceMesh,), attributes  # type: ignore[attr-defined]
+            return NotImplemented
+
+    return types.SimpleNamespace(Pickler=Pickler, __name__="pickle")
 
 
 def assert_full(path: Path, tensors: dict[str, torch.Tensor] = FULL) -> None:
