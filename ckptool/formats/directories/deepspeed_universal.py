@@ -34,6 +34,7 @@ _POINTER: Final = "latest_universal"
 _ZERO: Final = "zero"
 _MASTER: Final = "fp32.pt"
 _OPTIMIZER: Final = "optimizer_state.pt"
+_FLOATS: Final = ("float", "bfloat")
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -75,21 +76,27 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             parsed = tree.open(path)
             found = _tensor(path, parsed, shapes.get(name))
             if file == _MASTER:
-                weights[name] = _needed(path, found)
+                if found is None:
+                    hint = "Convert the checkpoint again."
+                    raise MalformedFile(f"{path!r} holds no tensor", kind="malformed-states", hint=hint)
+                weights[name] = found
             else:
                 own.append((file.removesuffix(".pt"), parsed.root if found is None else tree.tensor(found)))
         if name not in weights:
             raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
         state.append((name, Dict(own)))
     remarks: list[Remark] = []
+    module = model.module or {} if model is not None else {}
     if model is not None:
         weights |= _others(model, weights, models, remarks)
-        weights |= _no_floats(model)
+        buffers = {name: info for name, info in module.items() if name in model.buffers}
+        # Those that have a folder were converted to float32 for it.
+        weights |= {name: info for name, info in buffers.items() if not info.dtype.name.startswith(_FLOATS)}
     root: PairList = [("", state_dict(tree, weights, None, []))]
     root.append(("optimizer", Dict([("state", Dict(state)), *_settings(tree, f"{zero}/{_OPTIMIZER}")])))
     if model is not None:
         root += tree.client(model, [key for key, _ in root])
-    return tree.finished(root, remarks)._replace(absent=_absent(model, weights))
+    return tree.finished(root, remarks)._replace(absent=tuple(name for name in module if name not in weights))
 
 
 def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorInfo | None:
@@ -107,12 +114,6 @@ def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorI
     return bare._replace(shape=shape, stride=row_major(shape))
 
 
-def _needed(path: str, info: TensorInfo | None) -> TensorInfo:
-    if info is None:
-        raise MalformedFile(f"{path!r} holds no tensor", kind="malformed-states", hint="Convert the checkpoint again.")
-    return info
-
-
 def _others(
     model: ModelStates, weights: Mapping[str, TensorInfo], models: list[str], remarks: list[Remark]
 ) -> dict[str, TensorInfo]:
@@ -127,17 +128,6 @@ def _others(
         what = f"{counted(len(rest), 'tensor')} of {counted(len(models), 'model-parallel rank')}: {some(list(rest))}"
         remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
     return found | rest
-
-
-def _no_floats(model: ModelStates) -> dict[str, TensorInfo]:
-    """Return the buffers that are no floats: those that have a folder were converted to float32 for it."""
-    buffers = [(name, info) for name, info in (model.module or {}).items() if name in model.buffers]
-    return {name: info for name, info in buffers if not info.dtype.name.startswith(("float", "bfloat"))}
-
-
-def _absent(model: ModelStates | None, weights: Mapping[str, TensorInfo]) -> tuple[str, ...]:
-    """Return the names that ``module`` has and that no file has a value of."""
-    return tuple(name for name in (model.module or {} if model is not None else ()) if name not in weights)
 
 
 def _settings(tree: Reader, path: str) -> Pairs:

@@ -17,7 +17,7 @@ from shlex import join, quote
 from typing import Final, TypeAlias
 
 from ckptool.checkpoints.contents import collect
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats import slices
 from ckptool.formats.directories import pointers
@@ -143,7 +143,11 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
             for one in found.streams
         ),
         archives=tuple(archive for found in components.values() for archive in found.archives),
-        shards=tuple(shard for name, found in components.items() for shard in _shards(name, found)),
+        shards=tuple(
+            one._replace(name=f"{name}/{one.name}")
+            for name, found in components.items()
+            for one in found.shards or (shard(_file(found), found),)
+        ),
         shard_of={
             f"{component}.{name}": f"{component}/{found.shard_of.get(name) or _file(found)}"
             for component, found in components.items()
@@ -151,11 +155,6 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
         },
         beside=tuple(one for found in components.values() for one in found.beside),
     )
-
-
-def _shards(component: str, found: Parsed) -> list[Shard]:
-    own = found.shards or (shard(_file(found), found),)
-    return [one._replace(name=f"{component}/{one.name}") for one in own]
 
 
 def _file(found: Parsed) -> str:

@@ -129,7 +129,10 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),
-        shards=tuple(_shards(index, files)),
+        shards=tuple(
+            Shard(file, index.files[file].items, source.nbytes, source, "item")
+            for file, source in sorted(files.sources.items())
+        ),
         remarks=tuple(remarks),
         lost=tuple(unread),
         absent=tuple(name for name in unread if name in WEIGHT_KEYS),
@@ -141,7 +144,8 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
     """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
-        item = entry.items[0] if isinstance(entry, Entry) and _is_quantised(entry) else entry
+        is_one = isinstance(entry, Entry) and entry.dtype.is_quantised and len(entry.items) == 1
+        item = entry.items[0] if isinstance(entry, Entry) and is_one else entry
         if isinstance(item, Item) and name not in files.faults:
             wanted[name] = item
     values: dict[str, Parsed] = {}
@@ -152,10 +156,6 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
         else:
             values[name] = found
     return values, errors
-
-
-def _is_quantised(entry: Entry) -> bool:
-    return entry.dtype.is_quantised and len(entry.items) == 1
 
 
 def _pieces(items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> list[Piece]:
@@ -178,12 +178,6 @@ def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Pat
         own = key if key not in taken else f"{file}.{key}"
         taken.add(own)
         yield (own,), node
-
-
-def _shards(index: Index, files: Files) -> Iterator[Shard]:
-    for file in sorted(files.sources):
-        source = files.sources[file]
-        yield Shard(file, index.files[file].items, source.nbytes, source, "item")
 
 
 class Files(NamedTuple):

@@ -253,7 +253,9 @@ class SafetensorsItems:
             source = self._folder.open(file)
         except FileUnavailable:
             return False
-        return _begins(source, offset)
+        rest = source.nbytes - offset
+        inside = SliceSource(source, offset, rest) if rest > 0 else None
+        return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))
 
     def is_without_tensors(self, file: str) -> bool:
         """Say whether a file is safetensors that hold nothing, as a writer leaves it that has no tensor to write."""
@@ -297,9 +299,3 @@ class SafetensorsItems:
                 text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
                 known = self._known[key] = parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
         return known
-
-
-def _begins(source: Source, offset: int) -> bool:
-    rest = source.nbytes - offset
-    inside = SliceSource(source, offset, rest) if rest > 0 else None
-    return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))

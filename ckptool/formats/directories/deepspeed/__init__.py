@@ -363,7 +363,9 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
     for number, parsed in found.items():
         joined.pairs += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
     root: PairList = [("module", joined), *reader.client(model, ["module"])]
-    return reader.parsed(Dict(root))._replace(remarks=tuple(_of_experts(files)))
+    what = "the float32 weights that the optimizer keeps are not put together where there are experts"
+    remark = Remark("CK151", what, "The weights are as the model computed with them.")
+    return reader.parsed(Dict(root))._replace(remarks=(remark,) if files.optims else ())
 
 
 def _expert(path: str) -> tuple[int, int]:
@@ -385,13 +387,6 @@ def _refuse_missing_experts(model: ModelStates, there: Mapping[tuple[int, int], 
     if missing:
         fact = f"{len(missing):,} of {counted(len(needed), 'file')} of experts not there: {some(missing)}"
         raise FileUnavailable.of_set(fact, "Get the files of these experts.", len(needed), len(needed) - len(missing))
-
-
-def _of_experts(files: Files) -> list[Remark]:
-    if not files.optims:
-        return []
-    what = "the float32 weights that the optimizer keeps are not put together where there are experts"
-    return [Remark("CK151", what, "The weights are as the model computed with them.")]
 
 
 def _pipeline(reader: Reader, files: Files) -> Parsed:
@@ -461,7 +456,11 @@ def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
     if not masters:
         root.append(("", module))
     else:
-        root += [("", _with(reader, module, masters)), ("module", module)]
+        trained_module = Call(module.func, ())
+        trained_module.pairs = [
+            (name, reader.tensor(masters[name]) if name in masters else node) for name, node in pairs
+        ]
+        root += [("", trained_module), ("module", module)]
         _note_rounded(reader, pairs, masters, remarks)
     trained = [engine for engine in engines if engine.partitions is not None]
     if trained:
@@ -502,14 +501,6 @@ def _missing_stages(files: Files) -> Iterator[Remark]:
     if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
         what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
         yield Remark("CK153", what, "Without it, the weights are as the files of the layers have them.")
-
-
-def _with(builder: TreeBuilder, module: Call, masters: dict[str, TensorInfo]) -> Inert:
-    made = Call(module.func, ())
-    made.pairs = [
-        (name, builder.tensor(masters[name]) if name in masters else node) for name, node in module.pairs or []
-    ]
-    return made
 
 
 def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorInfo], remarks: list[Remark]) -> None:

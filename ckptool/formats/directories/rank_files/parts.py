@@ -141,7 +141,9 @@ def part(state: Inert, rebuilder: Rebuilder) -> Part:
     for shard in shards:
         own = nodes.attribute_pairs(shard)
         info = rebuilder.tensor(nodes.lookup(own, "tensor"))
-        local.append((_box(nodes.attribute_pairs(nodes.lookup(own, "metadata"))), _checked(info)))
+        if info is None:
+            raise malformed("with a shard that is no tensor")
+        local.append((_box(nodes.attribute_pairs(nodes.lookup(own, "metadata"))), info))
     ranks = nodes.attribute_pairs(group)
     rank, world = (nodes.lookup(ranks, key) for key in ("global_rank", "global_world_size"))
     return Part(
@@ -156,12 +158,6 @@ def part(state: Inert, rebuilder: Rebuilder) -> Part:
 
 def _box(pairs: Pairs) -> Box:
     return as_sizes(nodes.lookup(pairs, "shard_offsets")), as_sizes(nodes.lookup(pairs, "shard_sizes"))
-
-
-def _checked(info: TensorInfo | None) -> TensorInfo:
-    if info is None:
-        raise malformed("with a shard that is no tensor")
-    return info
 
 
 class Part(NamedTuple):
