@@ -3,7 +3,7 @@ An index of shards: JSON that says which file beside it holds which tensor. Toge
 
     {"metadata": {"total_size": 24}, "weight_map": {"name": "model-00001-of-00002.safetensors", …}}
 
-Names are files beside the index or below its folder: ``siblings`` says which are opened. The format of the
+Names are files beside the index or below its folder: ``descriptors`` says which are opened. The format of the
 checkpoint is that of its shards. Written by the ``save_pretrained`` of transformers and diffusers; see
 https://github.com/huggingface/huggingface_hub, serialization/_base.py.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Traits
@@ -41,6 +41,10 @@ TRAITS = Traits()
 """Never those of a checkpoint, which has those of its shards."""
 
 _HEAD_NBYTES = 16 << 20
+_OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
+"""Formats of files that are a state dict and nothing else."""
+_METADATA = "_metadata"
+"""What torch keeps beside a state dict: the versions of modules."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -53,27 +57,6 @@ def sniff(probe: Probe) -> bool:
 
 
 def read(probe: Probe) -> Parsed:
-    """Read an index, and the index of each shard; no tensor is read."""
-    index = cast("SourceInFolder", probe.source)  # sniff saw it
-    if probe.depth:  # inside another source there are no files: it is beside one
-        raise MalformedFile("an index of shards itself", kind="nested-index")
-    return read_shards(index, probe)
-
-
-_OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
-"""Formats of files that are a state dict and nothing else."""
-_METADATA = "_metadata"
-"""What torch keeps beside a state dict: the versions of modules."""
-
-
-class _Index(NamedTuple):
-    shard_of: dict[str, str]
-    announced_nbytes: int | None
-    texts: dict[str, str]
-    """What else it says in text: which names were left out as tied, say."""
-
-
-def read_shards(index: SourceInFolder, probe: Probe) -> Parsed:
     """
     Return what an index and its shards hold. Their own indexes are read, and no tensor.
 
@@ -84,6 +67,9 @@ def read_shards(index: SourceInFolder, probe: Probe) -> Parsed:
         UnsupportedFeature: A shard is not a state dict.
         CkptoolError: A shard cannot be read; the message has its name.
     """
+    index = cast("SourceInFolder", probe.source)  # sniff saw it
+    if probe.depth:  # inside another source there are no files: it is beside one
+        raise MalformedFile("an index of shards itself", kind="nested-index")
     shard_of, announced_nbytes, texts = _parse(index, probe.limits)
     opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
     _compare(shard_of, opened)
@@ -103,7 +89,7 @@ def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed
     Return what shards without an index hold together; ``names`` are all of them, in order.
 
     Raises:
-        CkptoolError: As ``read_shards``.
+        CkptoolError: As ``read``.
     """
     opened = _without_places({name: _read_shard(probe, name, folder.open(name)) for name in names}, None)
     return _merged(folder, _holders(opened), opened, {}, probe)
@@ -141,7 +127,8 @@ def _merged(
     return with_files(whole, list(opened.items()), "shard ")
 
 
-def _parse(index: SourceInFolder, limits: Limits) -> _Index:
+def _parse(index: SourceInFolder, limits: Limits) -> tuple[dict[str, str], int | None, dict[str, str]]:
+    """Return the shard of each tensor, the size of all, and what else an index says in text: which names are tied."""
     from ckptool.sources.descriptors import components  # what most files do not need
 
     if index.nbytes > limits.header_nbytes:
@@ -162,7 +149,7 @@ def _parse(index: SourceInFolder, limits: Limits) -> _Index:
     facts = metadata if isinstance(metadata, dict) else {}
     announced = facts.get("total_size")
     texts = {key: text for key, text in facts.items() if isinstance(text, str)}
-    return _Index(shard_of, announced if type(announced) is int else None, texts)
+    return shard_of, announced if type(announced) is int else None, texts
 
 
 def refuse_many(count: int, limits: Limits) -> None:
