@@ -88,22 +88,10 @@ def test_a_function_is_given_each_storage_once_and_its_tag(legacy: bool, mmap: b
     assert len(sharing(found)) == 4
 
 
-def test_a_function_may_move_storages_and_cast_happens_there(tmp_path: Path) -> None:
-    forged_file(tmp_path / "x.pth")
-
-    def to_meta(storage: torch.UntypedStorage, tag: str) -> Any:
-        return torch.UntypedStorage(storage.nbytes(), device="meta")
-
-    found = ckptool.load(tmp_path / "x.pth", to_meta, dtype=torch.bfloat16)
-
-    assert all(tensor.is_meta for tensor in found.values())
-    assert found["whole"].dtype == torch.bfloat16
-    assert found["alone"].dtype == torch.int64
-
-
-def test_a_function_moves_tensors_without_elements_too(tmp_path: Path) -> None:
+def test_a_function_may_move_storages_of_any_size_and_cast_happens_there(tmp_path: Path) -> None:
     none = torch.empty(0, 3)
-    saved({"none": none, "same": none.t(), "rest": torch.ones(4)[4:], "some": torch.ones(2)}, tmp_path / "x.pth")
+    content = {"none": none, "same": none.t(), "rest": torch.ones(4)[4:], "some": torch.ones(2), "n": torch.arange(5)}
+    saved(content, tmp_path / "x.pth")
 
     def to_meta(storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage:
         return torch.UntypedStorage(storage.nbytes(), device="meta")
@@ -111,25 +99,23 @@ def test_a_function_moves_tensors_without_elements_too(tmp_path: Path) -> None:
     found = ckptool.load(tmp_path / "x.pth", to_meta)
     wanted = torch_load(tmp_path / "x.pth", map_location=to_meta)
     assert [(name, one.device) for name, one in found.items()] == [(name, one.device) for name, one in wanted.items()]
+    cast = ckptool.load(tmp_path / "x.pth", to_meta, dtype=torch.bfloat16)
+    assert all(tensor.is_meta for tensor in cast.values())
+    assert (cast["some"].dtype, cast["n"].dtype) == (torch.bfloat16, torch.int64)
 
 
-def test_a_typed_storage_will_do_and_anything_else_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
+def test_a_typed_storage_will_do_and_what_else_a_function_does_is_its_callers(tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth")
 
     def typed(storage: torch.UntypedStorage, tag: str) -> Any:
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
 
-    assert_same(ckptool.load(tmp_path / "x.pth", typed), tensors)
-    with pytest.raises(TypeError, match="map_location returned int"):
-        ckptool.load(tmp_path / "x.pth", lambda storage, tag: 7)
-
-
-def test_what_a_function_raises_comes_out_as_it_is(tmp_path: Path) -> None:
-    forged_file(tmp_path / "x.pth")
-
     def broken(storage: torch.UntypedStorage, tag: str) -> Any:
         raise LookupError(tag)
 
+    assert_same(ckptool.load(tmp_path / "x.pth", typed), tensors)
+    with pytest.raises(TypeError, match="map_location returned int"):
+        ckptool.load(tmp_path / "x.pth", lambda storage, tag: 7)
     with pytest.raises(LookupError, match="cuda:0"):
         ckptool.load(tmp_path / "x.pth", broken)
 

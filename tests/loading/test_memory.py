@@ -241,6 +241,7 @@ def test_what_is_predicted_is_what_is_needed(how: str, measured: dict[str, Any])
     pages = WEIGHTS_NBYTES if how == "cast" else 0  # see above
     needed = predicted["host_nbytes"] + predicted["mapped_nbytes"] + predicted["passing_nbytes"]
     assert one["peak"] < needed + pages + near
+    assert how != "mapped" or one["untouched"] < near  # mapped tensors cost nothing until they are read
 
 
 def test_a_storage_that_is_cast_is_there_twice_however_large_it_is(
@@ -253,10 +254,6 @@ def test_a_storage_that_is_cast_is_there_twice_however_large_it_is(
     cost = ckptool.predict_memory(tmp_path / "x.pth", dtype=torch.float16, mmap=False)
 
     assert (cost.host_nbytes, cost.passing_nbytes) == (2 * sum(sizes), 4 * (100 + 1000))
-
-
-def test_mapped_tensors_cost_nothing_until_they_are_read(measured: dict[str, Any]) -> None:
-    assert measured["loads"]["mapped"]["untouched"] < 4 * MIB
 
 
 def test_workers_share_one_copy_of_a_file(measured: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ckptool import LiveModel, load_into, migrate
+from tests.loading.same import saved
 
 ONES = [1.0, 1.0]
 
@@ -31,18 +32,45 @@ class Second(nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, *rest)
 
 
+class Stem(nn.Module):
+    """The second version of a class, whose first had a narrower layer under another name."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.version: Any = "never asked"
+
+    def _load_from_state_dict(self, state: Any, prefix: str, facts: Any, *rest: Any) -> None:
+        self.version = facts.get("version")
+        if self.version is None or self.version < 2:
+            old = f"{prefix}narrow."
+            for name in [name for name in state if name.startswith(old)]:
+                state[f"{prefix}layer.{name.removeprefix(old)}"] = state.pop(name)
+            self.layer = nn.Linear(2, 4)
+        super()._load_from_state_dict(state, prefix, facts, *rest)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("form", ["dcp", "safetensors"])
-def test_where_a_format_has_no_versions_those_of_the_model_count(form: str, tmp_path: Path) -> None:
-    state = nn.Sequential(Second()).state_dict()
-    path = tmp_path / "x"
-    dcp.save(state, checkpoint_id=path) if form == "dcp" else save_file(state, path)
-    model = nn.Sequential(Second())
-    load_into(model, path)
-    assert model[0].w.tolist() == ONES
-    model = nn.Sequential(Second())
-    LiveModel(model, path)
-    assert model[0].w.tolist() == ONES
+@pytest.mark.parametrize("kept", ["alone", "inside", "in a training file", "in another model", "dcp", "safetensors"])
+def test_a_version_that_no_file_has_is_the_model_s(kept: str, tmp_path: Path) -> None:
+    source, path = nn.Sequential(Second(), nn.BatchNorm1d(2)), tmp_path / "x"
+    inner: Any = source[0] if kept == "alone" else source
+    if kept == "dcp":
+        dcp.save(source.state_dict(), checkpoint_id=path)
+    elif kept == "safetensors":
+        save_file(source.state_dict(), path)
+    else:
+        torch.save({"epoch": 1, "model": inner} if kept == "in a training file" else inner, path)
+
+    for load in (load_into, LiveModel):
+        fresh: Any = Second() if kept == "alone" else nn.Sequential(Second(), nn.BatchNorm1d(2))
+        load(nn.DataParallel(fresh) if kept == "in another model" else fresh, path)
+        found = fresh.state_dict()
+        assert (fresh if kept == "alone" else fresh[0]).w.tolist() == ONES
+        assert all(torch.equal(found[name], tensor) for name, tensor in inner.state_dict().items())
+        assert found._metadata == inner.state_dict()._metadata
 
 
 def test_a_file_without_versions_that_could_have_them_is_of_the_first(tmp_path: Path) -> None:
@@ -82,3 +110,19 @@ def test_versions_that_a_dcp_folder_has_no_place_for_are_said(tmp_path: Path) ->
             report = migrate(tmp_path / "a.pth", tmp_path / "d", form="dcp", force=True, **form)  # type: ignore[arg-type]
             found = [note for note in report.notes if "no place for the versions of 1 module: 0" in note]
             assert len(found) == number
+
+
+def test_an_old_model_is_converted_by_the_new_class_and_a_state_dict_keeps_its_version() -> None:
+    old = Stem()
+    del old.layer
+    old.narrow = nn.Linear(2, 4)
+    state = old.state_dict()
+    state._metadata[""]["version"] = 1  # type: ignore[attr-defined]
+    for data in (saved(old), saved(state)):
+        model = Stem()
+        load_into(model, data)
+        assert model.version == 1
+        assert torch.equal(model.layer.weight, old.narrow.weight)
+    model = Stem()
+    load_into(model, saved(Stem().state_dict()))
+    assert model.version == 2
