@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("loading", "torch_ops")
 CALLS = {"synchronize", "wait_stream", "wait_event", "record_stream", "set_stream"}  # torch's
-CALLS |= {"work_on", "wait_for_all", "wait_for_own"}  # those of ours that come to them
+CALLS |= {"wait_for_all", "wait_for_own"}  # those of ours that come to them
 PINNED = "pin_memory"
 """A copy from memory that is not pinned is waited for at once."""
 
@@ -26,8 +26,7 @@ WAITS = {
     "device._StreamSender.buffer: pin_memory": "load, which",
     "device._StreamSender.wait: synchronize": "load, used",
     "device._StreamSender.finish: synchronize": "load, used",
-    "threads.work_on: set_stream": "load_into",
-    "threads.in_own_thread: work_on": "load_into",
+    "threads.in_own_thread: set_stream": "load_into",
     "threads.wait_for_all: wait_for_all": "LiveModel in_place, an answer that",
     "threads.wait_for_own: wait_for_own": "LiveModel swap, called",
     "commit.overwrite: wait_for_all": "LiveModel in_place, an answer that",

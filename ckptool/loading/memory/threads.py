@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -14,22 +14,10 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.messages import MANY_ZEROED, show, zero_now
 from ckptool.tensors.dtypes import spelled
-from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
+from ckptool.torch_ops.accelerators import accelerator, accelerators
 from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
 
 logger = logging.getLogger("ckptool")
-
-
-def streams_here() -> list[tuple[Accelerator, Any]]:
-    """Return the streams that this thread works on now, of devices that are started, for ``work_on``."""
-    started = [one for one in accelerators() if one.has_streams and one.is_started]
-    return [(one, stream) for one in started for stream in one.streams()]
-
-
-def work_on(streams: list[tuple[Accelerator, Any]]) -> None:
-    """Let this thread work on the streams of another, which has to wait for it meanwhile."""
-    for one, stream in streams:
-        one.api.set_stream(stream)
 
 
 def wait_for_all(devices: Iterable[torch.device]) -> None:
@@ -58,13 +46,15 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
     What it does on a device comes after what the caller did there, and before what the caller does next.
     """
-    streams = streams_here()
+    started = [one for one in accelerators() if one.has_streams and one.is_started]
+    streams = [(one, stream) for one in started for stream in one.streams()]
     results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            work_on(streams)
+            for one, stream in streams:  # of this thread, which waits meanwhile
+                one.api.set_stream(stream)
             with torch.no_grad():  # which is each thread's own
                 results.append(function())
         except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
