@@ -14,12 +14,12 @@ Row: TypeAlias = Sequence[str]
 
 
 class Fact(NamedTuple):
-    """What is said under one label: a line for each of its items."""
+    """The lines under one label, one for each item."""
 
     label: str
     items: Sequence[str]
     most: int | None = LISTED
-    """How many of them are shown; None for all."""
+    """How many items are shown; None for all."""
 
 
 class Lines(NamedTuple):
@@ -176,7 +176,7 @@ def _narrowest(width: int) -> int:
 
 
 def _cells(text: str) -> int:
-    """Return how many cells of a terminal a text takes."""
+    """Return how many cells of a terminal a text takes up."""
     return len(text) if text.isascii() else sum(map(_char_cells, text))
 
 

@@ -37,11 +37,11 @@ class Integrity(NamedTuple):
     records: int
     """Members of its archives; 0 if it is not an archive."""
     matching: int
-    """Of them, those that match their checksums."""
+    """How many of these members match their checksums."""
     parts: int
     """Pieces and values in the files of a directory, each with checksums of its own; their records count, too."""
     intact: int
-    """Of them, those that were read, match their checksums, and are what the index says."""
+    """How many of these were read, match their checksums, and are what the index says."""
 
 
 def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | None = None) -> Integrity:

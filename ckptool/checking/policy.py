@@ -67,7 +67,7 @@ class Rule(NamedTuple):
     reason: str = "ignored"
 
     def takes(self, code: str, path: str) -> bool:
-        """Say whether the rule is about a finding; ``*`` in its path is any characters, slashes too."""
+        """Say whether the rule covers a finding; ``*`` in its path matches any characters, slashes too."""
         return code == self.code and fnmatchcase(path, self.path)
 
 
@@ -76,21 +76,21 @@ class Policy(NamedTuple):
 
     fail_on: tuple[str, ...] = DEFAULT
     is_gate: bool = False
-    """Somebody said what fails: then what is surely something else than a checkpoint does not."""
+    """Whether the user said what fails; then a file that is surely no checkpoint does not."""
     allow: tuple[tuple[str, str], ...] = ()
     """Globs of names whose code may run, with reasons."""
     ignore: tuple[Rule, ...] = ()
     accept: Mapping[str, str] = {}
-    """The reasons for which files are let through, by their SHA-256."""
+    """Why files are let through, by their SHA-256."""
     baseline: Mapping[str, frozenset[str]] = {}
-    """The codes of what was found in files when they were looked at before, by their SHA-256."""
+    """The codes found in files by an earlier check, by their SHA-256."""
     limits: Limits = DEFAULT_LIMITS
     ended: tuple[str, ...] = ()
     """Rules whose last day has passed."""
 
     @property
     def identity(self) -> str:
-        """The same of policies that judge alike."""
+        """A value that is equal for policies that judge alike."""
         from hashlib import sha256  # of gates that many share alone
 
         baseline = sorted((content, sorted(codes)) for content, codes in self.baseline.items())
@@ -107,7 +107,7 @@ class Judgement(NamedTuple):
     left: tuple[Finding, ...] = ()
     """Findings that count."""
     let: tuple[tuple[Finding, str], ...] = ()
-    """Findings that do not, and why."""
+    """Findings that do not count, each with the reason."""
 
     @property
     def exit_code(self) -> int:
@@ -218,7 +218,7 @@ def _codes_of(act: Act) -> tuple[str, ...]:
 
 
 def _plain(path: str) -> str:
-    """Return a path from the folder that we are in; the full one of what lies elsewhere."""
+    """Return a path relative to the working directory; the absolute one for a file outside it."""
     if "://" in path:
         return path
     try:
@@ -343,7 +343,7 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
 
 
 def refuse_unknown_word(word: str, known: Sequence[str], path: str | None = None) -> None:
-    """Refuse what is none of the conditions, or of the codes."""
+    """Refuse a word that is neither a condition nor a code."""
     if word not in known:
         choices = [one for one in known if one not in CODES]
         raise _malformed(path, f"{word!r} is none of these: the code of a finding, {', '.join(choices)}", word, known)

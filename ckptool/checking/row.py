@@ -60,7 +60,7 @@ _MOST: Final = 64
 
 
 class Asked(NamedTuple):
-    """What is to be known beyond what is in each."""
+    """What to find out about each file beyond its index."""
 
     check: bool = False
     deep: bool = False
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The names of what is asked for, as rows have them."""
+        """The names of what is asked for, as in the rows."""
         return [name for name, wanted in zip(self._fields, self, strict=True) if wanted]
 
 
@@ -77,12 +77,12 @@ NOTHING: Final = Asked()
 
 
 def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
-    """Return the row of a checkpoint of which nothing is known, but why."""
+    """Return the row of a checkpoint of which only the error is known."""
     return {**_begun(path, asked), **_failure(kind, message)}
 
 
 def _begun(path: str, asked: Asked) -> Row:
-    """Return what a row begins with: the path, and which version is there now."""
+    """Return the start of a row: the path, and which version of the file is there now."""
     scanned_ns = time_ns()
     return {
         "schema": SCHEMA,
@@ -98,7 +98,7 @@ def _stamped(stamp: Stamp | None) -> Row:
 
 
 def _failure(kind: str, message: str, name: str | None = None) -> Row:
-    """Return what a row ends with where there is nothing but an error."""
+    """Return the rest of a row that has only an error."""
     error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
     return {**dict.fromkeys(_FACTS), "grade": "unknown", "findings": {}, "worst": "error", "error": error}
 
@@ -248,7 +248,7 @@ def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
 
 
 _OF_ONE_FILE: Final = 4
-"""Parts of one file far away that are fetched at once: many files are."""
+"""How many parts of one remote file are fetched at once: few, as many files are open."""
 
 
 class Rows:
@@ -258,12 +258,12 @@ class Rows:
         self._asked = asked
         self._policy = policy
         self._threads = threads
-        """For files far away."""
+        """How many remote files are opened at once."""
         self._stores: dict[tuple[str, str], Any] = {}
-        """Those that were reached."""
+        """The connections to servers that were reached, to be used again."""
 
     def __call__(self, places: Sequence[Target], tell: Callable[..., None]) -> None:
-        """Tell of each by its number; whatever goes wrong, there is a row."""
+        """Make the row of each file; whatever goes wrong, there is one."""
         far = {number: place for number, place in enumerate(places) if is_far(place.path)}
         if far:
             from concurrent.futures import ThreadPoolExecutor  # files here need none

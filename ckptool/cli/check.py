@@ -148,7 +148,7 @@ def _list_codes(*, as_json: bool) -> None:
 
 
 class _Checked(Result):
-    """A file that was looked at, be it that it cannot be opened."""
+    """A file that was looked at, even if it could not be opened."""
 
     def __init__(
         self, path: str, report: CheckReport, judged: Judgement, options: dict[str, Any], *, has_policy: bool

@@ -88,7 +88,7 @@ class OnRay(Pool):
         return self
 
     def _refuse_silence(self) -> None:
-        """Refuse an address at which nothing answers: Ray would try for minutes."""
+        """Refuse an address where nothing answers; Ray itself would keep trying for minutes."""
         from ckptool.sources.remote.web import is_answered
 
         if not is_answered(self._address.removeprefix("ray://"), _PORT, _SECONDS):

@@ -46,44 +46,44 @@ class Result:
 
     error: CkptoolError | None = None
     otherwise: str = "fine"
-    """How it is where nothing is wrong with it."""
+    """The word for the file where nothing is wrong with it."""
     format: str | None = None
     nbytes: int = 0
     grade: str | None = None
     exit_code: int = 0
     failing: Sequence[Finding] = ()
-    """Those of the findings that make it fail."""
+    """The findings that make the file fail."""
     let_through: Sequence[tuple[Finding, str]] = ()
-    """Findings that do not count, and why."""
+    """Findings that do not count, each with the reason."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        """As it was given."""
+        """As given on the command line."""
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """What is notable."""
+        """Return what is notable about the file."""
         return ()
 
     @property
     def word(self) -> str:
-        """How it is, in a word."""
+        """Return one word for the file: the worst of "error" and "warning" that it has, else ``otherwise``."""
         found = {"error"} if self.error is not None else {one.severity for one in self.findings}
         return next((one for one in _PAINTED if one in found), self.otherwise)
 
     @property
     def is_other(self) -> bool:
-        """Whether it cannot be opened because it is something else."""
+        """Return whether it did not open because it is no checkpoint, which is no failure."""
         return self.error is not None and not self.exit_code and not self.is_let_through
 
     @property
     def is_let_through(self) -> bool:
-        """Whether it may be one that cannot be opened."""
+        """Return whether the policy lets through that it did not open."""
         return self.error is not None and any(one.code == UNREADABLE for one, _ in self.let_through)
 
     @property
     def counted_as(self) -> str:
-        """How it is, as a total says it."""
+        """Return the word that the file is counted under in a total."""
         return NOT_OPENED if self.error is not None else COUNTED_AS.get(self.word, self.word)
 
     @property

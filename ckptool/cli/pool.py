@@ -33,7 +33,7 @@ _MOST_STARTS: Final = 4
 
 
 class Lost(NamedTuple):
-    """In the place of an answer: processes ended while they had this item, and no other."""
+    """Stands for the answer about an item where processes ended while they worked on it alone."""
 
     kind: str
     message: str
@@ -50,16 +50,16 @@ Work: TypeAlias = Callable[[Sequence[T], Tell], None]
 
 
 class Batch(NamedTuple):
-    """Items that one process has."""
+    """Items given to one process together."""
 
     left: dict[int, Any]
-    """Those without a last answer, by their numbers."""
+    """The items that still lack their last answer, by number."""
     deaths: int = 0
-    """How many processes ended while they had the only one."""
+    """How many processes ended while this was their only item."""
 
 
 class Event(NamedTuple):
-    """What was heard of a batch: an answer about one of its items, the end, or that its process ended."""
+    """News of a batch: an answer about one of its items, that it is done, or that its process ended."""
 
     handle: Any
     number: int = -1
@@ -68,7 +68,7 @@ class Event(NamedTuple):
 
 
 class Pool(Closing):
-    """Processes that work; used in a ``with`` block."""
+    """The processes that do the work; used in a ``with`` block."""
 
     @property
     def workers(self) -> int:
@@ -85,11 +85,11 @@ class Pool(Closing):
         raise NotImplementedError
 
     def events(self, handles: Sequence[Any]) -> Iterable[Event]:
-        """Wait until something is heard of one of these batches, and return all that can be heard at once."""
+        """Wait until there is news of one of these batches, and return all the news there is by then."""
         raise NotImplementedError
 
     def stop(self, handles: Sequence[Any]) -> None:
-        """End the processes that have these batches: none works any more."""
+        """End the processes of these batches, whose answers nobody waits for any more."""
         raise NotImplementedError
 
     def answers(
@@ -179,13 +179,13 @@ class _Process:
         theirs.close()
 
     def give(self, work: Work[Any], items: Sequence[object]) -> None:
-        """Have work done, which is sent once: it may keep something between two batches."""
+        """Start a batch. The work itself is sent only once, as it may keep something between batches."""
         with suppress(OSError):  # it has ended: the pipe says so next
             self.pipe.send((None if work is self._work else work, items))
         self._work = work
 
     def end(self) -> str:
-        """End it, and say how it ended: words that follow "the process"."""
+        """End the process, and return how it ended, in words that follow "the process"."""
         self.pipe.close()
         self._process.join()
         code = self._process.exitcode or 0
@@ -194,13 +194,13 @@ class _Process:
         )
 
     def kill(self) -> None:
-        """End it at once: nothing is lost but what it was at."""
+        """Kill the process: only the batch that it works on is lost."""
         self._process.kill()
         self.end()
 
 
 class Processes(Pool):
-    """So many new processes of this machine at most, started when there is work for them."""
+    """New processes on this machine, up to a number, each started when there is work for it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -228,7 +228,7 @@ class Processes(Pool):
         return process
 
     def events(self, handles: Sequence[_Process]) -> Iterator[Event]:
-        """Yield what is heard of batches; raise what their work raised."""
+        """Yield the news of batches; raise what their work raised."""
         ready = wait([one.pipe for one in handles])
         for process in handles:
             while process.pipe in ready:
@@ -262,7 +262,7 @@ class Processes(Pool):
         return Lost(_NOT_BEGUN, how)
 
     def stop(self, handles: Sequence[_Process]) -> None:
-        """End the processes that have these batches."""
+        """End the processes of these batches."""
         for one in handles:
             if one in self._busy:
                 self._busy.remove(one)
@@ -280,7 +280,7 @@ _BEGUN: Final = "begun"
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Keep an interrupt from a new process: one from the terminal is for this one, which then ends that."""
+    """Keep Ctrl-C from reaching a new process: the parent gets it, and ends the others."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -292,7 +292,7 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def _serve(threads: int, pipe: Connection) -> None:
-    """Do batches until the parent closes its end, or is gone."""
+    """Do batches until the parent closes its end of the pipe, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torch's wait for each other by spinning

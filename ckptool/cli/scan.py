@@ -131,14 +131,14 @@ def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
 
 
 class _Known(NamedTuple):
-    """What matters of a row that is there already."""
+    """What this run needs to know of a row from an earlier run."""
 
     beside: Sequence[str]
     exit_code: int
 
 
 class _Run:
-    """One call: what it has been asked, and what it has met."""
+    """One run: what it was asked for, and what it has met so far."""
 
     def __init__(
         self,
@@ -161,9 +161,9 @@ class _Run:
         self._lines = lines
         self._output = output
         self._unfinished: set[int] = set()
-        """Paths whose row has an error that may have passed: they need another."""
+        """Paths whose row holds an error that may be over by now, so they get a new row."""
         self._versions: dict[int, str] = {}
-        """Of far files whose server alone knows whether they are still the same."""
+        """Rows of remote files, for which only the server can tell whether they have changed."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._totals = Totals()
@@ -171,7 +171,7 @@ class _Run:
         self._rows = self._skipped = self._passed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
-        """Return what a file of rows has already, as far as it has all that is asked for."""
+        """Return the rows of an earlier run that hold all that is asked for now."""
         found: dict[int, _Known] = {}
         for number, line in enumerate(lines, 1):
             try:
@@ -195,11 +195,11 @@ class _Run:
 
     @property
     def exit_code(self) -> int:
-        """1 if anything fails, by this run or by those before; else 2 if anything could not be opened."""
+        """1 if anything failed, in this run or an earlier one; else 2 if anything could not be opened."""
         return 1 if 1 in self._codes else max(self._codes)
 
     def scan(self, paths: Iterable[str], pool: Pool, connections: int) -> None:
-        """Look at what is not known yet, and print the rows as they come."""
+        """Look at the checkpoints that have no row yet, and print their rows as they come."""
         self._listing = Listing(paths)
         threads = -(-connections // pool.workers)
         # Files that are read whole take long each; of files far away, many are on their way at once.
@@ -229,7 +229,7 @@ class _Run:
         self._write(rows, of_tensors)
 
     def _next(self) -> Target | None:
-        """Return the next checkpoint that is not known yet; None if there is none now."""
+        """Return the next checkpoint that has no row yet; None if there is none at the moment."""
         while (target := self._listing.next()) is not None:
             is_here = not is_far(target.path)
             if is_here and self._output is not None and is_same_file(target.path, self._output):

@@ -108,7 +108,7 @@ OTHER_SORT_KEYS = {"numel": "elements", "parameters": "elements", "bytes": "size
 
 
 def column_named(text: str) -> str:
-    """Return the name of a column as it is called here; text that is none as it is."""
+    """Return the name of a column as spelt here; a text that names none is returned as it is."""
     name = "_".join(text.lower().replace("-", " ").split())
     return _OTHER_NAMES.get(name, name)
 

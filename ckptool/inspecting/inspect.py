@@ -41,7 +41,7 @@ class InspectReport:
     def __init__(self, checkpoint: Checkpoint, digest: Known | None = None) -> None:
         self.path = checkpoint.path
         self.digest = digest and digest.digest
-        """That of the weights; None if it was not asked for, or there is none."""
+        """The fingerprint of the weights; None if not asked for, or if there is none."""
         self.summary = summarise(checkpoint)
         """Counts over all tensors."""
         self.findings = findings_of(checkpoint)

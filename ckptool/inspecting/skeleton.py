@@ -68,11 +68,11 @@ class _Made(NamedTuple):
     known: tuple[tuple[str, _Part], ...] = ()
     cls: _Class | None = None
     number: int = 0
-    """Which module of the class it is."""
+    """Which module of its class this is."""
 
     @property
     def arguments(self) -> Iterable[tuple[str, _Part]]:
-        """What it is made with, by name."""
+        """The arguments of the call, by name."""
         return self.known if self.cls is None else self.cls.arguments[self.number]
 
 
