@@ -469,9 +469,15 @@ def test_what_torch_misses_in_a_distributed_checkpoint_is_renamed_there(
     assert {name: float(tensor[0]) for name, tensor in asked.items()} == {f"layers.{n}.w": float(n) for n in range(3)}
 
 
-def test_the_folder_below_that_has_the_index_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/here/checkpoint-20/.metadata'",
+        "    assert metadata is not None\nAssertionError",
+    ],
+)
+def test_the_folder_below_that_has_the_index_is_named(text: str, tmp_path: Path) -> None:
     below = dcp(tmp_path / "checkpoint-20" / "model_0", dict(state("w")))
-    text = f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/checkpoint-20/.metadata'"
     (one,) = explain(text, tmp_path / "checkpoint-20")
 
     assert one.in_file == f"its index is {below}/.metadata"

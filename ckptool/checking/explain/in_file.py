@@ -408,12 +408,17 @@ def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
     return Cause(fact, "Write its weights as safetensors.", command) if command else None
 
 
+def _index(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """The folder has an index: another one, mostly that above, was loaded."""
+    if checkpoint.format != "dcp":
+        return None
+    folder = checkpoint.path
+    return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", run(checkpoint, "inspect").command)
+
+
 def _there(checkpoint: Checkpoint, text: str) -> Cause:
     """The file is there: the path in the message is another."""
     named = re.search(r"No such file or directory: '?([^'\n]+)", text)
-    if named is not None and named[1].endswith("/.metadata"):
-        folder = checkpoint.path
-        return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", run(checkpoint, "inspect").command)
     other = f", and the message is about {named[1]!r}" if named is not None else ""
     return Cause(f"it is there, {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}{other}")
 
@@ -446,6 +451,7 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("channels", _convolution),
     ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),
+    ("dcp-index", _index),
     ("no-such-entry", _no_such_entry),
     ("stub", _stub),
     ("no-framework", _no_framework),
