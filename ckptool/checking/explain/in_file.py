@@ -410,7 +410,7 @@ def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
 
 def _index(checkpoint: Checkpoint, _: str) -> Cause | None:
     """The folder has an index: another one, mostly that above, was loaded."""
-    if checkpoint.format != "dcp":
+    if not checkpoint.traits.call.startswith("torch.distributed.checkpoint."):
         return None
     folder = checkpoint.path
     return Cause(f"its index is {folder}/.metadata", f"Load {folder}.", run(checkpoint, "inspect").command)
