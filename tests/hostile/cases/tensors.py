@@ -374,6 +374,11 @@ def _cases() -> Iterator[Case]:
     for offset, numel in ((0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)):
         part = {"w": tensor(storage(rest=(("5", offset, numel),)), (1,))}
         yield Case("S4", f"{numel} elements from {offset} of four", legacy(part, [("0", 4, floats())]), "refused")
+    for view_of in (("7", 1.0, 2), (7, 1, 2), ("7", 1), "7"):
+        part = {"w": tensor(storage(rest=(view_of,)), (1,))}
+        yield Case("S4", f"the view {view_of!r}", legacy(part, [("0", 4, floats())]), "refused")
+    part = {"w": tensor(storage(rest=(("7", 1, 2),)), (3,))}
+    yield Case("S4", "more than its view", legacy(part, [("0", 4, floats())]), "malformed-tensor")
     for first, second in PAIRS:
         numels = [16 // BY_STORAGE_CLASS[one].itemsize for one in (first, second)]
         for rest in ((), ROOT_ONLY):
