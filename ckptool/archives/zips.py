@@ -140,8 +140,8 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
     if under is None:
         return repeat(None, len(entries))
     far, shift = under
-    places = list(placed(entries, limit))
-    source.prefetch(header_ranges(entries, places, limit))
+    places, ranges = placed(entries, limit)
+    source.prefetch(ranges)
     left = [number for number, place in enumerate(places) if place is not None]
 
     def compare(which: int) -> None:
@@ -151,8 +151,8 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
         if (record.offset, end) != place:
             raise _disagree(entry)
 
-    ranges = [(entries[number].header + shift, place.end + shift) for number in left if (place := places[number])]
-    far.compare_later(ranges, compare, _UNREAD)
+    later = [(entries[number].header + shift, place.end + shift) for number in left if (place := places[number])]
+    far.compare_later(later, compare, _UNREAD)
     return places
 
 
@@ -267,14 +267,23 @@ class Place(NamedTuple):
     end: int
 
 
-def placed(entries: Sequence[Entry], limit: int) -> Iterator[Place | None]:
-    """Yield for each entry, in the order of the headers, where its payload lies; None where that is not certain."""
+def placed(entries: Sequence[Entry], limit: int) -> tuple[list[Place | None], list[tuple[int, int]]]:
+    """
+    Return for each entry, in the order of the headers, where its payload lies, or None where that is not certain; and
+    what has to be read of the latter: their headers, and the descriptors behind them.
+    """
+    places: list[Place | None] = []
+    ranges = []
     following = [*(entry.header for entry in entries[1:]), limit]
     for entry, end in zip(entries, following, strict=True):
         descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else _BARE
-        backward = {end - nbytes - entry.stored_nbytes for nbytes in descriptors}
-        agreed = backward & _forward(entry)
-        yield Place(agreed.pop(), end) if len(agreed) == 1 else None
+        agreed = {end - nbytes - entry.stored_nbytes for nbytes in descriptors} & _forward(entry)
+        places.append(Place(agreed.pop(), end) if len(agreed) == 1 else None)
+        if places[-1] is None:
+            ranges.append((entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)))
+            if entry.flags & FLAG_DESCRIPTOR:
+                ranges.append((max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end))
+    return places, ranges
 
 
 def _forward(entry: Entry) -> set[int]:
@@ -283,16 +292,6 @@ def _forward(entry: Entry) -> set[int]:
     if entry.stored_nbytes >= FULL32 or entry.header >= FULL32:
         padded += FIELD.size + (16 if entry.stored_nbytes >= FULL32 else 0) + (8 if entry.header >= FULL32 else 0)
     return {bare, padded + -padded % _ALIGNMENT}
-
-
-def header_ranges(entries: Sequence[Entry], places: Sequence[Place | None], limit: int) -> Iterator[tuple[int, int]]:
-    """Yield what has to be read of the members that have no place: their headers, and the descriptors behind them."""
-    following = [*(entry.header for entry in entries[1:]), limit]
-    for entry, place, end in zip(entries, places, following, strict=True):
-        if place is None:
-            yield entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)
-            if entry.flags & FLAG_DESCRIPTOR:
-                yield max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end
 
 
 SEARCHED: Final = 1 << 26

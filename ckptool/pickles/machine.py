@@ -247,12 +247,7 @@ class Machine(Pickle):
 
     def line(self) -> bytes:
         self.has_lines = True
-        begin = self.pos
-        end = self.data.find(b"\n", begin)
-        if end < 0:
-            return self.lines(1)[0]
-        self.pos = end + 1
-        return self.data[begin:end]
+        return self.lines(1)[0]
 
     @property
     def position(self) -> int:
@@ -395,17 +390,13 @@ class Machine(Pickle):
         self.data = self.source.read(begin, span)
         self.base, self.pos = begin, 0
         if self.frame_end is not None:
-            self._cut()
+            self.begin_frame(self.frame_end)
 
     def begin_frame(self, end: int) -> None:
         """Let no window reach beyond ``end``, so that an opcode does not go unnoticed which does."""
-        self.frame_end = end
-        self._cut()
-
-    def _cut(self) -> None:
-        self._uncut = self.data
-        if self.frame_end is not None and self.base + len(self.data) > self.frame_end:
-            self.data = self.data[: self.frame_end - self.base]
+        self.frame_end, self._uncut = end, self.data
+        if self.base + len(self.data) > end:
+            self.data = self.data[: end - self.base]
 
     def _leave_frame(self) -> None:
         if self.frame_end is not None:

@@ -18,7 +18,6 @@ from ckptool.pickles.machine import Machine
 from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
 
 _I32 = Struct("<i").unpack_from
-_U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 
 _INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused

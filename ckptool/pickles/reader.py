@@ -28,7 +28,6 @@ from ckptool.sources.source import Source
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
-_U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
 _TEXT = frozenset((str,))
 _ODD = frozenset(FIRST)
