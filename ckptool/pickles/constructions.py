@@ -321,7 +321,8 @@ VALUES: Final = frozenset(
 )
 """What may be named, beside rows, storages and torch's types of elements, and is not called."""
 
-_ANY: Final[Mapping[str, Form]] = {
+_WORDS: Final[Mapping[str, Form]] = {
+    **FORMS,
     "anything": lambda _node, _values: True,
     "any tensor": lambda node, values: values.kind(node) in ("tensor", "tensor with attributes"),
     "name of a row for tensors": lambda node, values: values.name(node) in _REBUILDERS,
@@ -350,18 +351,13 @@ def nbytes_made(row: Row, call: Call) -> int:
     return _DEQUE_NBYTES if row.makes == "deque" else OBJECT_NBYTES
 
 
-def word(text: str) -> Form:
-    """Return the test for a word of a form."""
-    return FORMS.get(text) or _ANY[text]
-
-
 @lru_cache(maxsize=256)
 def _forms(text: str) -> tuple[tuple[tuple[Form, ...], Form | None], ...]:
     found = []
     for one in text.split(" | ") if text else [""]:
         words = [part for part in one.strip().split(", ") if part]
-        more = word(words.pop().removesuffix("...")) if words and words[-1].endswith("...") else None
-        found.append((tuple(map(word, words)), more))
+        more = _WORDS[words.pop().removesuffix("...")] if words and words[-1].endswith("...") else None
+        found.append((tuple(_WORDS[one] for one in words), more))
     return tuple(found)
 
 
@@ -383,7 +379,7 @@ def takes_state(row: Row, call: Call, values: Values) -> bool:
         return False
     if row.makes == "dtype":
         return is_state_of_dtype(call, values)
-    return word(row.state)(call.state, values)
+    return _WORDS[row.state](call.state, values)
 
 
 def _has_form(args: tuple[Inert, ...], words: tuple[Form, ...], more: Form | None, values: Values) -> bool:
