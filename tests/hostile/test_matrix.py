@@ -168,16 +168,10 @@ def test_each_promise_can_be_broken(worse: dict[str, Any]) -> None:
     verbs = {name: dict(FINE) for name in VERBS}
     assert problems(case, {**FOUND, "verbs": verbs}) == []
 
+    for more in ({"happened": ["import os"]}, {"changed": True}, {"broken": "killed by signal 11"}):
+        assert problems(case, {**FOUND, "verbs": verbs, **more})
     verbs["migrate"] |= worse
     assert problems(case, {**FOUND, "verbs": verbs})
-
-
-def test_what_happens_and_what_breaks_is_told_of() -> None:
-    case, verbs = Case("", "", b"", "refused"), {name: dict(FINE) for name in VERBS}
-
-    assert problems(case, {**FOUND, "verbs": verbs, "happened": ["import os"]})
-    assert problems(case, {**FOUND, "verbs": verbs, "changed": True})
-    assert problems(case, {"broken": "killed by signal 11"})
 
 
 @each(
