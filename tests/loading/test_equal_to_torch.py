@@ -187,14 +187,10 @@ def test_files_of_big_endian_machines_hold_the_same_numbers(dtype: torch.dtype, 
         assert_same(load(tmp_path / "x.pth", mmap=mmap), views)
     assert all(tensor.is_meta for tensor in load(tmp_path / "x.pth", "meta").values())
     assert_same(load(tmp_path / "x.pth", mmap=True), views)  # swapping has not changed the file
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32], ids=str)
-def test_conjugate_and_negative_views_of_big_endian_machines(dtype: torch.dtype) -> None:
-    tensor = big.example(dtype)
-    view = tensor.t().conj() if dtype.is_complex else torch._neg_view(tensor.t())
-
-    assert_same(load(big.big_endian_zip(tensor, {"view": view})), {"view": view})
+    if dtype in (torch.complex64, torch.float32):
+        whole = big.example(dtype).t()
+        view = whole.conj() if dtype.is_complex else torch._neg_view(whole)
+        assert_same(load(big.big_endian_zip(big.example(dtype), {"view": view})), {"view": view})
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A parent loads, the workers that it forks answer: the memory of one, and no call that never returns."""
+"""A parent loads, and the workers that it forks answer, also those that it forks later."""
 
 from __future__ import annotations
 
