@@ -168,6 +168,8 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
         raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
     if (disk, start_disk, disks) != (0, 0, 1):
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=record_at)
+    if record_at + END64.size != at:  # zipfile takes what stands just before the locator for that record
+        raise ambiguous("more data in the zip64 end record", record_at)
     # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
     pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):

@@ -42,6 +42,8 @@ from ckptool.archives.zip_directory import (
     DESCRIPTOR64,
     DESCRIPTOR_MAGIC,
     END,
+    END64,
+    END64_MAGIC,
     END_MAGIC,
     END_SEARCH,
     ENTRY,
@@ -49,10 +51,11 @@ from ckptool.archives.zip_directory import (
     FIELD,
     FLAG_DESCRIPTOR,
     FLAG_UTF8,
-    FULL16,
     FULL32,
     LOCAL,
     LOCAL_MAGIC,
+    LOCATOR,
+    LOCATOR_MAGIC,
     METHODS,
     SEVERAL,
     Entry,
@@ -123,6 +126,8 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
         if name[-1] != "/":
             records[name] = record
+        elif record.nbytes:  # a folder for some, a file for others
+            raise ambiguous(f"member {show_member(entry.name)} is called like a folder, and has content", entry.header)
     if position > directory.offset:
         raise ambiguous("the last member reaches into the central directory", directory.offset)
     if position < directory.offset:
@@ -323,8 +328,9 @@ def members(source: Source, limits: Limits) -> Iterator[Remnant]:
     Together they are unpacked to no more than ``limits`` allow for the zip.
     """
     headers, listed = _local_places(source)
+    places = sorted({*headers, *listed})
     left = limits.inflated(source.nbytes)
-    for at in sorted({*headers, *listed})[:_MOST]:
+    for at in places[:_MOST]:
         head = source.read(at, min(_USUAL, source.nbytes - at))
         if len(head) < LOCAL.size:
             continue
@@ -346,6 +352,8 @@ def members(source: Source, limits: Limits) -> Iterator[Remnant]:
             yield Remnant(str(name, "utf-8", "replace"), content)
         if left < 0:
             raise LimitExceeded("members that unpack to more than such a zip may")
+    if len(places) > _MOST:
+        raise LimitExceeded(f"more than {_MOST:,} members of a zip that has no single reading", actual=_MOST)
 
 
 def zips(source: Source) -> list[range]:
@@ -389,7 +397,7 @@ def _local_places(source: Source) -> tuple[list[int], dict[int, int]]:
     headers: list[int] = []
     listed: dict[int, int] = {}
     tail = source.nbytes - _DIRECTORY
-    first = _in_front(source)
+    first = max(0, in_front(source) or 0)
     for begin in range(0, source.nbytes, _BLOCK):
         if begin >= SEARCHED and begin + _BLOCK <= tail:
             continue
@@ -399,7 +407,7 @@ def _local_places(source: Source) -> tuple[list[int], dict[int, int]]:
             if at >= _BLOCK:
                 break
             if found[0] == LOCAL_MAGIC:
-                if begin + at < SEARCHED and len(headers) < _MOST:
+                if begin + at < SEARCHED and len(headers) <= _MOST:
                     headers.append(begin + at)
             elif begin + at >= tail and at + ENTRY.size <= len(block):
                 entry = ENTRY.unpack_from(block, at)
@@ -407,12 +415,26 @@ def _local_places(source: Source) -> tuple[list[int], dict[int, int]]:
     return headers, listed
 
 
-def _in_front(source: Source) -> int:
-    """Return how many bytes stand in front of a zip, by where its directory is and where it says that it is."""
-    begin = max(0, source.nbytes - END.size - FULL16)
+def in_front(source: Source) -> int | None:
+    """
+    Return how many bytes stand in front of the zip that ends a source, as zipfile counts them.
+
+    Fewer than none if its directory says that it is further behind than it is; None if zipfile finds no directory.
+    """
+    begin = max(0, source.nbytes - END_SEARCH)
     last = source.read(begin, source.nbytes - begin)
-    at = last.rfind(END_MAGIC)
-    if at < 0 or at + END.size > len(last):
-        return 0
-    found: tuple[int, ...] = END.unpack_from(last, at)[1:]
-    return max(0, begin + at - found[4] - found[5])
+    bare = len(last) - END.size
+    at = bare if bare >= 0 and last.startswith(END_MAGIC, bare) and last.endswith(bytes(2)) else last.rfind(END_MAGIC)
+    if at < 0 or at > bare:
+        return None
+    end = begin + at
+    nbytes, offset, _ = END.unpack_from(last, at)[-3:]
+    record_at = end - LOCATOR.size - END64.size
+    if record_at >= 0 and source.read(end - LOCATOR.size, len(LOCATOR_MAGIC)) == LOCATOR_MAGIC:
+        record = source.read(record_at, END64.size)
+        if record.startswith(END64_MAGIC):
+            end, (nbytes, offset) = record_at, END64.unpack(record)[-2:]
+    start: int = end - nbytes
+    if start < 0 or source.read(start, len(ENTRY_MAGIC)) != ENTRY_MAGIC:
+        return None
+    return start - offset

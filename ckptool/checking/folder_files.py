@@ -142,7 +142,6 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
                 if name.endswith(other_programs.NEMO):
                     text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
                     deque(map(search.keep, of_settings(text, "")), maxlen=0)
-                search.ending(source)
                 search.anything(source)
                 if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
                     for at, data in holders.base64_texts(source, is_json=False):  # of a table, a log or another text

@@ -105,7 +105,7 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
             search.beginning(source)
         if id(source) not in tars:
             search.as_tar(source)
-        search.ending(source, is_read=id(source) in read)
+        search.ending(source)
     parts = (checkpoint.member or "").split("::")
     for archive in checkpoint.archives[-1:]:  # it is a member of this one, unless it is this one
         for name in ("::".join(parts[at:]) for at in range(len(parts))):
@@ -143,7 +143,6 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
         with gc_paused():
             if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):
                 search.miss(what)
-            search.ending(source)
             search.anything(source)
     except Failure as error:
         search.miss(error.message)

@@ -8,6 +8,7 @@ import lzma
 import os
 import pickle
 import tarfile
+import zipfile
 import zlib
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 
 from ckptool import check
 from ckptool.fleet import row
+from tests import zip_bytes
 from tests.build import (
     call,
     floats,
@@ -540,8 +542,7 @@ def long_dictionary(data: bytes) -> bytes:
 
 def array_behind_padding() -> bytes:
     """Return what torch.load() reads, with a storage that is an array of objects, behind the longest padding."""
-    head = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
-    array = b"\x93NUMPY\1\0\x76\0" + head + pickled(call(named("os", "getpid")))
+    array = array_of("|O", pickled(call(named("os", "getpid"))))
     stored = tensor(storage("k" * 220, numel=len(array), dtype="ByteStorage"), (len(array),))
     tree = {"a": tensor(storage("1", numel=2048), (2048,)), "w": stored}
     data = zip_file({"archive/data.pkl": pickled(tree), "archive/version": b"3\n", "archive/data/1": floats(2048)})
@@ -555,6 +556,33 @@ def array_behind_padding() -> bytes:
     return data[:begin] + member + entries + end
 
 
+def array_of(code: str, content: bytes) -> bytes:
+    head = f"{{'descr': '{code}', 'fortran_order': False, 'shape': (1,), }}".encode()
+    return b"\x93NUMPY\1\0\x76\0" + head.ljust(117) + b"\n" + content
+
+
+NUMBERS, OBJECTS = array_of("<f4", bytes(4)), array_of("|O", RUN_BEHIND)
+
+
+def stored_for_some() -> bytes:
+    """Return a zip behind something else, whose member is packed for its directory and stored for its header."""
+    packed = zip_file({"a": RUN_BEHIND}, deflated=["a"])
+    assert packed[8] == 8
+    return b"something else" + packed[:8] + b"\0" + packed[9:]
+
+
+def two_directories() -> bytes:
+    """Return a zip in whose zip64 end record stands another one, with another directory, where zipfile looks for it."""
+    one, two = zip_bytes.stored("a.npy", NUMBERS), zip_bytes.stored("b.npy", OBJECTS)
+    first = zip_bytes.local_header(one) + NUMBERS + b"\0"
+    body = first + zip_bytes.local_header(two) + OBJECTS
+    directory, other = zip_bytes.entry(one, 0), zip_bytes.entry(two, len(first))
+    at = len(body) + len(directory)
+    record = zip_bytes.end64(1, len(directory), len(body), at, size=44 + len(other) + 56)[:56]
+    last = zip_bytes.end64(1, len(other), at + 56, at) + zip_bytes.end(0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    return body + directory + record + other + last
+
+
 XZ, ALONE = (partial(lzma.compress, format=kind) for kind in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE))
 RUN_BY_SOME = {
     "zlib of ascii": lambda: of_ascii(RUN_BEHIND),
@@ -566,6 +594,13 @@ RUN_BY_SOME = {
     "a zip 66,500 bytes before the end": lambda: zip_at_end(66_500),
     "a zip 69,400 bytes before the end": lambda: zip_at_end(69_400),
     "a zip further than another end": lambda: zip_at_end(69_400)[:-3] + b"PK\5\6" + b"0N.",
+    "a zip somewhat behind a pickle": lambda: pickled({"a": 1}) + bytes(3) + zip_file({"a": RUN_BEHIND}),
+    "a zip whose headers say that it is stored": stored_for_some,
+    "a zip behind many headers": lambda: (
+        bytes(9) + (b"PK\3\4" + bytes(14) + b"\1\0\0\0" * 2 + bytes(5)) * 10_001 + zip_file({"a": RUN_BEHIND})
+    ),
+    "a zip of two directories": two_directories,
+    "a member called like a folder": lambda: zip_file({"a.npy": NUMBERS, "b/": OBJECTS}),
     "an array behind padding": array_behind_padding,
 }
 
@@ -589,6 +624,12 @@ def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(t
     (tmp_path / "x.pt").write_bytes(array_behind_padding())
     with np.load(tmp_path / "x.pt", allow_pickle=True) as found:
         assert found["archive/data/" + "k" * 220] == os.getpid()
+    for kind, name in (("a zip of two directories", "b"), ("a member called like a folder", "b/")):
+        with np.load(io.BytesIO(RUN_BY_SOME[kind]()), allow_pickle=True) as found:
+            assert found[name] == os.getpid()
+    for kind in ("a zip whose headers say that it is stored", "a zip behind many headers"):
+        with zipfile.ZipFile(io.BytesIO(RUN_BY_SOME[kind]())) as opened:
+            assert opened.read("a") == RUN_BEHIND
 
 
 def test_texts_that_begin_like_zlib_are_passed_over(tmp_path: Path) -> None:

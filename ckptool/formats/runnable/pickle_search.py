@@ -138,6 +138,7 @@ class Search:
         """Look at whatever a source is; then raise what is wrong with it."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._of_file(source)
+        self.ending(source, where)
         if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
             self.programs(source, where.record)
         if self._packed(source, head, where):
@@ -310,26 +311,22 @@ class Search:
             except Failure as error:
                 self.miss(f"the tar that it is as well: {error.message}")
 
-    def ending(self, source: Source, *, is_read: bool = False) -> None:
-        """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
+    def ending(self, source: Source, where: Place = _FILE) -> None:
+        """Look into the zip that ends what begins otherwise, for its readers look there."""
         begin = max(0, source.nbytes - _LONGEST_END)
         further = max(0, begin - _FURTHER)
         if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
             return
-        tail = source.read(further, source.nbytes - further)
-        is_further = END_MAGIC in tail[: begin - further + len(END_MAGIC) - 1]
-        if not is_further and END_MAGIC not in tail:
+        if packed_nbytes(source) is None and not self._affords(source.nbytes - further, where):
             return
+        tail = source.read(further, min(begin + len(END_MAGIC) - 1, source.nbytes) - further)
+        front = zips.in_front(source)
+        if front is None and END_MAGIC not in tail:
+            return  # bytes that only look like the end, if there are some: no reader opens it
         try:
-            if is_read:
-                self.programs(zips.read_zip(source, self._left()))
-            else:
-                self._zip(source, _FILE)
-        except LimitExceeded as error:
-            self.miss(f"the zip at its end: {error.message}")
-        except (UnreadableFile, UnsupportedFeature):  # bytes that only look like the end, or no reader opens it
-            if is_further:
-                self.miss("the zip at its end: it ends further from the end of the file than a zip may")
+            self._zip(SliceSource(source, front, source.nbytes - front) if front and front > 0 else source, where)
+        except (LimitExceeded, UnreadableFile, UnsupportedFeature) as error:
+            self.miss(f"{where}: the zip at its end: {error.message}")
 
     # Pickles
 
