@@ -340,6 +340,15 @@ FORMULAS = {
     "lambda: 1": False,
     "(eval)('1')": False,
     "Max(s0, 1, key=sympify)": False,
+    "Mul(Float('0.5', precision=53), OpaqueUnaryFn_sqrt(Symbol('s0')))": True,
+    "FloorDiv((s0 + 1), (2)) % 4": True,
+    "S(\"o\"+\"pen('/x', 'w')\")": False,
+    "Max(\"\\x6fpen('/x', 'w')\", 1)": False,
+    "Symbol('o' + 'pen')": False,
+    "S(Symbol('x').name)": False,
+    "S(srepr(s0))": False,
+    "(S)(s0)": False,
+    "\uff4fpen(s0)": False,
 }
 
 
@@ -357,6 +366,15 @@ GUARDS = {
     "(eval)('1')": False,
     "[eval][0]('1')": False,
     "max('1', '2', key=eval)": False,
+    "L['x'].stride()[0] == 'a(b)' or math.isnan(L['y'])": True,
+    "(L['x'].size()[0] + 1) % 2 == 0 and not (L['f'] is None)": True,
+    "torch.os.system('true')": False,
+    "torch.os.system ('true')": False,
+    "1)\nfrom os import system as size\nsize('true'": False,
+    "(torch.os.system)('true')": False,
+    "f'{open(chr(47))}'": False,
+    "''f'{open(chr(47))}'": False,
+    "\uff4fpen('/x', 'w')": False,
 }
 
 

@@ -265,6 +265,27 @@ _FORBIDDEN: Final = (frozenset(dir(builtins)) | words("lambda key sympify parse_
 )
 """Words that no formula and no guard has: functions that evaluate, and what gives one to another."""
 
+_STRING: Final = re.compile(r"(?<![\w'\"])(?:'[^'\\\n]*'|\"[^\"\\\n]*\")").sub
+_SYMBOL: Final = re.compile(r"\b(Symbol|Dummy|Float)\('[\w.+-]*'").sub
+_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=").search
+"""What no formula and no guard has once its texts are out: other texts, escapes, calls of what is no name."""
+_CALLS: Final = re.compile(r"(\.\s*)?\b(\w+)\s*\(").finditer
+_ATTRIBUTE: Final = re.compile(r"\.\s*[A-Za-z_]").search
+_OF_SIZES: Final = words(
+    "size stride storage_offset dim numel ndimension is_integer isnan isinf floor ceil trunc sqrt pow log2 bit_length"
+)
+"""Methods of tensors and numbers, and functions of math, that guards call."""
+_FUNCTIONS: Final = words(
+    "Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs Piecewise ExprCondPair ITE Eq Ne Lt Le Gt Ge"
+    " Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan And Or Not Xor sign floor ceiling exp"
+    " log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh FloorDiv ModularIndexing Where PythonMod"
+    " CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv TruncToFloat"
+    " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity"
+    " min max abs int float bool and or not in is if else"
+)
+"""Functions of formulas, and words that a parenthesis may follow."""
+_OPERATION: Final = re.compile(r"(?:OpaqueUnaryFn|BitwiseFn)_\w+").fullmatch
+
 
 def of_graph(data: bytes, record: str) -> list[Act]:
     """
@@ -305,8 +326,7 @@ def of_graph(data: bytes, record: str) -> list[Act]:
 def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
     """Return in which way a text in a graph reaches the system, by its words; ``beside`` are those it stands with."""
     if key in ("expr_str", "guards_code"):
-        bare = re.sub(r"'[^'\\]*'|\"[^\"\\]*\"", "''", text) if key == "guards_code" else text
-        return EVALUATES if "__" in bare or not _FORBIDDEN.isdisjoint(_WORDS_IN(bare)) else None
+        return None if _reckons(text, is_guard=key == "guards_code") else EVALUATES
     if key == "target":
         return _of_target(text)
     if key == "fqn" and ":" in text:
@@ -316,6 +336,22 @@ def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
         factory = f"{beside.get('default_factory_module')}.{text}"
         return None if is_listed(factory) else LOADS
     return EVALUATES if _NAMING(key) and not _NAME(text) else None
+
+
+def _reckons(text: str, *, is_guard: bool) -> bool:
+    """
+    Say whether a formula or a guard only reckons and compares, by its words and what it calls.
+
+    sympy evaluates formulas, and again the texts in them: there are none but the names of symbols and the digits of
+    numbers. A guard has texts as keys and values; what it calls are functions of sizes.
+    """
+    bare = _STRING("0", text) if is_guard else _SYMBOL(r"\1(0", text)
+    if not text.isascii() or "__" in bare or _ODD(bare) or not _FORBIDDEN.isdisjoint(_WORDS_IN(bare)):
+        return False
+    calls = [(bool(found[1]), found[2]) for found in _CALLS(bare)]
+    if is_guard:
+        return all(name in _OF_SIZES for is_attribute, name in calls if is_attribute)
+    return not _ATTRIBUTE(bare) and all(name in _FUNCTIONS or _OPERATION(name) for _, name in calls)
 
 
 def _of_target(value: str) -> str | None:
