@@ -24,6 +24,7 @@ from ckptool.formats import other_programs
 from ckptool.formats.runnable.acts import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.dangerous_names import words
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.reader import read_as_far
 from ckptool.sources import paths
@@ -33,9 +34,12 @@ from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
 """How members end that torch alone reads, with the program that they are of."""
-_IMPORTED: Final = (sys.stdlib_module_names | {"torch", "numpy"}) - {"test"}
+_IMPORTED: Final = (
+    sys.stdlib_module_names | words("torch torchgen numpy typing_extensions sympy mpmath tqdm zstandard opt_einsum")
+) - {"test"}
 """Modules that Python imports for what only makes data, or these import themselves."""
 _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
+_IS_INIT: Final = re.compile(r"__init__\..*(?:py|pyc|so|pyd)").fullmatch
 _IS_MODULE: Final = re.compile(r"[\w.-]+").fullmatch
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _SHORT: Final = 64
@@ -86,9 +90,16 @@ def _module_of(folder: str, _: int) -> str | None:
     with os.scandir(folder) as entries:
         names = [one.name for one in entries if one.name.partition(".")[0] in _IMPORTED]
     for name in sorted(names):
-        if name.endswith(_ENDS_OF_MODULES) or os.path.exists(os.path.join(folder, name, "__init__.py")):
+        if name.endswith(_ENDS_OF_MODULES) or _is_package(os.path.join(folder, name)):
             return name
     return None
+
+
+def _is_package(folder: str) -> bool:
+    try:
+        return any(map(_IS_INIT, os.listdir(folder)))
+    except OSError:
+        return False
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
