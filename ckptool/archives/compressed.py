@@ -103,11 +103,12 @@ class _LzmaOfZip:
 
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
 ZLIB: Final = Compression("zlib", b"\x78", _zlib(15))
+LZMA: Final = Compression("lzma", b"\x5d\0", _lzma(_ALONE))
 _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
     Compression("xz", b"\xfd7zXZ\0", _lzma(_XZ)),
-    Compression("lzma", b"\x5d\0", _lzma(_ALONE)),
+    LZMA,
     ZLIB,
 )
 RAW: Final = {
@@ -136,6 +137,19 @@ def behind_length(head: bytes) -> int | None:
         return None
     begin = _ZFILE_HEAD + (head[_ZFILE_HEAD : _ZFILE_HEAD + 1] == b" ")
     return begin if _unpacks(ZLIB, head[begin:]) else None
+
+
+def may_be_lzma(head: bytes) -> bool:
+    """
+    Say whether lzma could unpack a file that begins so: no magic says it, and its properties are any byte below 225.
+
+    What says nothing else has what its reader asks for: a dictionary of a usual length, a size below 256 GiB or none.
+    """
+    length, nbytes = int.from_bytes(head[1:_LZMA_HEAD], "little"), int.from_bytes(head[_LZMA_HEAD:13], "little")
+    bits = f"{length:b}".rstrip("0")
+    is_usual = bits in ("", "1", "11") or length == (1 << 32) - 1
+    is_head = len(head) > 13 and head[0] < 225 and head[13] == 0 and is_usual
+    return is_head and (nbytes < 1 << 38 or nbytes == (1 << 64) - 1) and _unpacks(LZMA, head)
 
 
 def compression_of(head: bytes) -> Compression | None:

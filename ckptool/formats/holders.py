@@ -26,23 +26,25 @@ _PLAIN: Final = re.compile(
     rb"'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
 )
 """The header of an array whose elements say by themselves how many bytes they take."""
+_OBJECTS: Final = re.compile(rb"['\"][<>|=]?O").search
 _OF_CHARACTER: Final = 4
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
 _BASE64: Final = re.compile(rb'"((?:[\w+/=-]|\\[nr/]){20,})"').finditer
 _RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").finditer
 """In any other text; long lines of it go on in the next."""
-_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s{0,99}:\s{0,99}"((?:[^"\\]|\\.)+)"').finditer
+_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"((?:[^"\\]|\\.)+)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
-_OTHERS: Final = re.compile(rb"\\[nr]|[^A-Za-z0-9+/]")
+_OTHERS: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\.|[^A-Za-z0-9+/]")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
-def arrays(source: Source) -> Iterator[int]:
+def arrays(source: Source) -> Iterator[tuple[int, bool]]:
     """
-    Yield where the elements of each array begin that a file of numpy has, and what is no array behind them.
+    Yield where the elements of each array begin that a file of numpy has, and what is no array behind them; and whether
+    it is one of objects, for which a pickle stands.
 
     Not those of numbers or texts: their loader takes them as they are.
     """
@@ -51,7 +53,7 @@ def arrays(source: Source) -> Iterator[int]:
         head = source.read(at, min(_SHORTEST, source.nbytes - at))
         if not head.startswith(NUMPY) or len(head) < _SHORTEST:
             if not head.startswith(b"PK"):  # of a cut zip, the next member
-                yield at
+                yield at, False
             return
         width = 2 if head[len(NUMPY)] == 1 else 4
         first = len(NUMPY) + 2
@@ -60,11 +62,12 @@ def arrays(source: Source) -> Iterator[int]:
         at = begin + length
         if at >= source.nbytes:
             return
-        plain = _PLAIN.fullmatch(source.read(begin, min(length, _LONGEST_HEADER)))
+        header = source.read(begin, min(length, _LONGEST_HEADER))
+        plain = _PLAIN.fullmatch(header)
         if plain is not None:
             at += _nbytes(*plain.groups())
         else:
-            yield at
+            yield at, _OBJECTS(header) is not None
             at = _find(source, NUMPY, at)
 
 

@@ -295,7 +295,10 @@ def test_numbers_that_lie_about_a_time_are_not_data() -> None:
     assert check(pickled({"x": array((1 << 61,), nothing, b"")})).grade == "code"
 
 
-@pytest.mark.parametrize("module", ["fractions.py", "numbers.py", "torch/__init__.py"])
+BESIDE = ("fractions.py", "numbers.py", "torch/__init__.py", "fractions/__init__.pyc", "sympy/__init__.abi3.so")
+
+
+@each("module", BESIDE)
 def test_a_module_beside_the_file_may_be_imported(module: str, tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(pickled({"x": call(named("fractions", "Fraction"), "1/2")}))
     assert check(tmp_path / "x.pkl").grade == "data"
@@ -564,6 +567,11 @@ def array_of(code: str, content: bytes) -> bytes:
 NUMBERS, OBJECTS = array_of("<f4", bytes(4)), array_of("|O", RUN_BEHIND)
 
 
+def of_properties(**options: int) -> bytes:
+    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16, **options}]
+    return lzma.compress(RUN_BEHIND, lzma.FORMAT_ALONE, filters=filters)
+
+
 def stored_for_some() -> bytes:
     """Return a zip behind something else, whose member is packed for its directory and stored for its header."""
     packed = zip_file({"a": RUN_BEHIND}, deflated=["a"])
@@ -600,6 +608,11 @@ RUN_BY_SOME = {
         bytes(9) + (b"PK\3\4" + bytes(14) + b"\1\0\0\0" * 2 + bytes(5)) * 10_001 + zip_file({"a": RUN_BEHIND})
     ),
     "a zip of two directories": two_directories,
+    "lzma of other properties": lambda: of_properties(pb=0, lc=0),
+    "lzma of a short dictionary": lambda: of_properties()[:1] + pack("<I", 128) + of_properties()[5:],
+    "a name in a tar": lambda: tar_file({"cmypkg\nrun\n(Vx\ntR.": pickled({"a": 1})}),
+    "an imported name in a tar": lambda: tar_file({"cmypkg\nrun\n.": pickled({"a": 1})}),
+    "an array that imports": lambda: array_of("|O", b"cmypkg\nrun\n\xff"),
     "a member called like a folder": lambda: zip_file({"a.npy": NUMBERS, "b/": OBJECTS}),
     "an array behind padding": array_behind_padding,
 }
@@ -618,7 +631,7 @@ def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, na
 def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(tmp_path: Path) -> None:
     assert of_ascii(RUN_BEHIND)[:4096].isascii()
     assert zlib.decompress(of_ascii(RUN_BEHIND)) == RUN_BEHIND
-    for kind in ("lzma behind nothing of xz", "xz behind nothing of lzma", "lzma behind xz"):
+    for kind in (one for one in RUN_BY_SOME if one.startswith(("lzma behind xz", "lzma behind nothing", "lzma of"))):
         with lzma.open(io.BytesIO(RUN_BY_SOME[kind]())) as found:
             assert found.read() == RUN_BEHIND
     (tmp_path / "x.pt").write_bytes(array_behind_padding())

@@ -62,6 +62,11 @@ IN_TEXT = {
     "in the alphabet of addresses": json.dumps({"x": urlsafe_b64encode(EVIL + b"\xfb\xff" * 30).decode()}).encode(),
     "with other characters between": json.dumps({":serialized:": "!!".join(b64encode(EVIL).decode())}).encode(),
     "with escapes": serialized(EVIL).replace(b"g", rb"\u0067", 40),
+    "behind blanks": b" \n" * 300 + serialized(EVIL),
+    "behind blanks and with other characters": serialized(b"\0").replace(
+        b': "AA==', b" " * 200 + b': "' + b"!!".join(b64encode(EVIL)[at : at + 1] for at in range(len(b64encode(EVIL))))
+    ),
+    "with other escapes": serialized(b"\0").replace(b"AA==", "\\u00e9".join(b64encode(EVIL).decode()).encode()),
     "behind a mark": b"\xef\xbb\xbf  " + serialized(EVIL),
     "of protocol 0": serialized(b"cos\nsystem\n(S'true'\ntR."),
     "of protocol 4": serialized(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."),

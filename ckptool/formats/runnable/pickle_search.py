@@ -8,6 +8,7 @@ at in the same way, a level deeper. Levels, time and memory are bounded by what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
@@ -15,7 +16,16 @@ from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import NUMPY, Archive
-from ckptool.archives.compressed import BEGINNINGS, ZLIB, Compression, behind_length, compression_of, decompress_as_far
+from ckptool.archives.compressed import (
+    BEGINNINGS,
+    LZMA,
+    ZLIB,
+    Compression,
+    behind_length,
+    compression_of,
+    decompress_as_far,
+    may_be_lzma,
+)
 from ckptool.archives.zip_directory import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.archives.zips import Remnant
 from ckptool.checkpoints.parsed import Stream
@@ -69,6 +79,7 @@ _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
 """What a pickle without PROTO may begin with."""
+_IS_NAME: Final = re.compile(r"[A-Za-z_][\w.]*").fullmatch
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
 _OTHERWISE: Final = {
@@ -138,19 +149,20 @@ class Search:
         """Look at whatever a source is; then raise what is wrong with it."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._of_file(source)
-        self.ending(source, where)
+        if where is _FILE or not tars.is_tar(head):  # that ends with a member, which is looked at by itself
+            self.ending(source, where)
         if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
             self.programs(source, where.record)
         if self._packed(source, head, where):
             return
-        if holders.is_json(head):
+        if holders.is_json(head) or head.isspace():
             for at, data in holders.base64_texts(source):
                 self.inside(BytesSource(data), where._replace(nested_at=at))
         elif not head.startswith(NUMPY):
             self._unread_pickles(source, head, where)
         else:
-            for begin in holders.arrays(source):  # one of objects is a pickle
-                self._unread_pickles(source, source.read(begin, 1), where, begin)
+            for begin, is_pickle in holders.arrays(source):
+                self._unread_pickles(source, source.read(begin, 1), where, begin, is_sure=is_pickle)
 
     def inside(self, source: Source, where: Place) -> None:
         """Look at what lies in another source. What only begins like an archive is passed over."""
@@ -211,6 +223,11 @@ class Search:
             self._zip(source, where)
             return True
         if compression is None and not is_zstandard and not is_tar:
+            if may_be_lzma(head):
+                content, wrong = decompress_as_far(source, LZMA, self._left())
+                if isinstance(wrong, LimitExceeded):
+                    self.miss(f"{where}: {wrong.message}")
+                self._unpacked(content, source, where, is_sure=False)
             return False
         self.beginning(source, where)
         if compression is not None:
@@ -227,12 +244,15 @@ class Search:
         left = max(0, min(most - self._held_nbytes, _MOST_TIMES * most - self._unpacked_nbytes))
         return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
 
-    def _unpacked(self, content: bytes | bytearray, packed: Source, where: Place) -> None:
+    def _unpacked(self, content: bytes | bytearray, packed: Source, where: Place, *, is_sure: bool = True) -> None:
         self._held_nbytes += len(content)
         self._unpacked_nbytes += len(content)
         try:
             inner = BytesSource(content, packed.cancellation, packed_nbytes=packed.nbytes)
-            self._content(lambda: inner, where)
+            if is_sure:
+                self._content(lambda: inner, where)
+            else:
+                self.inside(inner, where)
         finally:
             self._held_nbytes -= len(content)
 
@@ -375,24 +395,33 @@ class Search:
             self._only_sure(read_as_far(source), where)
 
     def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:
-        """Keep of bytes that may not be a pickle the calls from ``first`` on that can hardly be chance."""
+        """
+        Keep what asks for a name or calls it, of bytes that are something else: that is hardly a chance.
+
+        Of elements of arrays, from ``first`` on, it may be one: of these, calls that are known alone.
+        """
         for offset, verdict in self._judge.verdicts(pickle):
-            is_call = verdict.grade == "system" and verdict.how not in ("refers", "odd")
-            if offset >= first and is_call and is_known(verdict.name):
+            is_act = verdict.how not in ("odd", "asks") and _IS_NAME(verdict.name)
+            is_alarm = verdict.grade == "system" and verdict.how != "refers" and is_known(verdict.name)
+            if offset >= first and is_act and (is_alarm or not first):
                 self._note(verdict, where, offset)
 
-    def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0) -> None:
+    def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0, *, is_sure: bool = False) -> None:
         """Look at the pickles that a source begins with, if it does."""
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
         if where.nested_at is None or not is_legacy(head) or self._judge.storage_of(source) is None:
-            self._pickles(source, at, where)  # plain pickles have a stream of a storage for each tensor
+            self._pickles(
+                source, at, where, is_sure=is_sure
+            )  # plain pickles have a stream of a storage for each tensor
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
         self._pickles(source, at, Place(record), is_behind=True)
 
-    def _pickles(self, source: Source, at: int, where: Place, *, is_behind: bool = False) -> None:
+    def _pickles(
+        self, source: Source, at: int, where: Place, *, is_behind: bool = False, is_sure: bool = False
+    ) -> None:
         """
         Look at pickles one behind the other, as far as there are some.
 
@@ -406,7 +435,7 @@ class Search:
                 return
             if not left and is_legacy(head):
                 legacy_at, left = at, _OF_LEGACY
-            end = self._unread(source, at, where)
+            end = self._unread(source, at, where, is_sure=is_sure)
             if end < 0:
                 return
             if is_behind:
@@ -422,16 +451,16 @@ class Search:
                     self.miss(f"{_byte(where.record, legacy_at)}: {error.message}")
             left = max(0, left - 1)
 
-    def _unread(self, source: Source, at: int, where: Place) -> int:
+    def _unread(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> int:
         """
         Judge a pickle that no format has read; return where it ends, or -1. One that breaks off before it calls
-        anything is forgotten as text, unless a file begins by naming what reaches the system.
+        anything is forgotten as text, unless it is a pickle for sure or a file begins by naming what reaches the system.
         """
         if not self._affords(_COST_OF_PICKLE, where):
             return -1
         acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, where)
-        doubtful = where.nested_at is not None or source.read(at, 1) != b"\x80"
+        doubtful = where.nested_at is not None or not (is_sure or source.read(at, 1) == b"\x80")
         if end < 0 and doubtful and self.called == called:
             found = islice(reversed(self.acts.values()), len(self.acts) - acts)
             if where.nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
