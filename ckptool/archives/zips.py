@@ -428,13 +428,15 @@ def in_front(source: Source) -> int | None:
     if at < 0 or at > bare:
         return None
     end = begin + at
+    nbytes: int
+    offset: int
     nbytes, offset, _ = END.unpack_from(last, at)[-3:]
     record_at = end - LOCATOR.size - END64.size
     if record_at >= 0 and source.read(end - LOCATOR.size, len(LOCATOR_MAGIC)) == LOCATOR_MAGIC:
         record = source.read(record_at, END64.size)
         if record.startswith(END64_MAGIC):
             end, (nbytes, offset) = record_at, END64.unpack(record)[-2:]
-    start: int = end - nbytes
+    start = end - nbytes
     if start < 0 or source.read(start, len(ENTRY_MAGIC)) != ENTRY_MAGIC:
         return None
     return start - offset

@@ -454,7 +454,7 @@ class Search:
     def _unread(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> int:
         """
         Judge a pickle that no format has read; return where it ends, or -1. One that breaks off before it calls
-        anything is forgotten as text, unless it is a pickle for sure or a file begins by naming what reaches the system.
+        anything is forgotten as text, unless it is surely a pickle, or a file begins by naming what reaches the system.
         """
         if not self._affords(_COST_OF_PICKLE, where):
             return -1
