@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ckptool.checkpoints.quantized_layouts import FP8, INTEGERS, POWERS, Settings, Weight, scale_of
 from ckptool.errors import Failure, MigrationRefused
@@ -28,13 +28,16 @@ HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
 _MOST_DIMS: Final = 64
 OF_ACTIVATIONS: Final = re.compile(
-    r"(^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?\Z"
+    r"((^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?|\.scale_input)\Z"
 )
 """Ends of names of what scales activations and caches: a dense model has none of it."""
 _READ_ELSEWHERE: Final = re.compile(
-    r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm)\Z"
+    r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm"
+    r"|comfy_quant)\Z"
     r"|\.quant_state\."
 )
+PLAIN_OF_COMFY: Final = "float8_"
+"""How the names of ComfyUI's layouts begin in which scales are in the order of rows."""
 _OTHERWISE: Final = "Leave it out with `exclude=`, or dequantise it with what quantised it."
 _OTHER_ENDS: Final = {
     "._data": ("._data", ""),
@@ -111,6 +114,10 @@ def dense_of(
         raise not_dense(weight.name, what, f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.")
     end, scale = named
     found = Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual)
+    if (text := found.beside("comfy_quant")) is not None:
+        form = str(_object(found, text).get("format"))
+        if not form.startswith(PLAIN_OF_COMFY):
+            raise found.refused(f"its layout is {form[:40]!r}, of ComfyUI")
     dense = kind(found)
     if bare := [part.name for part in dense.parts.values() if part.info.storage is None]:
         raise found.refused(f"{bare[0]!r} has no values, as it is on the meta device")
@@ -129,7 +136,7 @@ def refuse_unknown(weight: str, others: Sequence[str]) -> None:
         raise not_dense(weight, f"what {some(unknown)} does to it is not known")
 
 
-def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block: object = None) -> dict[str, int]:
+def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], blocks: Sequence[Any] = ()) -> dict[str, int]:
     """Return how many rows and columns share a scale; refuse shapes that say nothing, or contradict each other."""
     rows, columns = (*(1, 1), *shape)[-2:]
     if len(shape) < 2 and prod(scale) != 1:
@@ -137,19 +144,30 @@ def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], *, block
     if prod(scale) == 1:
         every = max(prod(shape[:-1]), 1)
         return {"rows": every, "scale_rows": 1, "row_block": every, "column_block": columns}
-    if len(scale) == 1 < len(shape):  # of rows, or of whole matrices
-        scale = (*scale, 1) if len(shape) == 2 else (*scale, 1, 1)
-        fits = scale[0] == shape[0] and (len(shape) == 2 or scale[0] != rows)
-        scale = scale if fits else (0,)
+    if len(shape) > 3 and scale in (shape[:1], (shape[0], *(1 for _ in shape[1:]))):  # of what a convolution makes
+        every = prod(shape[1:-1])
+        return {"rows": shape[0] * every, "scale_rows": shape[0], "row_block": every, "column_block": columns}
+    if len(scale) == 1 < len(shape) < 4 and scale == shape[:1] and (len(shape) == 2 or scale[0] != rows):
+        scale = (*scale, *(1 for _ in shape[1:]))  # of rows, or of whole matrices
     if len(scale) != len(shape) or scale[:-2] != shape[:-2] or not all(shape):
         raise found.unlike(shape, scale)
     high, wide = scale[-2:] if len(scale) > 1 else (1, scale[0])
-    given = block if isinstance(block, list) and len(block) == 2 and all(type(one) is int for one in block) else None
-    sizes = tuple(given) if given else (_length(found, rows, high), _length(found, columns, wide))
-    for size, count, length in ((rows, high, sizes[0]), (columns, wide, sizes[1])):
-        if length < 1 or -(-size // length) != count:
-            raise found.unlike(shape, scale)
+    said = blocks or [*_said(found, "block_structure"), *([1, one] for one in _said(found, "group_size"))]
+    fitting = {tuple(one) for one in said if _fits(one, (rows, columns), (high, wide))}
+    if blocks and not fitting:
+        raise found.unlike(shape, scale)
+    sizes = fitting.pop() if len(fitting) == 1 else (_length(found, rows, high), _length(found, columns, wide))
+    if not _fits(sizes, (rows, columns), (high, wide)):
+        raise found.unlike(shape, scale)
     return {"rows": rows, "scale_rows": high, "row_block": sizes[0], "column_block": sizes[1]}
+
+
+def _fits(lengths: object, sizes: Sequence[int], counts: Sequence[int]) -> bool:
+    """Say whether there are so many blocks of rows and of columns, if a block has such lengths."""
+    if not isinstance(lengths, list | tuple) or len(lengths) != 2 or not all(type(one) is int for one in lengths):
+        return False
+    every = zip(sizes, lengths, counts, strict=True)
+    return all(length > 0 and -(-size // length) == count for size, length, count in every)
 
 
 def _length(found: Found, size: int, count: int) -> int:
@@ -166,14 +184,15 @@ def _length(found: Found, size: int, count: int) -> int:
 
 def _plain(found: Found) -> Dense:
     values, scale = found.values, found.scale
-    if scale.dtype in POWERS and values.dtype not in FP8:
-        raise found.refused(f"its scale is of type {scale.dtype}")
-    says = found.settings.says if found.settings is not None else {}
-    facts = _grid(found, values.shape, scale.shape, block=says.get("weight_block_size"))
-    parts = {"values": values, "scale": scale}
     zero = found.beside("_zero_point" if found.end == "_qdata" else "weight_zero_point")
     if values.dtype not in (*FP8, "int8") and (values.dtype != "uint8" or zero is None or found.end != "weight"):
         raise found.refused(f"its values are {values.dtype}, perhaps several in one")
+    if scale.dtype in POWERS and values.dtype not in FP8:
+        raise found.refused(f"its scale is of type {scale.dtype}")
+    if scale.dtype in POWERS and found.end == "_qdata" and scale.shape[:-1] != values.shape[:-1]:
+        raise found.refused("its scales are in the order of a kernel")
+    facts = _grid(found, values.shape, scale.shape, _said(found, "weight_block_size"))
+    parts = {"values": values, "scale": scale}
     if zero is not None:
         if zero.shape != scale.shape or zero.dtype not in INTEGERS:
             raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
@@ -183,7 +202,7 @@ def _plain(found: Found) -> Dense:
 
 
 def _packed(found: Found) -> Dense:
-    """compressed-tensors: integers in words of 32 bits, or floats of 4 bits in bytes."""
+    """compressed-tensors: integers in words of 32 bits, or floats of 4 or 6 bits in bytes."""
     values, scale = found.values, found.scale
     if values.dtype == "uint8":
         return _packed_floats(found)
@@ -191,9 +210,13 @@ def _packed(found: Found) -> Dense:
     if shape is None or shape.numel != 2 or len(values.shape) != 2:
         raise found.refused("nothing says which shape it had ('weight_shape')")
     rows, columns = _integers(shape)
-    bits = _bits(found, "weights.num_bits or bits")
-    if (rows, -(-columns * bits // 32)) != values.shape:
-        raise found.refused(f"{rows:,} × {columns:,} values of {bits} bits do not fit {list(values.shape)} words")
+    others = [one for one in _said(found, "num_bits") if type(one) is int and 1 < one < 9]
+    said = {_bits(found, "weights.num_bits or bits"), *others}
+    fitting = [bits for bits in said if (rows, -(-columns * bits // 32)) == values.shape]
+    if len(fitting) != 1:
+        many = " or ".join(map(str, sorted(said)))
+        raise found.refused(f"{rows:,} × {columns:,} values of {many} bits do not fit {list(values.shape)} words")
+    bits = fitting[0]
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
     parts = {"values": values, "scale": scale}
     if (zero := found.beside("weight_zero_point")) is not None:
@@ -209,8 +232,10 @@ def _packed(found: Found) -> Dense:
 
 def _packed_floats(found: Found) -> Dense:
     values, scale = found.values, found.scale
-    shape = (*values.shape[:-1], 2 * values.shape[-1])
-    facts = _grid(found, shape, scale.shape)
+    is_short = scale.dtype in FP8 or 32 * scale.numel == 2 * values.numel
+    bits = 4 if is_short else 6  # of MXFP4 and MXFP6, 32 have a scale
+    shape = (*values.shape[:-1], 8 * values.shape[-1] // bits)
+    facts = _grid(found, shape, scale.shape) | {"bits": bits}
     parts = {"values": values, "scale": scale}
     if scale.dtype in FP8:  # NVFP4
         divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
@@ -220,6 +245,8 @@ def _packed_floats(found: Found) -> Dense:
         parts |= {"factor": factor} if factor is not None else {}
     elif scale.dtype not in POWERS:
         raise found.refused(f"its scale is of type {scale.dtype}")
+    elif scale.shape[:-1] != values.shape[:-1] or 32 * scale.numel != prod(shape):
+        raise found.unlike(shape, scale.shape)
     return Dense(found.end, "weight", shape, found.usual, "packed_floats", parts, facts)
 
 
@@ -230,7 +257,7 @@ def _mxfp4(found: Found) -> Dense:
         raise found.unlike(values.shape, scale.shape)
     count, rows, groups, half = values.shape
     shape = (count, groups * half * 2, rows)
-    facts = {"rows": rows, "scale_rows": rows, "row_block": 1, "column_block": 2 * half}
+    facts = {"rows": rows, "scale_rows": rows, "row_block": 1, "column_block": 2 * half, "bits": 4}
     return Dense(found.end, "", shape, found.usual, "experts", {"values": values, "scale": scale}, facts)
 
 
@@ -241,12 +268,9 @@ def _four_bits(found: Found) -> Dense:
         (one for end, one in found.tensors.items() if end.startswith(f"{name}.quant_state.bitsandbytes__")), None
     )
     table = found.tensors.get(f"{name}.quant_map")
-    if text is None or table is None or text.nbytes > _MOST_NBYTES or table.numel != 16:
+    if text is None or table is None or table.numel != 16:
         raise found.refused("its 'quant_state' or its 'quant_map' is not there")
-    try:
-        says = parse_object(text.read(), text.name, "json")
-    except Failure as error:
-        raise found.refused(error.message) from error
+    says = _object(found, text)
     shape, block, dtype = says.get("shape"), says.get("blocksize"), says.get("dtype")
     if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape) or not shape:
         raise found.refused("its 'quant_state' has no shape")
@@ -297,7 +321,9 @@ def _gptq(found: Found) -> Dense:
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
     if order is not None and order.dtype not in INTEGERS:
         raise found.refused(f"its order of columns is of type {order.dtype}")
-    if order is None and columns % groups:
+    said = [one for one in _said(found, "group_size") if _fits((1, one), (1, columns), (1, groups))]
+    length = 1 if order is not None else said[0] if said else _length(found, columns, groups)
+    if order is None and not length:
         raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
     layout = found.settings.says.get("checkpoint_format", "gptq") if found.settings is not None else "gptq"
     if layout not in ("gptq", "gptq_v2"):
@@ -307,7 +333,7 @@ def _gptq(found: Found) -> Dense:
         "bits": bits,
         "columns": columns,
         "zero_offset": int(layout == "gptq"),
-        "column_block": -(-columns // groups),
+        "column_block": length,
     }
     facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1}
     return Dense(found.end, "weight", (outputs, columns), found.type_of_scale, "along_inputs", parts, facts)
@@ -335,6 +361,24 @@ def _bits(found: Found, keys: str) -> int:
     if bits is None or not 1 < bits < 9:
         raise found.refused(f"nothing says how many bits it has ({keys})")
     return bits
+
+
+def _object(found: Found, text: LazyTensor) -> Mapping[str, object]:
+    """Return the JSON object whose text is in a tensor."""
+    if text.nbytes > _MOST_NBYTES or text.info.storage is None:
+        raise found.refused(f"{text.name!r} is no short text")
+    try:
+        return parse_object(text.read(), text.name, "json")
+    except Failure as error:
+        raise found.refused(error.message) from error
+
+
+def _said(found: Found, key: str) -> list[Any]:
+    """Return what the settings beside say under a key: of all weights, or of some (compressed-tensors)."""
+    says = found.settings.says if found.settings is not None else {}
+    groups = says.get("config_groups")
+    parts = [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+    return [one[key] for one in (says, *parts) if isinstance(one, Mapping) and one.get(key) is not None]
 
 
 def _integers(tensor: LazyTensor) -> list[int]:

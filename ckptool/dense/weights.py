@@ -6,6 +6,7 @@ What scales them, and all that means nothing without them, is left out. Everythi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from math import prod
@@ -13,7 +14,7 @@ from math import prod
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
-from ckptool.dense.kinds import HALF, OF_ACTIVATIONS, Dense, dense_of, refuse_unknown
+from ckptool.dense.kinds import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, dense_of, refuse_unknown
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
@@ -47,6 +48,13 @@ def _is_of_activations(path: str, tensor: LazyTensor, around: Collection[str]) -
     return is_marker or (is_scale and path.rpartition(".")[0] in around)
 
 
+def _refuse_comfy(checkpoint: Checkpoint) -> None:
+    """Refuse a file whose header says that scales are in an order that only kernels have."""
+    forms = re.findall(r'"format"\s*:\s*"(\w{1,40})"', checkpoint.metadata.get("_quantization_metadata", ""))
+    if other := next((one for one in forms if not one.startswith(PLAIN_OF_COMFY)), None):
+        raise MigrationRefused(f"it cannot be made dense: its layout is {other!r}, of ComfyUI", kind="not-dense")
+
+
 def make_dense(
     checkpoint: Checkpoint,
     weights: Weights,
@@ -71,6 +79,7 @@ def make_dense(
         raise MigrationRefused(
             "nothing in it is quantised, as far as is known", kind="not-quantised", hint="Leave out `dequantize=`."
         )
+    _refuse_comfy(checkpoint)
     head = weights.state_dict.head
     new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}
     there = {**checkpoint.tensors, **{path: weights.tensors[name] for path, name in new.items()}}  # with what is tied

@@ -27,6 +27,8 @@ Values: TypeAlias = "Iterator[torch.Tensor]"
 _Codes: TypeAlias = "Callable[[int, int], torch.Tensor]"
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of E2M1, by their bits."""
+_FP6: Final = (*(one / 8 for one in range(8)), *((8 + one) * 2.0**power for power in (-3, -2, -1) for one in range(8)))
+"""Those of E2M3 without their sign, which is the highest bit."""
 _AWQ_ORDER: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 """Where in a word each of the columns is that it holds, by the bits of one."""
 _OF_127: Final = 7.874015718698502e-3
@@ -80,10 +82,11 @@ def packed_columns(parts: Parts, facts: Facts) -> Values:
 
 
 def packed_floats(parts: Parts, facts: Facts) -> Values:
-    """Yield floats of 4 bits, two in a byte, the lower bits first (MXFP4; NVFP4, whose scales have one, too)."""
+    """Yield floats of 4 or 6 bits, the lower bits first (MXFP4, MXFP6; NVFP4, whose scales have one, too)."""
     import torch
 
-    table = torch.tensor(_FP4)
+    bits = facts["bits"]
+    table = torch.tensor(_FP4 if bits == 4 else (*_FP6, *(-one for one in _FP6)))
     values = parts["values"].view(torch.uint8)
     flat, scale = values.reshape(-1, values.shape[-1]), _factors(parts["scale"])
     if "divisor" in parts:
@@ -91,12 +94,18 @@ def packed_floats(parts: Parts, facts: Facts) -> Values:
     if "factor" in parts:
         scale = scale * parts["factor"].float()
 
+    columns = 8 * flat.shape[-1] // bits
+
     def codes(start: int, end: int) -> torch.Tensor:
         some = flat[start:end]
-        found: torch.Tensor = table[torch.stack((some & 15, some >> 4), -1).reshape(len(some), -1).int()]
+        if bits == 4:
+            index = torch.stack((some & 15, some >> 4), -1).reshape(len(some), -1)
+        else:
+            index = _unpacked(some.view(torch.int32), bits, columns)
+        found: torch.Tensor = table[index.int()]
         return found
 
-    return _scaled(codes, (len(flat), 2 * flat.shape[-1]), scale, None, facts)
+    return _scaled(codes, (len(flat), columns), scale, None, facts)
 
 
 def experts(parts: Parts, facts: Facts) -> Values:

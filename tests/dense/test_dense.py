@@ -132,7 +132,50 @@ def bnb8() -> Case:
     return {"m.weight": values, "m.SCB": largest, "m.weight_format": torch.tensor(0, dtype=torch.uint8)}, dense, {}
 
 
+def convolution(*ones: int) -> Case:
+    values, scale = torch.randn(6, 4, 3, 3).to(torch.float8_e4m3fn), torch.rand(6, *ones)
+    dense = (values.float() * scale.reshape(6, 1, 1, 1)).to(torch.bfloat16)
+    return {"m.weight": values, "m.weight_scale": scale}, dense, {}
+
+
+def comfy() -> Case:
+    values, text = torch.randn(6, 8).to(torch.float8_e4m3fn), json.dumps({"format": "float8_e4m3fn"})
+    tensors = {"m.weight": values, "m.scale_weight": torch.tensor(0.5), "m.scale_input": torch.tensor(2.0)}
+    tensors["m.comfy_quant"] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    return tensors, (values.float() / 2).to(torch.bfloat16), {}
+
+
+def with_group(of: Case, **weights: Any) -> Case:
+    """Return a case whose settings have groups of compressed-tensors, this one last."""
+    tensors, dense, says = of
+    first = {"num_bits": 3, "group_size": 24, "block_structure": [32, 32]}
+    groups = {"group_0": {"weights": first}, "group_1": {"weights": weights}}
+    return tensors, dense, {**says, "quant_method": "compressed-tensors", "config_groups": groups}
+
+
+def blocks() -> Case:
+    values, scale = torch.randn(192, 96).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    spread = scale.repeat_interleave(128, 0)[:192].repeat_interleave(64, 1)[:, :96]
+    tensors = {"m.weight": values, "m.weight_scale": scale}
+    return with_group((tensors, (values.float() * spread).to(torch.bfloat16), {}), block_structure=[128, 64])
+
+
+def gptq_without_order() -> Case:
+    """The last of the groups, each of 64 inputs, has half of them."""
+    values, zero, scale = ints(96, 32, bits=4), ints(2, 32, bits=4), (torch.rand(2, 32) / 9).half()
+    order = torch.arange(96) // 64
+    dense = (scale[order].float() * (values - zero[order] - 1).float()).half().T.contiguous()
+    tensors = {"m.qweight": pack(values.T, 4).T, "m.qzeros": pack(zero, 4), "m.scales": scale}
+    return tensors, dense, {"bits": 4, "quant_method": "gptq", "group_size": 64}
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "a convolution": lambda: convolution(1, 1, 1),
+    "a convolution, its scales a vector": convolution,
+    "ComfyUI": comfy,
+    "blocks that only settings tell": blocks,
+    "bits of another group": lambda: with_group(packed(4), num_bits=4),
+    "GPTQ without the order of columns": gptq_without_order,
     "FP8 in blocks": fp8_blocks,
     "FP8 of a tensor, with a scale of activations": fp8_tensor,
     "FP8 with powers of two": fp8_powers,
@@ -215,7 +258,21 @@ def changed(case: Case, name: str, change: Callable[[torch.Tensor], torch.Tensor
     return {key: change(one).contiguous() if key == name else one for key, one in case[0].items()}
 
 
+def of_comfy(form: str) -> Tensors:
+    text = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
+    return {**fp8_powers()[0], "m.comfy_quant": text}
+
+
 REFUSED: dict[str, Callable[[], Tensors]] = {
+    "another layout of ComfyUI": lambda: of_comfy("mxfp8"),
+    "an order of columns that is not there": lambda: without(gptq_without_order(), "m.g_idx"),
+    "floats of 5 bits": lambda: {
+        "m.weight_packed": torch.zeros(4, 20, dtype=torch.uint8), "m.weight_scale": torch.zeros(4, 1).byte()
+    },
+    "scales of torchao in the order of a kernel": lambda: {
+        "m._weight_qdata": torch.zeros(128, 128).to(torch.float8_e4m3fn),
+        "m._weight_scale": torch.zeros(32, 16).to(torch.float8_e8m0fnu),
+    },
     "no scale": lambda: without(fp8_blocks(), "m.weight_scale_inv") | {"o.weight": fp8_tensor()[0]["m.weight"],
                                                                     "o.weight_scale": torch.tensor(1.0)},
     "a scale turned round": lambda: changed(fp8_blocks(), "m.weight_scale_inv", torch.Tensor.t),
@@ -249,6 +306,16 @@ def test_what_cannot_be_dense_is_refused_by_name(name: str, tmp_path: Path) -> N
     assert not (tmp_path / "dense.safetensors").exists()
     with pytest.raises(MigrationRefused):
         ckptool.load(path, dequantize=True)
+
+
+def test_layouts_that_the_header_names_are_refused(tmp_path: Path) -> None:
+    values, scale = torch.zeros(128, 32, dtype=torch.uint8), torch.ones(128, 4).to(torch.float8_e4m3fn)
+    tensors = {"m.weight": values, "m.weight_scale": scale, "m.weight_scale_2": torch.tensor(0.5)}
+    text = json.dumps({"format_version": "1.0", "layers": {"m": {"format": "nvfp4"}}})
+    save_file(tensors, tmp_path / "x.safetensors", {"_quantization_metadata": text})
+
+    with pytest.raises(MigrationRefused, match="'nvfp4', of ComfyUI"):
+        ckptool.load(tmp_path / "x.safetensors", dequantize=True)
 
 
 def test_a_name_that_does_not_end_as_its_layout_says_is_refused(tmp_path: Path) -> None:

@@ -283,6 +283,7 @@ def test_bitsandbytes_of_4_bits_is_dense(kind: str, twice: bool, shape: tuple[in
         ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, 1),
         ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, 6),
         ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "group_size": 32, "scale_dtype": torch.uint8}, 3),
+        ("mxfp6-pack-quantized", {"num_bits": 6, "type": "float", "group_size": 32, "scale_dtype": torch.uint8}, 3),
         ("mxfp8-quantized", {"num_bits": 8, "type": "float", "group_size": 32, "scale_dtype": torch.uint8}, 3),
     ],
 )
@@ -294,7 +295,7 @@ def test_compressed_tensors_is_dense(
     torch.manual_seed(0)
     scheme = library.QuantizationScheme(targets=["Linear"], weights=library.QuantizationArgs(**weights))
     state = {"weight": (torch.randn(40, 96) / 10).to(dtype), "weight_scale": (torch.rand(40, blocks) / 20).to(dtype)}
-    if "fp4" in form or "mxfp8" in form:
+    if "mxfp" in form or "nvfp4" in form:
         state["weight_scale"] = 2.0 ** torch.randint(-6, 0, (40, blocks))
     if "nvfp4" in form:
         state["weight_global_scale"] = torch.tensor([9.0])
@@ -306,6 +307,20 @@ def test_compressed_tensors_is_dense(
 
     found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)["m.weight"]
     assert torch.equal(found, want.to(found.dtype))
+
+
+@pytest.mark.parametrize("kind", ["qint8", "qfloat8"])
+def test_quanto_is_dense(kind: str, tmp_path: Path) -> None:
+    quanto = pytest.importorskip("optimum.quanto")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 16)).to(torch.bfloat16)
+    quanto.quantize(model, weights=getattr(quanto, kind))
+    quanto.freeze(model)
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+
+    found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)
+    for name, layer in model.named_children():
+        assert torch.equal(found[f"{name}.weight"], layer.weight.dequantize())
 
 
 def test_mxfp4_and_awq_are_dense(tmp_path: Path) -> None:
