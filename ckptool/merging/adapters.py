@@ -49,7 +49,8 @@ _CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
 """Ways to begin that take something from the weights of the model: they are others then."""
 _BY_ITS_LIBRARY: Final = "Merge it with the library that made it."
 _METADATA: Final = "lora_adapter_metadata"
-_SAVED: Final = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
+_SAVED: Final = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer)(?=\.)")
+"""What peft puts into the names of a model's own tensors."""
 _PLAIN: Final = re.compile(r"\^?(?:[\w.]|\\\.){1,200}\$?")
 """Patterns that peft takes, and that repeat nothing; a dot in them is any character, as there."""
 _MOST_PATTERNS: Final = 10_000
@@ -70,6 +71,8 @@ class Pair(NamedTuple):
     is_embedding: bool
     scale: float
     """What the product is multiplied by."""
+    saved: LazyTensor | None
+    """What takes the place of the weight before, as peft saves embeddings and heads."""
 
 
 class Adapter(NamedTuple):
@@ -129,7 +132,8 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
         scale = _scale(checkpoint, module, sides, settings)
         has_no_alpha = has_no_alpha or scale is None
         is_embedding, magnitude = module in embeddings, sides.get("magnitude")
-        pairs[module] = Pair(sides["down"], sides["up"], magnitude, is_embedding, 1.0 if scale is None else scale)
+        number, own = 1.0 if scale is None else scale, saved.pop(f"{module}.weight", None)
+        pairs[module] = Pair(sides["down"], sides["up"], magnitude, is_embedding, number, own)
     if not pairs:
         raise refused(checkpoint, "it holds no pair of LoRA")
     return Adapter(checkpoint, pairs, saved, bool(settings[""].get("fan_in_fan_out")), has_no_alpha)
@@ -211,7 +215,8 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
         raise refused(checkpoint, f"{patterns!r} in its settings has more than {_MOST_PATTERNS:,} patterns")
     for pattern, number in listed.items() if isinstance(listed, Mapping) else ():
         if not _PLAIN.fullmatch(pattern):
-            raise refused(checkpoint, f"{patterns!r} in its settings has a pattern: {quoted(pattern)[:80]}")
+            fact = f"{patterns!r} in its settings has a pattern that is more than a name: {quoted(pattern)[:80]}"
+            raise refused(checkpoint, fact, _BY_ITS_LIBRARY)
         if _of_peft(pattern).match(module):
             value = number
             break

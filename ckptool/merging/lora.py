@@ -27,34 +27,34 @@ _PLAIN_FIRST: Final = "Quantised weights become plain with `dequantize=True`."
 
 
 class _Change(NamedTuple):
-    """What one adapter does to one weight: it adds a product, or has a tensor in its place."""
+    """What one adapter does to one weight: it has a tensor in its place, adds a product, or both."""
 
     adapter: Adapter
     pair: Pair | None
     parts: Sequence[LazyTensor]
     scale: float = 1.0
     is_turned: bool = False
+    saved: LazyTensor | None = None
 
     @property
     def said(self) -> str:
         if self.pair is None:
             return f"that of {self.adapter.checkpoint.path!r} in its place"
-        kind = "DoRA" if self.is_alone else "LoRA"
-        return (
-            f"{kind} of {self.adapter.checkpoint.path!r} added, of rank {self.parts[0].shape[0]}, times {self.scale:g}"
-        )
+        kind = "DoRA" if self.pair.magnitude is not None else "LoRA"
+        added = f"added{' to its own weight' if self.saved is not None else ''}, of rank {self.parts[0].shape[0]}"
+        return f"{kind} of {self.adapter.checkpoint.path!r} {added}, times {self.scale:g}"
 
     @property
     def is_alone(self) -> bool:
         """Whether no other change of the same weight goes with it."""
-        return self.pair is None or self.pair.magnitude is not None
+        return self.saved is not None or (self.pair is not None and self.pair.magnitude is not None)
 
 
 class _Merged(MadeWeight):
     """The bytes of a weight with what adapters add to it; or those that one has in its place, in its type."""
 
     def __init__(self, name: str, base: LazyTensor, changes: Sequence[_Change]) -> None:
-        parts = [part for one in changes for part in one.parts]
+        parts = [part for one in changes for part in (*one.parts, *filter(None, [one.saved]))]
         super().__init__(name, base.nbytes, "; ".join(one.said for one in changes), parts)
         self._base = base
         self._changes = changes
@@ -64,10 +64,10 @@ class _Merged(MadeWeight):
 
         weight = merging.own(self._base)
         for one in self._changes:
-            parts = [merging.own(part) for part in one.parts]
-            if one.pair is None:
-                weight = parts[0].to(weight.dtype)
-            else:
+            if one.saved is not None:
+                weight = merging.own(one.saved).to(weight.dtype)
+            if one.pair is not None:
+                parts = [merging.own(part) for part in one.parts]
                 is_embedding = one.pair.is_embedding
                 weight = merging.add_low_rank(
                     weight, *parts, scale=one.scale, is_turned=one.is_turned, is_embedding=is_embedding
@@ -201,16 +201,17 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
     if base.info.storage is None or base.info.layout != "strided" or base.dtype not in TARGETS:
         fact = f"{name!r} in the base is {base.info.layout} {base.dtype} on {base.info.location}, no plain floats"
         raise refused(adapter.checkpoint, fact, _PLAIN_FIRST)
-    if key in adapter.saved:
-        saved = adapter.saved[key].info
-        if saved.storage is None or saved.layout != "strided" or adapter.saved[key].dtype not in TARGETS:
-            fact = f"{key!r} is {saved.layout} {adapter.saved[key].dtype} on {saved.location}, no plain floats"
+    pair = adapter.pairs.get(key)
+    saved = adapter.saved[key] if pair is None else pair.saved
+    if saved is not None:
+        if saved.info.storage is None or saved.info.layout != "strided" or saved.dtype not in TARGETS:
+            fact = f"{saved.name!r} is {saved.info.layout} {saved.dtype} on {saved.info.location}, no plain floats"
             raise refused(adapter.checkpoint, fact)
-        if adapter.saved[key].shape != shape:
-            fact = f"{key!r} is {list(adapter.saved[key].shape)}, and {name!r} in the base {list(shape)}"
+        if saved.shape != shape:
+            fact = f"{saved.name!r} is {list(saved.shape)}, and {name!r} in the base {list(shape)}"
             raise refused(adapter.checkpoint, fact)
-        return _Change(adapter, None, [adapter.saved[key]])
-    pair = adapter.pairs[key]
+    if pair is None:
+        return _Change(adapter, None, [], saved=saved)
     if pair.down.dtype != pair.up.dtype and "float64" in (pair.down.dtype, pair.up.dtype):
         fact = f"{key!r} has matrices of {pair.down.dtype} and {pair.up.dtype}"
         raise refused(adapter.checkpoint, fact)
@@ -224,4 +225,5 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
         beside = "" if magnitude is None else f", and a magnitude of {list(magnitude.shape)}"
         fact = f"{key!r} has {list(down)} and {list(up)}{beside}, and {name!r} in the base is {list(shape)}"
         raise refused(adapter.checkpoint, fact)
-    return _Change(adapter, pair, [pair.down, pair.up, *filter(None, [magnitude])], pair.scale * weight, is_turned)
+    parts = [pair.down, pair.up, *filter(None, [magnitude])]
+    return _Change(adapter, pair, parts, pair.scale * weight, is_turned, saved)

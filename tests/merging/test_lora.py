@@ -153,6 +153,22 @@ def test_embeddings_magnitudes_patterns_and_saved_modules(tmp_path: Path) -> Non
     assert torch.equal(after["m.q.bias"], before["m.q.bias"])
 
 
+def test_what_peft_saves_below_the_matrices_is_used(tmp_path: Path) -> None:
+    path, (down, up), head = base(tmp_path), matrices("m.q"), "base_model.model.m.q."
+    own, bias = torch.randn(OUTPUTS, INPUTS), torch.randn(OUTPUTS)
+    tensors = {f"{head}lora_A.weight": down, f"{head}lora_B.weight": up}
+    tensors |= {f"{head}base_layer.weight": own, f"{head}base_layer.bias": bias}
+    lora = adapter(tmp_path / "a", tensors)
+    report = ckptool.merge(path, tmp_path / "out.safetensors", lora=lora)
+
+    assert torch.equal(load_file(report.target)["m.q.weight"], own + up @ down)
+    assert torch.equal(load_file(report.target)["m.q.bias"], bias)
+    assert "added to its own weight, of rank 4" in str(report)
+    two = [lora, adapter(tmp_path / "b", {f"{head}lora_A.weight": down, f"{head}lora_B.weight": up})]
+    with pytest.raises(MigrationRefused, match="changed in another way"):
+        ckptool.merge(path, tmp_path / "two.safetensors", lora=two)
+
+
 def test_an_adapter_of_several_parts_of_a_model(tmp_path: Path) -> None:
     names = ["model.diffusion_model.attn.to_q", "model.diffusion_model.attn.to_out.0", "cond.text.q", "ema.attn.to_q"]
     before = {f"{name}.weight": torch.randn(OUTPUTS, INPUTS) for name in names}
@@ -231,6 +247,9 @@ def ones(down: tuple[int, int], up: tuple[int, int]) -> Tensors:
 
 
 REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
+    "a base of its own, of another shape": (
+        {**pair(), "base_model.model.m.q.base_layer.weight": torch.ones(13, 10)}, None, r"\[13, 10\], and 'm.q.weight'",
+    ),
     "a name that is not there": (pair("base_model.model.m.k"), None, "1 of its 1 parts fit no weight: base"),
     "one of two": (pair() | pair("base_model.model.m.r"), None, "fit no weight: base_model.model.m.r"),
     "another shape": (ones((4, 11), (12, 4)), None, r"\[12, 10\]"),
@@ -349,7 +368,16 @@ class Net(nn.Module):
         self.conv, self.point, self.head = nn.Conv2d(8, 16, 3), nn.Conv2d(8, 16, 1), nn.Linear(64, 5)
 
 
+class Named(Net):
+    """A net whose embedding peft knows: it saves what is below the matrices that are for it."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.emb
+
+
 PEFT: dict[str, list[dict[str, Any]]] = {
+    "an embedding that is saved as well": [{"target_modules": ["emb", "lin"]}],
+    "biases": [{"target_modules": ["lin", "conv"], "bias": "all"}],
     "every layer": [{"target_modules": ["emb", "lin", "square", "conv", "point"], "modules_to_save": ["head"]}],
     "several": [
         {"target_modules": ["lin", "conv"], "rank_pattern": {"lin": 8}, "alpha_pattern": {"^lin": 3}},
@@ -364,7 +392,7 @@ PEFT: dict[str, list[dict[str, Any]]] = {
 def test_it_is_bit_by_bit_what_peft_merges(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    net, weights = Net().to(dtype), {}
+    net, weights = (Named() if "saved as well" in name else Net()).to(dtype), {}
     save_file(net.state_dict(), tmp_path / "base.safetensors")
     for number, settings in enumerate(PEFT[name]):
         trained = peft.get_peft_model(copy.deepcopy(net), peft.LoraConfig(r=4, lora_alpha=7, **settings))
