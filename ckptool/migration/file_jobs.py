@@ -56,9 +56,9 @@ class Job(NamedTuple):
     """What to call the folder."""
     versions: Versions
     mark: int
-    """Of the plan: another plan has another."""
+    """A checksum of the plan."""
     order: str
-    """The same for all jobs of one folder, whichever process made it, and for no others."""
+    """Which folder it is: the same for all of its jobs, and for no others."""
     number: int
     """Its place among the files of the plan."""
     name: str
@@ -225,7 +225,7 @@ def _take(written: Written, job: Job, writing: Writing) -> None:
 
 
 def _mark(plan: Planned) -> int:
-    """Return a number that is another one for another plan: of the names and sizes of files, and of the index."""
+    """Return a checksum of a plan: of the names and sizes of its files, and of the index."""
     found = crc32(repr([(file.name, file.nbytes) for file in plan.files]).encode())
     for part in (part for file in plan.files if not file.payloads for part in file.content()):
         found = crc32(part, found) if isinstance(part, bytes) else found

@@ -39,8 +39,8 @@ def make_plan(
     checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None, merge: Merge | None = None
 ) -> Plan:
     """
-    Return the plan of a migration. What is ``kept`` of the source's layout is so where everything is taken. Weights of
-    other files are put into the weights by ``merge``.
+    Return the plan of a migration; ``changes`` are in full. What is ``kept`` of the source's layout is so where
+    everything is taken. Weights of other files are put into the weights by ``merge``.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
@@ -56,7 +56,6 @@ def make_plan(
         target = folder_path(dst, checkpoint, form, marks)
     else:
         target = target_path(dst, checkpoint, form, marks)
-    changes = changes.in_full()
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)

@@ -41,7 +41,7 @@ class OutFile(NamedTuple):
     payloads: Sequence[Payload] = ()
     """What is copied into it; an index has none."""
     needs_checksums: bool = False
-    """Whether the content has to know those of its payloads."""
+    """Whether the content needs the CRC-32 of each payload."""
     reader: Callable[[str], str | None] | None = None
     """Reads a path with the reference library, and returns its version; None where it is not there, or is too old."""
     base: FileSource | None = None
@@ -68,7 +68,7 @@ class Planned:
     expected: Sequence[tuple[str | None, TensorInfo]]
     """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
     packed: Collection[str] | None = None
-    """The names of those that are written without their storages, strides and devices; None where none ever is."""
+    """Names of tensors that are written as elements alone, without storage, stride or device; None where none is."""
     tied: dict[str, str] = field(default_factory=dict)
     """Names that were left out, and the name under which each tensor is stored."""
     renamed: tuple[tuple[str, str], ...] = ()

@@ -69,14 +69,14 @@ Place: TypeAlias = Callable[[StorageRef], int | None]
 
 
 class Expected(NamedTuple):
-    """A tensor that is to be found. There may be many, so that they are to take little."""
+    """A tensor that must be found. There may be many: each takes little memory."""
 
     name: str | None
     """None for one that lies deeper in an entry."""
     tag: str | None
     """Its device tag; None where the format has none."""
     like: TensorInfo
-    """One that differs from it in nothing but where it begins; the same for many."""
+    """A tensor that differs from it only in where it begins; many share one."""
     begin: int | None
     """Where the first element is in its file; None for what is not only elements in the file."""
 
