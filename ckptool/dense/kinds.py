@@ -264,9 +264,7 @@ def _mxfp4(found: Found) -> Dense:
 def _four_bits(found: Found) -> Dense:
     """bitsandbytes: a text beside the values says everything."""
     name, values = found.weight.name, found.values
-    text = next(
-        (one for end, one in found.tensors.items() if end.startswith(f"{name}.quant_state.bitsandbytes__")), None
-    )
+    text = found.beside(f".quant_state.bitsandbytes__{found.weight.rule[-3:].lower()}")
     table = found.tensors.get(f"{name}.quant_map")
     if text is None or table is None or table.numel != 16:
         raise found.refused("its 'quant_state' or its 'quant_map' is not there")
@@ -322,7 +320,7 @@ def _gptq(found: Found) -> Dense:
     if order is not None and order.dtype not in INTEGERS:
         raise found.refused(f"its order of columns is of type {order.dtype}")
     said = [one for one in _said(found, "group_size") if _fits((1, one), (1, columns), (1, groups))]
-    length = 1 if order is not None else said[0] if said else _length(found, columns, groups)
+    length = 1 if order is not None else min(said[0], columns) if said else _length(found, columns, groups)
     if order is None and not length:
         raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
     layout = found.settings.says.get("checkpoint_format", "gptq") if found.settings is not None else "gptq"

@@ -15,6 +15,7 @@ from ckptool.merging.adapters import refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
+from ckptool.names.renaming import Filter
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
 
@@ -61,7 +62,7 @@ class AverageMerge:
     def __init__(self, others: Sequence[Checkpoint], shares: Sequence[float], changes: Changes) -> None:
         self._others = others
         self._shares = [one / sum(shares) for one in shares]
-        self._changes = changes
+        self._changes = changes.in_full()
         self._made: list[_Average] = []
         self._notes: list[str] = []
 
@@ -85,14 +86,16 @@ class AverageMerge:
             quantised = quantization_of(other)
             if quantised is not None and quantised.bound:
                 raise _refused(other, "it is quantised", "Make it plain first: `ckptool.migrate(…, dequantize=True)`.")
+        wanted = NameChanges(filter=Filter(tuple(self._changes.include), tuple(self._changes.exclude)))
         for other in self._others:
             chosen = choose(other, self._changes.key, self._changes.weights)
-            tensors = prepare(other, chosen, NameChanges()).tensors
+            tensors = prepare(other, chosen, wanted).tensors
             lacking = [name for name in every[0] if name not in tensors]
             more = [name for name in tensors if name not in every[0] and name not in weights.dropped]
             if lacking or more:
                 facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
-                raise _refused(other, f"{', and '.join(facts)}, unlike {first.path!r}")
+                hint = "Leave them out of all with `exclude=`, or change names first."
+                raise _refused(other, f"{', and '.join(facts)}, unlike {first.path!r}", hint)
             every.append(tensors)
         paths = [one.path for one in (first, *self._others)]
         said = " + ".join(f"{share:.4g} of {path!r}" for share, path in zip(self._shares, paths, strict=True))

@@ -82,6 +82,18 @@ def test_what_is_unlike_the_first_is_refused_by_name(
     assert not (tmp_path / "m.safetensors").exists()
 
 
+def test_what_is_left_out_is_left_out_of_all(tmp_path: Path) -> None:
+    first, other, target = (tmp_path / f"{name}.safetensors" for name in "abm")
+    save_file(weights(0) | {"ema.w": torch.ones(2)}, first)
+    save_file(weights(1) | {"ema.w": torch.ones(3), "ema.count": torch.tensor(3)}, other)
+    with pytest.raises(MigrationRefused) as caught:
+        ckptool.merge(first, target, average=other)
+    assert "`exclude=`" in str(caught.value.hint)
+    ckptool.merge(first, target, average=other, exclude="ema.*")
+
+    assert load_file(target).keys() == weights(0).keys()
+
+
 def test_the_command(tmp_path: Path) -> None:
     for number in range(3):
         torch.save({"state_dict": {"w": torch.full((3,), float(number))}, "epoch": number}, tmp_path / f"{number}.pth")
