@@ -108,6 +108,9 @@ def dense_of(
         MigrationRefused: It has no scale, its layout is not known, or its parts do not fit each other.
     """
     named, kind = scale_of(weight, tensors), KINDS.get(weight.rule)
+    if "." in weight.rule:  # the name of a class
+        hint = "Save it with its library in plain tensors, as to safetensors, or leave it out with `exclude=`."
+        raise not_dense(weight.name, f"it is an object of a class in a pickle, {weight.scheme}", hint)
     if kind is None or named is None or not weight.is_scaled:
         has_scale = kind is None and weight.is_scaled
         what = f"{weight.scheme or weight.rule}{'' if has_scale else ', without a scale'}"

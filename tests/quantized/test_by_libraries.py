@@ -107,6 +107,8 @@ def test_torchao(kind: str, says: str, cls: str, tmp_path: Path) -> None:
     kinds.quantize_(model, getattr(mx if hasattr(mx, kind) else kinds, kind)())
     torch.save(model.state_dict(), tmp_path / "model.pth")
     is_known(tmp_path / "model.pth", f"torchao {cls}", tmp_path)
+    with pytest.raises(CkptoolError, match=f"an object of a class in a pickle, torchao {cls}"):
+        ckptool.load(tmp_path / "model.pth", dequantize=True)
     flat, metadata = flatten(model.state_dict())
     save_file(flat, tmp_path / "model.safetensors", metadata)
 
