@@ -135,7 +135,8 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
         chosen = choose(checkpoint, options.get("key"), "auto")
         refuse_incomplete(checkpoint, chosen, taken)
         refuse_stubs(checkpoint, chosen, taken)
-        tensors = [one for name, one in chosen.items() if taken.takes_all or taken.takes(name, chosen.key)]
+        takes_all = taken.takes_all
+        tensors = [one for name, one in chosen.items() if takes_all or taken.takes(name, chosen.key)]
         refuse_broken(tensors)
         if is_plain:  # there, each view of the same bytes has its own
             stored = {identity(one.info): one.info.total_nbytes for one in tensors}
