@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -284,6 +285,7 @@ def _no_interrupt() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # at the first start, it would let the signal through again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
