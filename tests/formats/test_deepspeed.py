@@ -585,3 +585,13 @@ def test_masters_are_the_weights_of_what_was_written_of_everything(form: str, tm
     target = tmp_path / ("all.pt" if form == "same" else "all")
     ckptool.migrate(engine.save(tmp_path / "saved"), target, form=form)
     assert_equal(ckptool.load(target), engine.expected())
+
+
+def test_an_optimizer_without_flat_tensors_is_refused_where_there_are_parameters(tmp_path: Path) -> None:
+    engine = Engine(3, 1)
+    folder = model_again(engine, engine.save(tmp_path / "run"), param_shapes=[OrderedDict({"a": torch.Size((0,))})])
+    states = engine.optim_states(0)
+    states["optimizer_state_dict"]["fp32_flat_groups"] = []
+    states["optimizer_state_dict"]["optimizer_state_dict"]["state"] = {}
+    save(states, next(folder.rglob("*_optim_states.pt")))
+    assert "no flat tensor" in refused(folder).message

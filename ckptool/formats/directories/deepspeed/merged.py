@@ -130,6 +130,8 @@ class Partitions:
         lanes = [_Lane((rank, at, flat.numel) for at, flat in enumerate(own)) for rank, own in enumerate(flats)]
         shapes = {name: shape for group in groups for name, shape in group.items()}
         parts = {name: -(-prod(shape) // len(lanes)) for name, shape in shapes.items()}
+        if shapes and not flats[0]:
+            raise _mixed(f"param_shapes of {model.name!r} has {len(shapes):,} parameters, the optimizer no flat tensor")
         needed = sum(parts.values())
         if needed != lanes[0].numel:
             raise _mixed(
