@@ -35,7 +35,13 @@ from ckptool.tensors.tensor import storage_id
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
 """How members end that torch alone reads, with the program that they are of."""
 _IMPORTED: Final = (
-    sys.stdlib_module_names | words("torch torchgen numpy typing_extensions sympy mpmath tqdm zstandard opt_einsum")
+    sys.stdlib_module_names
+    | words(
+        "torch torchgen functorch numpy typing_extensions sympy mpmath tqdm zstandard opt_einsum optree gmpy gmpy2"
+        " flint cuda dill envwrap monkeytype pydot pynvml torchcomms torchdistx pyzstd colorama filelock networkx redis"
+        " tabulate triton hypothesis pandas sklearn xarray z3 tree onnx onnxruntime onnx_tf tensorflow tensorrt"
+        " torch2trt fx2trt_oss tvm joblib lz4 psutil"
+    )
 ) - {"test"}
 """Modules that Python imports for what only makes data, or these import themselves."""
 _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")

@@ -26,7 +26,11 @@ _PLAIN: Final = re.compile(
     rb"'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
 )
 """The header of an array whose elements say by themselves how many bytes they take."""
-_OBJECTS: Final = re.compile(rb"['\"][<>|=]?O").search
+_FIELDS: Final = re.compile(
+    rb"\{'descr': \[(?:\('[^'\\]*', '[<>|=][biufcUSVmM]\d{1,9}(?:\[\w+\])?'(?:, \([\d, ]*\))?\)(?:, )?)*\], "
+    rb"'fortran_order': (?:True|False), 'shape': \([\d, ]*\), *\}\s*"
+)
+"""That of one whose elements have several parts, none of them an object."""
 _OF_CHARACTER: Final = 4
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
@@ -35,16 +39,18 @@ _RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").f
 """In any other text; long lines of it go on in the next."""
 _MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"((?:[^"\\]|\\.)+)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
+_UNSURE: Final = re.compile(rb'serialized[^"]{0,8}"(?!\s{0,99}:\s{0,99}[\d\-tfn\[{])').search
+"""The same where a part of it may lie in what is read next: not a key of numbers, as a vocabulary has it."""
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
-_OTHERS: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\.|[^A-Za-z0-9+/]")
+_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|.)", re.DOTALL)
+_OTHERS: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\(?:(/)|.)|[^A-Za-z0-9+/]")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def arrays(source: Source) -> Iterator[tuple[int, bool]]:
     """
     Yield where the elements of each array begin that a file of numpy has, and what is no array behind them; and whether
-    it is one of objects, for which a pickle stands.
+    it may be one of objects, for which a pickle stands.
 
     Not those of numbers or texts: their loader takes them as they are.
     """
@@ -67,7 +73,7 @@ def arrays(source: Source) -> Iterator[tuple[int, bool]]:
         if plain is not None:
             at += _nbytes(*plain.groups())
         else:
-            yield at, _OBJECTS(header) is not None
+            yield at, _FIELDS.fullmatch(header) is None
             at = _find(source, NUMPY, at)
 
 
@@ -103,15 +109,23 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
     at = 0
     while at < source.nbytes:
         block = source.read(at, min(_BLOCK, source.nbytes - at))
-        found = block if b"\\u00" not in block else _ESCAPE.sub(lambda one: bytes([int(one[1], 16)]), block)
+        found = block if b"\\u00" not in block else _ESCAPE.sub(_unescaped, block)
         marked = _MARKED(found) if is_json and b"serialized" in found else ()
         for text in (*(_BASE64 if is_json else _RUN)(found), *marked):
-            plain = text[1].replace(b"\\/", b"/")
-            for data in {_OTHERS.sub(b"", plain), _OTHERS.sub(b"", plain.translate(_URL_SAFE))}:
+            for plain in {text[1], text[1].translate(_URL_SAFE)}:
+                data = _OTHERS.sub(lambda one: one[1] or b"", plain)
                 if may_hold_pickles(decoded := a2b_base64(data[: len(data) - (len(data) % 4 == 1)] + b"==")):
                     yield at + text.start(1), decoded
         ends = b'"' if is_json else b'"\n,'
         last = max(block.rfind(bytes([end])) for end in ends) if at + len(block) < source.nbytes else -1
+        if is_json and source.nbytes > _BLOCK and _UNSURE(found):
+            raise LimitExceeded(f"objects in JSON of more than {_BLOCK:,} bytes, which may be base64")
         if last == 0:
             raise LimitExceeded(f"a text in it of more than {_BLOCK:,} bytes, which may be base64")
         at += last if last > 0 else len(block)
+
+
+def _unescaped(one: re.Match[bytes]) -> bytes:
+    """Return the character that an escape stands for; as it is where that would end the text, or begin another."""
+    plain = bytes([int(one[1], 16)]) if one[1] else b"\\"
+    return one[0] if plain in b'"\\' else plain

@@ -79,7 +79,7 @@ class Judge:
     """Judges pickles, one after the other."""
 
     def __init__(self, beside: Callable[[], str | None] | None = None) -> None:
-        self._beside = beside or (lambda: None)
+        self.beside = beside or (lambda: None)
         """Returns a module beside the file that Python may import for one of its own; None if none lies there."""
         self._head = b""
         """How a stream of a storage begins that was looked at."""
@@ -124,7 +124,7 @@ class Judge:
             yield Verdict("system", named.module, "calls", table.IMPORTED, lambda: named.module)
         shown = alarms.canonical(named.module, named.name)
         package = alarms.package_of(name)
-        if package not in _ALWAYS_IMPORTED and (beside := self._beside()) is not None:
+        if package not in _ALWAYS_IMPORTED and (beside := self.beside()) is not None:
             yield Verdict("code", shown, "refers", f"may import {beside}, which lies beside the file", lambda: shown)
         elif package == PROGRAM:
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")

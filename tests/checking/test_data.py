@@ -613,6 +613,9 @@ RUN_BY_SOME = {
     "a name in a tar": lambda: tar_file({"cmypkg\nrun\n(Vx\ntR.": pickled({"a": 1})}),
     "an imported name in a tar": lambda: tar_file({"cmypkg\nrun\n.": pickled({"a": 1})}),
     "an array that imports": lambda: array_of("|O", b"cmypkg\nrun\n\xff"),
+    "an array by another name": lambda: array_of("object", b"cmypkg\nrun\n\xff"),
+    "an array of a number and an object": lambda: array_of("f4,O", b"cmypkg\nrun\n\xff"),
+    "an array by an escape": lambda: array_of(r"\x4f", b"cmypkg\nrun\n\xff"),
     "a member called like a folder": lambda: zip_file({"a.npy": NUMBERS, "b/": OBJECTS}),
     "an array behind padding": array_behind_padding,
 }

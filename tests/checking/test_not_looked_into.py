@@ -67,6 +67,8 @@ IN_TEXT = {
         b': "AA==', b" " * 200 + b': "' + b"!!".join(b64encode(EVIL)[at : at + 1] for at in range(len(b64encode(EVIL))))
     ),
     "with other escapes": serialized(b"\0").replace(b"AA==", "\\u00e9".join(b64encode(EVIL).decode()).encode()),
+    "with an escaped backslash": serialized(EVIL).replace(b'": "gA', rb'": "\u005cgA'),
+    "with an escaped quote": serialized(EVIL).replace(b'": "gA', rb'": "g\u0022A'),
     "behind a mark": b"\xef\xbb\xbf  " + serialized(EVIL),
     "of protocol 0": serialized(b"cos\nsystem\n(S'true'\ntR."),
     "of protocol 4": serialized(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."),
@@ -87,6 +89,14 @@ def test_a_pickle_that_a_text_of_json_has_as_base64_is_looked_into(name: str, tm
     for path in (tmp_path / "model.zip", tmp_path / "model.tar", written(tmp_path / "x", {"any": IN_TEXT[name]})):
         assert "CK205" in codes(path)
         assert exit_code(path, "--fail-on", "system") == 1
+
+
+def test_json_that_is_read_in_parts_has_no_objects(tmp_path: Path) -> None:
+    data = b" " * ((1 << 24) - 60) + serialized(EVIL).replace(b"gA", b"!gA")
+    (tmp_path / "a.zip").write_bytes(zip_file({"data": data, "policy.pth": WEIGHTS}))
+    assert exit_code(tmp_path / "a.zip", "--fail-on", "code") == 1
+    words = json.dumps({"serialized": 5, "x": ["a word of many"] * (1 << 20)}).encode()
+    assert codes(written(tmp_path / "x", {"vocabulary.json": words})) == set()
 
 
 IN_TABLES = {

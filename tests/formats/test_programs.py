@@ -71,6 +71,16 @@ def codes(report: CheckReport) -> set[str]:
     return {one.code for one in report.findings}
 
 
+def without_pickles(data: bytes) -> bytes:
+    """Return an exported program of which nothing is unpickled."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for name in old.namelist():
+            if "sample_inputs" not in name:
+                new.writestr(name, old.read(name))
+    return stream.getvalue()
+
+
 def changed(data: bytes, change: Callable[[str], str]) -> bytes:
     """Return a zip with its text changed."""
     stream = io.BytesIO()
@@ -142,6 +152,20 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
     for target in ("torch.serialization.os.system", "torch.ops.aten.from_file.default", "torch.ops.image.write_file"):
         data = changed(exported, lambda one: one.replace("torch.ops.aten.sum.dim_IntList", target))  # noqa: B023
         assert "CK216" in codes(check(data)), target
+    given = of_model(nodes=[{"inputs": [{"arg": {"as_operator": "torch.ops.aten.from_file.default"}}]}])
+    assert has_programs("p/models/model.json", given)
+
+
+def test_a_graph_that_is_nested_too_deep_to_be_read_is_an_error() -> None:
+    assert has_programs("p/models/model.json", of_model(x=1)[:-1] + b', "y": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+
+
+def test_a_module_beside_an_exported_program_may_be_imported(exported: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt2"
+    path.write_bytes(without_pickles(exported))
+    assert check(path).grade == "program"
+    (tmp_path / "gmpy2.py").write_text("raise SystemExit")
+    assert check(path).grade == "code"
 
 
 def has_programs(name: str, data: bytes) -> bool:
@@ -349,6 +373,8 @@ FORMULAS = {
     "S(srepr(s0))": False,
     "(S)(s0)": False,
     "\uff4fpen(s0)": False,
+    "[Abs() for Abs in [init_session]]": False,
+    "[Abs() if 1 else 1for Abs in [init_session]]": False,
 }
 
 
@@ -375,6 +401,13 @@ GUARDS = {
     "f'{open(chr(47))}'": False,
     "''f'{open(chr(47))}'": False,
     "\uff4fpen('/x', 'w')": False,
+    "[f('true') for f in [torch.os.system]]": False,
+    "[f('true') if 1 else ...for f in [L['x'].system]]": False,
+    "[f('true') if 1 else 1.for f in [L['x'].system]]": False,
+    "[f('true') if 1 else 'a'for f in [L['x'].system]]": False,
+    "torch.ctypes.cdll['/x.so'] == 1": False,
+    "\" + __import__('os').system('true') + \" == 1": False,
+    "L['torch']['for'].size()[0] == 1": True,
 }
 
 
@@ -385,7 +418,8 @@ def test_a_guard_only_compares(guard: str) -> None:
 
 LAYOUTS = {
     '[1, {"type": "builtins.dict", "context": "[\\"a\\"]", "children_spec": []}]': True,
-    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"mypkg:Colour\\", \\"name\\": \\"RED\\"}]"}]': True,
+    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"mypkg:Colour\\", \\"name\\": \\"RED\\"}]"}]': False,
+    '[1, {"context": "{\\"__enum__\\": true, \\"fqn\\": \\"antigravity\\", \\"name\\": \\"\\"}"}]': False,
     '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
     '[1, {"context": "[{\\"__enum__\\": 1, \\"\\\\u0066qn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
     '{"default_factory_module": "builtins", "default_factory_name": "list"}': True,

@@ -495,6 +495,9 @@ class Search:
                 acts = programs.of_flatbuffer(found, record)
             for act in acts:
                 self.keep(act)
+                if act.name == programs.EXPORTED and (beside := self._judge.beside()) is not None:
+                    why = f"may import {beside}, which lies beside the file"
+                    self.keep(Act("code", "refers", act.name, act.text, why, act.record, 0))
         except LimitExceeded as error:
             self.miss(f"{record or 'the file'}: {error.message}")
 

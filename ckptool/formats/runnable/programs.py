@@ -40,6 +40,7 @@ _MOST_READ: Final = 1 << 28
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
 _EXPORTED: Final = "/archive_format"
+EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
 _COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
@@ -75,7 +76,7 @@ def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True)
     elif is_whole and any(one.endswith("/constants.pkl") or _is_torchscript(one) for one in ends):
         yield of_kind("TorchScript", record)
     if is_exported:
-        yield from [of_kind("an exported program", record)] if is_whole else ()
+        yield from [of_kind(EXPORTED, record)] if is_whole else ()
         yield from islice(_compiled(names, record), _MOST_ACTS)
     left, unread, found = _MOST_READ, 0, 0
     for name, nbytes, opened in members:
@@ -259,16 +260,22 @@ _NAME: Final = re.compile(r"[\w.@:-]*").fullmatch
 _CODE: Final = re.compile(r"[()\[\]=;\n\r]").search
 """What is in no key."""
 _WORDS_IN: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*").findall
-_FORBIDDEN: Final = (frozenset(dir(builtins)) | words("lambda key sympify parse_expr lambdify")) - words(
+_FORBIDDEN: Final = (
+    frozenset(dir(builtins)) | words("torch for async await yield lambda key sympify parse_expr lambdify")
+) - words(
     "max min abs int float bool len range all any not and or is if else in True False None isinstance tuple list dict"
     " str"
 )
-"""Words that no formula and no guard has: functions that evaluate, and what gives one to another."""
+"""Words that no formula and no guard has: functions that evaluate, what gives one to another, or a name to it."""
 
-_STRING: Final = re.compile(r"(?<![\w'\"])(?:'[^'\\\n]*'|\"[^\"\\\n]*\")").sub
+_STRING: Final = re.compile(r"(?<![\w'\"])(?:'[^'\"\\\n]*'|\"[^'\"\\\n]*\")").sub
+"""Without the other quotes, for torch writes it into a longer text."""
 _SYMBOL: Final = re.compile(r"\b(Symbol|Dummy|Float)\('[\w.+-]*'").sub
-_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=").search
-"""What no formula and no guard has once its texts are out: other texts, escapes, calls of what is no name."""
+_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=|(?:\.\s*|\b\d[\w.]*)for\b").search
+"""
+What no formula and no guard has once its texts are out: other texts, escapes, calls of what is no name, names for parts
+of lists, also right behind a number.
+"""
 _CALLS: Final = re.compile(r"(\.\s*)?\b(\w+)\s*\(").finditer
 _ATTRIBUTE: Final = re.compile(r"\.\s*[A-Za-z_]").search
 _OF_SIZES: Final = words(
@@ -303,6 +310,9 @@ def of_graph(data: bytes, record: str) -> list[Act]:
             named = dict(pairs)
             for key, value in pairs:
                 for one in value if isinstance(value, list) else [value]:
+                    if key == "fqn" and "__enum__" in named and isinstance(one, str):
+                        shown = f"a layout that imports {cut(one, _LONGEST)}"
+                        found.append(Act("code", "runs", one.replace(":", "."), shown, LOADS, record, 0))
                     if isinstance(one, str) and (why := _why_of_text(key, one, named)):
                         name, shown = (one, one) if key == "target" else (key, f"{key} {cut(one, _LONGEST)}")
                         found.append(of_program(name, shown, why, record, 0))
@@ -316,8 +326,10 @@ def of_graph(data: bytes, record: str) -> list[Act]:
             return
         try:
             json.loads(text, object_pairs_hook=visit, strict=False)
-        except (ValueError, RecursionError):
+        except ValueError:
             return  # nor can torch read it
+        except RecursionError:
+            found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
 
     look(data, 0)
     return found
@@ -327,9 +339,9 @@ def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
     """Return in which way a text in a graph reaches the system, by its words; ``beside`` are those it stands with."""
     if key in ("expr_str", "guards_code"):
         return None if _reckons(text, is_guard=key == "guards_code") else EVALUATES
-    if key == "target":
+    if key in ("target", "as_operator"):
         return _of_target(text)
-    if key == "fqn" and ":" in text:
+    if key == "fqn" and "__enum__" in beside:
         module, _, name = text.partition(":")
         return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}", name)
     if key == "default_factory_name":
