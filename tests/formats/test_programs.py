@@ -422,6 +422,9 @@ LAYOUTS = {
     '[1, {"context": "{\\"__enum__\\": true, \\"fqn\\": \\"antigravity\\", \\"name\\": \\"\\"}"}]': False,
     '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
     '[1, {"context": "[{\\"__enum__\\": 1, \\"\\\\u0066qn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
+    '[1, {"context": "[\\"a\\", \\"b c/d\\", \\"[]\\", \\"null\\"]"}]': True,
+    '[1, {"context": "[\\"a:__import__(0)\\"]"}]': False,
+    '[1, {"context": "[[\\"a=x\\"]]"}]': False,
     '{"default_factory_module": "builtins", "default_factory_name": "list"}': True,
     '{"default_factory_module": "os", "default_factory_name": "abort"}': False,
 }

@@ -309,14 +309,9 @@ def of_graph(data: bytes, record: str) -> list[Act]:
         def visit(pairs: list[tuple[str, Any]]) -> None:
             named = dict(pairs)
             for key, value in pairs:
-                for one in value if isinstance(value, list) else [value]:
-                    if key == "fqn" and "__enum__" in named and isinstance(one, str):
-                        shown = f"a layout that imports {cut(one, _LONGEST)}"
-                        found.append(Act("code", "runs", one.replace(":", "."), shown, LOADS, record, 0))
-                    if isinstance(one, str) and (why := _why_of_text(key, one, named)):
-                        name, shown = (one, one) if key == "target" else (key, f"{key} {cut(one, _LONGEST)}")
-                        found.append(of_program(name, shown, why, record, 0))
-                    if isinstance(one, str) and '"' in one and (key.endswith("_spec") or depth):
+                for one in _texts(value):
+                    found.extend(_of_text(key, one, named, record))
+                    if depth or key.endswith("_spec"):
                         look(one, depth + 1)
                 if _CODE(key):
                     found.append(of_program("a key", f"a key {cut(key, _LONGEST)}", EVALUATES, record, 0))
@@ -325,14 +320,38 @@ def of_graph(data: bytes, record: str) -> list[Act]:
             found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
             return
         try:
-            json.loads(text, object_pairs_hook=visit, strict=False)
-        except ValueError:
-            return  # nor can torch read it
+            value = json.loads(text, object_pairs_hook=visit, strict=False)
+            if depth:
+                visit([("", value)])
+        except ValueError:  # nor can torch read it
+            if depth > 1 and _CODE(str(text)):
+                found.append(of_program("a key", f"a key {cut(str(text), _LONGEST)}", EVALUATES, record, 0))
         except RecursionError:
             found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
 
     look(data, 0)
     return found
+
+
+def _of_text(key: str, text: str, beside: dict[str, Any], record: str) -> Iterator[Act]:
+    """Yield what a text in a graph does; ``beside`` are those it stands with."""
+    if key == "fqn" and "__enum__" in beside:
+        shown = f"a layout that imports {cut(text, _LONGEST)}"
+        yield Act("code", "runs", text.replace(":", "."), shown, LOADS, record, 0)
+    if why := _why_of_text(key, text, beside):
+        name, shown = (text, text) if key == "target" else (key, f"{key} {cut(text, _LONGEST)}")
+        yield of_program(name, shown, why, record, 0)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts that a value is or holds, of lists in lists too."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, list):
+            left += one
 
 
 def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
