@@ -169,6 +169,10 @@ def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
         try:
             with open_checkpoint(one.path) as other:
                 more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
+                two, own = (among.weights or among.tensors for among in (other, checkpoint))
+                unlike = [
+                    f"{name} {list(two[name].shape)}, not {list(own[name].shape)}" for name in more if name in less
+                ]
         except Failure as error:
             fact = f"{one.name} cannot be compared with what was opened: {error.message}"
             yield note("CK161", fact, severity="info")
@@ -176,13 +180,15 @@ def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not (more or less):
             same.append(f"{one.name} ({one.about})")
             continue
-        parts = [f"{counted(len(more), 'tensor')} more: {some(more)}"] if more else []
-        parts += [f"{counted(len(less), 'tensor')} less: {some(less)}"] if less else []
+        parts = [some(unlike)] if unlike else []
+        for names, than, others in ((more, "more", less), (less, "less", more)):
+            rest = [name for name in names if name not in others]
+            parts += [f"{counted(len(rest), 'tensor')} {than}: {some(rest)}"] if rest else []
         fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
         hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
         yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
     if same:
-        fact = f"the same names and shapes are there once more, and were not opened: {some(same)}"
+        fact = f"the same names and shapes are there once more, with values that were not compared: {some(same)}"
         yield note("CK161", fact, severity="info")
 
 

@@ -39,7 +39,7 @@ _ROLES = {
     "trainer": "state of the trainer",
     "data": "position in the data",
     "adapter": "adapter",
-    "duplicate": "the same weights",
+    "duplicate": "going by its name, a second form",
     "variant": "another variant",
     "leftover": "shard of another save",
     "incomplete": "incomplete",

@@ -256,6 +256,10 @@ def test_the_same_weights_twice_and_variants_are_told_of(tmp_path: Path) -> None
 
     assert roles(tmp_path / "twice") == {"pytorch_model.bin": "duplicate"}
     assert list(said(tmp_path / "twice")) == ["CK161"]
+    shown = invoke(["inspect", str(tmp_path / "twice")]).output
+    assert "the same weights" not in shown
+    assert "pytorch_model.bin: going by its name, a second form, of " in shown
+    assert "the same names and shapes are there once more, with values that were not compared" in shown
     assert set(roles(tmp_path / "variant").values()) == {"variant"}
 
 
@@ -271,7 +275,8 @@ def test_what_goes_by_the_name_of_the_same_weights_and_has_others_is_told_of(tmp
     assert (found.code, found.severity) == ("CK161", "warning")
     assert "it has 1 tensor more: c.weight" in found.message
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
-    assert "less: a.weight" in ckptool.check(tmp_path).findings[0].message
+    told = "it has a.weight [2, 2], not [2, 3]; 2 tensors more: b.weight, c.weight"
+    assert ckptool.check(tmp_path).findings[0].message.endswith(told)
 
 
 def test_other_checkpoints_beside_the_one_that_was_opened_are_named(tmp_path: Path) -> None:
