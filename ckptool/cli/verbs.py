@@ -14,7 +14,7 @@ import click
 
 from ckptool import __version__
 from ckptool.messages import show
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import is_likely, near_to
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -256,7 +256,9 @@ class Verbs(Command, click.Group):
             rest = [verb, *rest]
         if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION):
             # Of words without a verb, the first is a file, or is an option, with files behind it.
-            rest = ["inspect", *rest] if any(map(_is_path, rest if rest[0].startswith("-") else rest[:1])) else rest
+            is_meant = any(map(_is_path, rest if rest[0].startswith("-") else rest[:1]))
+            is_meant = is_meant or (rest[0].startswith("-") and any(map(near_to, rest)))
+            rest = ["inspect", *rest] if is_meant else rest
         return super().parse_args(ctx, [*own, *rest])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -328,6 +330,8 @@ def _hint(word: str) -> str:
         return _LOAD
     from difflib import get_close_matches  # most words are verbs, or files
 
+    if (file := near_to(word)) is not None:
+        return f"Did you mean the file {file!r}?"
     near = get_close_matches(word, [*VERBS, *WORDS], n=1)
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
 

@@ -26,7 +26,7 @@ from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources import descriptors
 from ckptool.sources.descriptors import Descriptor, Pooled, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
-from ckptool.sources.paths import is_likely, is_network
+from ckptool.sources.paths import is_likely, is_network, near_to
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -299,6 +299,8 @@ def _missing(path: str) -> FileUnavailable:
         local = address[1].lower() == "file"
         hint = f"Give the path alone: {quote(address[2])}" if local else "Download the file first, and give its path."
         return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
+    if (near := near_to(path)) is not None:
+        return FileUnavailable("no such file", kind="missing", hint=f"Did you mean {near!r}?")
     hint = "Check the path."
     if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):
         hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"

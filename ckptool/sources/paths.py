@@ -33,6 +33,8 @@ UNTOLD: Final = frozenset((
 ))
 # fmt: on
 """Folders of version control and of tools, which are not searched for checkpoints."""
+_MOST_NAMES: Final = 1000
+_NEAR: Final = 0.8
 _PACKED: Final = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
 
 
@@ -45,6 +47,17 @@ def is_likely_packed(name: str) -> bool:
     """Say whether a file of this name is probably a checkpoint, or one that was compressed."""
     stem, suffix = os.path.splitext(name)
     return is_likely(stem if suffix.lower() in _PACKED else name)
+
+
+def near_to(path: str) -> str | None:
+    """Return the path that was probably meant by one that is not there: of a file in the same folder; or None."""
+    from difflib import get_close_matches  # most paths are there
+
+    folder, name = os.path.split(path)
+    names = directory_entries(folder or os.curdir)[:_MOST_NAMES]
+    near = sorted((one for one in names if name and one.startswith(f"{name}.")), key=len)
+    near = near or get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return os.path.join(folder, near[0]) if near else None
 
 
 def is_below(root: str, path: str) -> bool:

@@ -49,6 +49,17 @@ def test_a_file_that_is_not_there_is_named_as_such() -> None:
     assert "model.pth: no such file" in found.output
 
 
+def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain.pth", "m.safetensors"):
+        (tmp_path / name).touch()
+
+    assert "Did you mean 'm.safetensors'?" in invoke(["-q", "m.safetensor"]).output
+    assert "Did you mean 'plain.pth'?" in invoke(["inspect", "plan.pth"]).output
+    assert "Did you mean the file 'plain.pth'?" in invoke(["plain"]).output
+    assert "Did you mean 'inspect'?" in invoke(["inspct"]).output
+
+
 def test_a_verb_is_never_taken_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "devices").write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
