@@ -206,6 +206,12 @@ PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 QUOTED = {
     "RuntimeError: \"addmm_impl_cpu_\" not implemented for 'Half'": "half-on-cpu",
+    "RuntimeError: \"addmm_impl_cpu_\" not implemented for 'Float8_e4m3fn'": "half-on-cpu",
+    "Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install`": "quantized",
+    "OSError: It looks like the config file at 'm.safetensors' is not a valid JSON file.": "file-as-folder",
+    "explain CK206": "CK206",
+    "ckptool.errors.AmbiguousWeights: gan.pth: several state dicts could be the weights": "which-weights",
+    "WARNING:ckptool:not reloaded: model.pth: shapes differ: fc.weight [7, 16], the model has": "not-reloaded",
     "RuntimeError: Unknown builtin op: torch_scatter::segment_sum_csr.": "unknown-operator",
     "Could not run 'aten::empty_strided' with arguments from the 'XLA' backend.": "device-operator",
     "OSError: The paging file is too small for this operation to complete. (os error 1455)": "paging-file",
@@ -505,6 +511,20 @@ CAUSES: dict[str, tuple[object, str, str, str, str | None]] = {
         "",
         "",
     ),
+    "no optimizer": (
+        CONV.state_dict(),
+        "KeyError: 'optimizer'",
+        "the state_dict itself",
+        "another file was",
+        "inspect",
+    ),
+    "damage": (
+        CONV.state_dict(),
+        "PytorchStreamReader failed reading file data/7: file read failed",
+        "it opens",
+        "",
+        "--deep",
+    ),
     "not a model": (CONV.state_dict(), "'dict' object has no attribute 'eval'", "a state_dict of 7 tensors", "", ""),
     "how much is weights": (CHECKPOINT, "CUDA out of memory", "of which the weights are", "map_location", "--to cpu"),
 }
@@ -567,3 +587,30 @@ def test_a_message_that_lists_no_unexpected_names_takes_none_from_the_model(tmp_
     done = invoke(["explain", 'Missing key(s) in state_dict: "head.weight", "head.bias".', str(tmp_path / "a.pth")])
 
     assert "migrate" not in done.output
+
+
+def test_a_folder_and_an_index_are_said_to_be_loaded_whole(tmp_path: Path) -> None:
+    save_file({"a.weight": ONES}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b.weight": ONES}, tmp_path / "model-00002-of-00002.safetensors")
+    places = {name: f"model-0000{number}-of-00002.safetensors" for name, number in (("a.weight", 1), ("b.weight", 2))}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+    texts = ("IsADirectoryError: [Errno 21] Is a directory: 'x'", "_pickle.UnpicklingError: invalid load key, '{'.")
+    for text, path in zip(texts, (tmp_path, index), strict=True):
+        (found,) = explain(text, path)
+        assert "in more than one file" in str(found.in_file)
+        assert "ckptool.load_into(" in str(found.hint)
+        assert "ckptool migrate " in str(found.command)
+
+
+def test_a_code_of_a_finding_is_explained_with_what_a_file_has_of_it(tmp_path: Path) -> None:
+    torch.save({f"module.{name}": one for name, one in CONV.state_dict().items()}, tmp_path / "a.pth")
+    (found,) = explain("CK301", tmp_path / "a.pth")
+    assert "put a prefix in front of every name" in found.meaning
+    assert "module." in str(found.in_file)
+    assert "docs/check.md" in str(found.hint)
+    assert found.command == f"ckptool check {tmp_path / 'a.pth'}"
+
+    (found,) = explain("ckptool.errors.KeyMismatch: a.pth: 2 of 9 names are missing", tmp_path / "a.pth")
+    assert "nothing in it explains this" not in str(found.in_file)

@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
         ),
         mxfp4,
         "6 names (model.layers.*.mlp.experts.down_proj_blocks, model.layers.*.mlp.experts.down_proj_scales) are of its",
-        "inspect",
+        "--dequantize",
     ),
     "not in 8 bits": (
         MISSING.format('"blocks.0._checkpoint_wrapped_module.q.int8_weight"'),
@@ -392,3 +392,20 @@ def test_many_names_in_a_long_text_take_little_time(tmp_path: Path) -> None:
     (one,) = explain(text, saved(tmp_path, LLAMA))
 
     assert "and 8,997 more are not there" in (one.in_file or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "size mismatch for model.layers.0.mlp.experts.down_proj_blocks: copying a param with shape torch.Size([2, 8])",
+        'Unexpected key(s) in state_dict: "model.layers.0.mlp.experts.down_proj_scales".',
+        "self and mat2 must have the same dtype, but got Float and Byte",
+        "Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install -U bitsandbytes>=0.46.1`",
+    ],
+)
+def test_what_quantised_weights_cause_is_mended_by_plain_ones(text: str, tmp_path: Path) -> None:
+    (found,) = explain(text, mxfp4(tmp_path))
+
+    assert "quantised" in str(found.in_file)
+    assert "--dequantize" in str(found.command)
+    done(str(found.command))

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptool.arguments import check_arguments
-from ckptool.checking.explain.keys import INSPECT, Explanation, explain_keys
+from ckptool.checking.explain.keys import INSPECT, OWN, Explanation, explain_keys
+from ckptool.checking.finding import CODES
+from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import packaged
 
@@ -26,6 +28,8 @@ __all__ = ["Explanation", "explain"]
 _MOST_TEXT = 1 << 20
 _OF_LISTS = frozenset(["load-report", "missing-tensors", "adapter-keys", "lora-layers", "left-over"])
 """Kinds of messages that say no more than the lists of names in them, where these are understood."""
+_CODE = re.compile(r"\bCK\d{3}\b")
+_ERROR = re.compile(r"\b([A-Z][a-z]+[A-Z]\w+): ")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -42,7 +46,7 @@ def explain(
     """
     check_arguments(explain, locals())
     plain = _STYLE.sub("", text[:_MOST_TEXT])
-    found = _explained(plain)
+    found = _explained(plain) or tuple(_own(plain))
     if origin is None:
         return found
     from ckptool.checking.explain.in_file import look_into
@@ -89,6 +93,25 @@ def _explained(text: str) -> tuple[Explanation, ...]:
     found = found or list(islice(_applied(text, is_otherwise=True), 1))
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
+
+
+def _own(text: str) -> Iterator[Explanation]:
+    """Yield what codes of findings, and classes of errors of ours, mean."""
+    for code in dict.fromkeys(_CODE.findall(text)):
+        if code in CODES:
+            hint = "docs/check.md lists all codes. See where it is in a file."
+            yield Explanation(code, CODES[code].says, hint, "ckptool check FILE")
+    every: list[type[CkptoolError]] = [CkptoolError]
+    for one in every:
+        every += one.__subclasses__()
+    for name in dict.fromkeys(_ERROR.findall(text)):
+        error = next((one for one in every if one.__name__ == name), None)
+        if error is not None:
+            says = " ".join((error.__doc__ or "").split("\n\n")[0].split())
+            yield Explanation(error.default_kind, f"ckptool's own {name}. {says}", OWN, "ckptool check FILE")
+    if "not reloaded: " in text:
+        fact = "A LiveModel goes on with the weights that it has: what follows is wrong with those that came."
+        yield Explanation("not-reloaded", fact, OWN, "ckptool check FILE")
 
 
 def _applied(text: str, *, is_otherwise: bool) -> Iterator[Explanation]:

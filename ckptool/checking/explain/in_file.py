@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import chain
 from operator import ne
 from os import PathLike
 from typing import Any, Final
 
 from ckptool.checking import advice, torch_load
 from ckptool.checking.explain.keys import (
+    OWN,
     Cause,
     Explanation,
     form_of,
@@ -21,8 +23,9 @@ from ckptool.checking.explain.keys import (
     why_renamed,
     without_adapter,
 )
-from ckptool.checking.explain.names import where
-from ckptool.checking.finding import run
+from ckptool.checking.explain.names import dense, where
+from ckptool.checking.finding import CODES, run
+from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.families import adapter_of
 from ckptool.checkpoints.summary import count, numel_and_nbytes, summarise
@@ -47,6 +50,8 @@ _COMPONENTS: Final = {
     "a VAE": r"(first_stage_model|vae)\.|(en|de)coder\.(conv_in|mid)",
 }
 """Of programs for pictures, and how names of their tensors begin."""
+_OTHER_FILE: Final = "It has no such entry: another file was meant, or one of another release of the code."
+_OF_DAMAGE: Final = ("zip-reader", "some-damage")
 _SAVED: Final = ("hyper_parameters", "optimizer_states", "lr_schedulers", "loops")
 
 
@@ -82,8 +87,13 @@ def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str, said: Calla
         command = cause.command or (None if cause.hint else run(checkpoint, "inspect").command)
         return one._replace(in_file=cause.fact, hint=cause.hint or one.hint, command=command)
     what = f"{checkpoint.format}, {FORMS[checkpoint.form]}, {counted(len(checkpoint.tensors), 'tensor')}"
-    fact = f"it opens ({what}), and nothing in it explains this"
-    return one._replace(in_file=fact, command=run(checkpoint, "check").command)
+    fact = f"it opens ({what})"
+    if one.kind in CODES:
+        there = dict.fromkeys(found.message for found in examine(checkpoint) if found.code == one.kind)
+        fact += f"; {'; '.join(there)}" if there else ", and 'check' says whether it has this"
+    elif one.hint != OWN:
+        fact += ", and nothing in it explains this"
+    return one._replace(in_file=fact, command=run(checkpoint, "check", deep=one.kind in _OF_DAMAGE).command)
 
 
 def _migrate(checkpoint: Checkpoint, **options: Any) -> str | None:
@@ -108,6 +118,17 @@ def _weights(checkpoint: Checkpoint) -> list[StateDict]:
     """Return what may be weights, those that are taken for them first."""
     found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
     return sorted(found, key=lambda one: one is not checkpoint.weights)
+
+
+def _dense(checkpoint: Checkpoint, text: str) -> Cause | None:
+    """Weights that are quantised, and the names in the message, if there are any, are of such."""
+    found, names = quantization_of(checkpoint), [*mismatched(text), *chain(*key_lists(text))]
+    if found is None:
+        return None
+    head = f"{key}." if checkpoint.weights is not None and (key := checkpoint.weights.key) else ""
+    own = {path.removeprefix(head) for path in found.types}
+    parts = [name for name in names if name in own]
+    return None if names and not parts else dense(checkpoint, found, parts)
 
 
 # Names
@@ -196,8 +217,9 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
         return Cause(f"it is {part.what}, without weights", "Give the folder.", command_line(part.path, "inspect"))
     if weights is None:
         return Cause(has)
-    if weights.key and not re.search(r"model|net|state|weight|param|ema|generator|encoder|decoder", name):
-        return Cause(has, "It has no such entry: another file was meant, or one of another release of the code.")
+    is_of_weights = re.search(r"model|net|state|weight|param|ema|generator|encoder|decoder", name) is not None
+    if weights.key and not is_of_weights:
+        return Cause(has, _OTHER_FILE)
     if weights.key:
         hint = f"Take {_entry(weights)}, or write the weights alone."
         return Cause(f"{has}; the weights are under {weights.key!r}", hint, _alone(checkpoint))
@@ -208,7 +230,7 @@ def _no_such_entry(checkpoint: Checkpoint, text: str) -> Cause | None:
         return None
     fact = f"it is the state_dict itself, {counted(len(weights), 'tensor')} from {next(iter(weights))!r} on"
     hint = "Call model.load_state_dict() with what was loaded, without taking an entry."
-    return Cause(fact, hint, run(checkpoint, "inspect").command)
+    return Cause(fact, hint if is_of_weights else _OTHER_FILE, run(checkpoint, "inspect").command)
 
 
 def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
@@ -258,7 +280,7 @@ def _types(checkpoint: Checkpoint, _: str) -> Cause | None:
         return None
     dtypes = count([tensor.info for tensor in checkpoint.weights.values()]).dtypes
     fact = f"its weights are {counts(dtypes)}"
-    if dtypes.keys().isdisjoint(("float16", "bfloat16")):
+    if not any(dtype.startswith(("float16", "bfloat16", "float8")) for dtype in dtypes):
         return Cause(fact, "Cast the input, or the model.")
     hint = "Cast the input to that type, or write the weights as float32."
     return Cause(fact, hint, _alone(checkpoint, dtype="float32"))
@@ -347,7 +369,9 @@ def _components(checkpoint: Checkpoint, text: str) -> Cause | None:
 def _quantized(checkpoint: Checkpoint, _: str) -> Cause:
     """How its weights are quantised, or of which types they are."""
     found, types = quantization_of(checkpoint), f"its tensors are {counts(summarise(checkpoint).dtypes)}"
-    return Cause(f"{types}; quantised: {found}" if found is not None else f"{types}, and not quantised")
+    if found is None:
+        return Cause(f"{types}, and not quantised")
+    return Cause(f"{types}; quantised: {found}", *advice.dense(checkpoint))
 
 
 def _of_lightning(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -408,6 +432,16 @@ def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
     return Cause(fact, "Write its weights as safetensors.", command) if command else None
 
 
+def _in_pieces(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """A folder, or an index of shards, in place of one file: what loads it as it is, and what makes one of it."""
+    if not (checkpoint.is_folder or checkpoint.shards):
+        return None
+    fact = f"it is {checkpoint.format}, {FORMS[checkpoint.form]}, in more than one file"
+    if (command := _alone(checkpoint)) is None:
+        return Cause(fact)
+    return Cause(fact, "Load all with ckptool.load_into(model, FILE), or write the weights as one file.", command)
+
+
 def _index(checkpoint: Checkpoint, _: str) -> Cause | None:
     """The folder has an index: another one, mostly that above, was loaded."""
     if not checkpoint.traits.call.startswith("torch.distributed.checkpoint."):
@@ -424,6 +458,7 @@ def _there(checkpoint: Checkpoint, text: str) -> Cause:
 
 
 _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]] = (
+    ("shape some-shape load-report keys keys-nested some-keys missing-tensors mixed-dtypes half-on-cpu", _dense),
     ("shape some-shape load-report", _shape),
     ("keys keys-nested keys-renamed some-keys adapter-keys load-report missing-tensors", _keys),
     ("device-missing device-number device-unknown device-module device-operator some-device", _device),
@@ -451,6 +486,7 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("channels", _convolution),
     ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),
+    ("folder json", _in_pieces),
     ("dcp-index", _index),
     ("no-such-entry", _no_such_entry),
     ("stub", _stub),

@@ -55,6 +55,8 @@ _HOLDERS = (
 )
 """Entries under which the weights of a checkpoint are, most usual first."""
 INSPECT = "ckptool inspect FILE"
+OWN = "The error has the next step in its attributes .hint and .command, which ckptool prints as Hint: and Run:."
+"""The hint for messages of ckptool itself."""
 FIT = "ckptool check FILE --model package.module:Class"
 WEIGHTS = "ckptool migrate FILE --form state_dict"
 

@@ -17,6 +17,7 @@ from ckptool.checking.explain.keys import MOST_NAMES, Cause, form_of, key_lists,
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.families import adapter_of
+from ckptool.checkpoints.quantized import Quantization
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories import walk
@@ -73,6 +74,14 @@ def where(checkpoint: Checkpoint, text: str, limits: Limits) -> Cause | None:
         return None
     first = next((one for one in causes if one.hint or one.command), causes[0])
     return first._replace(fact="; ".join(one.fact for one in causes))
+
+
+def dense(checkpoint: Checkpoint, quantized: Quantization, names: Sequence[str]) -> Cause:
+    """Return that weights are quantised, with these names among them, and what makes plain ones, if that is known."""
+    plain = advice.dense(checkpoint)
+    which = f"{_are(names)} of its quantised weights" if names else "its weights are quantised"
+    hint = "Take a loader that knows this, or let migrate make plain weights of them (`dequantize=True`)."
+    return Cause(f"{which}: {quantized.short}", hint, plain.command or run(checkpoint, "inspect").command)
 
 
 class _Lookup:
@@ -143,9 +152,7 @@ class _Lookup:
             return
         parts = self.take([one for one in self.rest if self.there.get(self.found.get(one, "")) in quantized.types])
         if parts:
-            hint = "Take a loader that knows this, or let migrate make plain weights of them (`dequantize=True`)."
-            fact = f"{_are(parts)} of its quantised weights: {quantized.short}"
-            yield Cause(fact, hint, run(self.checkpoint, "inspect").command)
+            yield dense(self.checkpoint, quantized, parts)
 
     def tied(self) -> Iterator[Cause]:
         """The output layer and other names of the embedding, if the model ties them to it, or may do so."""
