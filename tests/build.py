@@ -165,7 +165,7 @@ def tar_file(members: Mapping[str, bytes]) -> bytes:
     whole = b""
     for name, data in members.items():
         header = (
-            name.encode().ljust(100, b"\0")
+            name.encode(errors="surrogateescape").ljust(100, b"\0")
             + b"0000644\0"
             + b"0000000\0" * 2
             + b"%011o\0" % len(data)

@@ -612,6 +612,10 @@ RUN_BY_SOME = {
     "lzma of a short dictionary": lambda: of_properties()[:1] + pack("<I", 128) + of_properties()[5:],
     "a name in a tar": lambda: tar_file({"cmypkg\nrun\n(Vx\ntR.": pickled({"a": 1})}),
     "an imported name in a tar": lambda: tar_file({"cmypkg\nrun\n.": pickled({"a": 1})}),
+    "a name of a later protocol in a tar": lambda: tar_file({"\udc80\x04cmypkg\nrun\n(Vx\ntR.": pickled({"a": 1})}),
+    "a name in a frame in a tar": lambda: tar_file(
+        {"\udc80\x04\udc95\x05" + "\0" * 7 + "cmypkg\nrun\n(Vx\ntR.": pickled({"a": 1})}
+    ),
     "an array that imports": lambda: array_of("|O", b"cmypkg\nrun\n\xff"),
     "an array by another name": lambda: array_of("object", b"cmypkg\nrun\n\xff"),
     "an array of a number and an object": lambda: array_of("f4,O", b"cmypkg\nrun\n\xff"),

@@ -334,6 +334,8 @@ HARD = {
     "m/code/b.py": b'save """' + b'"\\' * 500_000,
     "m/a.json": b'{"expr_str": "' + b"\\n" * 500_000,
     "m/b.json": b'{"expr_str": "' + b"a" * 1_000_000 + b'"}',
+    "m/d.json": b'{"expr_str": "' + b"1." * 500_000 + b'"}',
+    "m/e.json": b'{"expr_str": "' + b". 1_" * 250_000 + b'"}',
     "m/c.json": b'{"expr_str": "\'' + b"\\\\'" * 300_000 + b'"}',
 }
 
@@ -404,6 +406,8 @@ GUARDS = {
     "[f('true') for f in [torch.os.system]]": False,
     "[f('true') if 1 else ...for f in [L['x'].system]]": False,
     "[f('true') if 1 else 1.for f in [L['x'].system]]": False,
+    "[f('true') if 1 else 1.e5jfor f in [L['x'].system]]": False,
+    "[f('true') if 1 else 1.5for f in [L['x'].system]]": False,
     "[f('true') if 1 else 'a'for f in [L['x'].system]]": False,
     "torch.ctypes.cdll['/x.so'] == 1": False,
     "\" + __import__('os').system('true') + \" == 1": False,

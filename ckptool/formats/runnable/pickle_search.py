@@ -391,7 +391,8 @@ class Search:
 
     def beginning(self, source: Source, where: Place = _FILE) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
-        if (head := source.read(0, min(4, source.nbytes))) and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
+        head = source.read(0, min(4, source.nbytes))
+        if head and (head[0] == _PROTO or head[0] in _TEXT_OPCODES) and head != LOCAL_MAGIC:
             self._only_sure(read_as_far(source), where)
 
     def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:

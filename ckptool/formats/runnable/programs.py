@@ -271,7 +271,7 @@ _FORBIDDEN: Final = (
 _STRING: Final = re.compile(r"(?<![\w'\"])(?:'[^'\"\\\n]*'|\"[^'\"\\\n]*\")").sub
 """Without the other quotes, for torch writes it into a longer text."""
 _SYMBOL: Final = re.compile(r"\b(Symbol|Dummy|Float)\('[\w.+-]*'").sub
-_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=|(?:\.\s*|\b\d[\w.]*)for\b").search
+_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=|(?:\.\s*(?:[eE][\d_]+)?[jJ]?|\b\d\w*)for\b").search
 """
 What no formula and no guard has once its texts are out: other texts, escapes, calls of what is no name, names for parts
 of lists, also right behind a number.
