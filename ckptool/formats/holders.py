@@ -32,12 +32,13 @@ _FIELDS: Final = re.compile(
 )
 """That of one whose elements have several parts, none of them an object."""
 _OF_CHARACTER: Final = 4
+_STEP: Final = 1 << 12
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
-_BASE64: Final = re.compile(rb'"((?:[\w+/=-]|\\[nr/]){20,})"').finditer
+_BASE64: Final = re.compile(rb'"(?=(?:[\w+/=-]|\\[nr/]){20})([\w+/=-]*(?:\\[nr/][\w+/=-]*)*)"').finditer
 _RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").finditer
 """In any other text; long lines of it go on in the next."""
-_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"((?:[^"\\]|\\.)+)"').finditer
+_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
 _UNSURE: Final = re.compile(rb'serialized[^"]{0,8}"(?!\s{0,99}:\s{0,99}[\d\-tfn\[{])').search
 """The same where a part of it may lie in what is read next: not a key of numbers, as a vocabulary has it."""
@@ -82,10 +83,12 @@ def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:
 
 
 def _find(source: Source, mark: bytes, start: int) -> int:
-    for at in range(start, source.nbytes, _BLOCK):
-        found = source.read(at, min(_BLOCK + len(mark) - 1, source.nbytes - at)).find(mark)
+    at, step = start, _STEP  # more each time: there may be many, and each near the one before
+    while at < source.nbytes:
+        found = source.read(at, min(step + len(mark) - 1, source.nbytes - at)).find(mark)
         if found >= 0:
             return at + found
+        at, step = at + step, min(2 * step, _BLOCK)
     return -1
 
 

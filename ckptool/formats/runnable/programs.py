@@ -311,7 +311,7 @@ def of_graph(data: bytes, record: str) -> list[Act]:
             for key, value in pairs:
                 for one in _texts(value):
                     found.extend(_of_text(key, one, named, record))
-                    if depth or key.endswith("_spec"):
+                    if ('"' in one or _CODE(one)) and (depth or key.endswith("_spec")):
                         look(one, depth + 1)
                 if _CODE(key):
                     found.append(of_program("a key", f"a key {cut(key, _LONGEST)}", EVALUATES, record, 0))
