@@ -8,11 +8,9 @@ from struct import pack
 from typing import Any
 
 import pytest
-import torch
 
 from ckptool import Checkpoint, CkptoolError, TruncatedFile, open_checkpoint
 from tests import build
-from tests.against_torch import oracle
 from tests.each import each
 
 FLOATS = build.floats(6)
@@ -54,6 +52,9 @@ def opened(*parts: Any, **more: Any) -> Checkpoint:
 
 
 def test_tensors_read_as_torch_reads_them(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")  # its helpers are of use without it
+    from tests.against_torch import oracle
+
     storages = [storage(1), storage(2, b"\1\0\2\0", cls="ShortStorage", numel=2)]
     tensors = [
         tensor(10, 1, 2, 3, 3, 1, 0),
