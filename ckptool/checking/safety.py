@@ -24,8 +24,10 @@ from ckptool.formats import other_programs
 from ckptool.formats.runnable.acts import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import words
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import read_as_far
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
@@ -53,15 +55,21 @@ _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
 
 
-def survey(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
+def survey(
+    checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False, skims: bool = False
+) -> Survey:
     """
     Look at every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
 
     ``glances`` leaves out the members of a program that torch alone reads, and what takes more requests far away.
+    ``skims`` does not read an index again all of whose names make data: it may be large, and has no name for more.
     """
     search = Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
     for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
-        search.stream(stream, stream.record, pickles)
+        if not (
+            skims and stream.is_index and all(is_listed(canonical(one.module, one.name)) for one in stream.globals)
+        ):
+            search.stream(stream, stream.record, pickles)
     if not (glances and is_far(checkpoint.path or "")):
         _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
@@ -130,11 +138,14 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
                 search.as_tar(archive.open(name))
 
 
-def whole(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
+def whole(
+    checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False, skims: bool = False
+) -> Survey:
     """Look at every pickle of an open checkpoint, of those in its archive, and of the other members; see ``survey``."""
     members = (checkpoint, *inside(checkpoint))
     surveys = [
-        (one.member or "" if one is not checkpoint else "", survey(one, limits, glances=glances)) for one in members
+        (one.member or "" if one is not checkpoint else "", survey(one, limits, glances=glances, skims=skims))
+        for one in members
     ]
     return merged([*surveys, ("", packed(members, limits))])
 

@@ -465,7 +465,9 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
         return ()
     from ckptool.checking import safety, would_run  # files of plain tensors have nothing to call
 
-    return tuple(would_run.system_calls(safety.whole(checkpoint, glances=True), lambda: state_dict(checkpoint)))
+    return tuple(
+        would_run.system_calls(safety.whole(checkpoint, glances=True, skims=True), lambda: state_dict(checkpoint))
+    )
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:
