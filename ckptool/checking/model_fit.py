@@ -165,7 +165,7 @@ class _Fit:
         excluded = _excluding([one.found_name for one in reshaped], paired) if paired and self._has_spare else []
         advice = Advice("Build the model with the file's sizes.")
         if excluded:
-            why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
+            why = "Leave them out of the file and load the result with strict=False, or build the model with its sizes."
             options = self._left_out()
             options["exclude"] = [*options.get("exclude", ()), *excluded]
             advice = self._migrate(self._matched.changes, options, why)

@@ -81,19 +81,28 @@ class Choice(NamedTuple):
             chosen = self.made(self._chosen(fits, "wrappers" if prefix else None).part((), prefix))
             filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
             return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
-        except WeightsMismatch:
-            if not is_part and self._torch_takes(strict=strict):
+        except WeightsMismatch as error:
+            if not is_part and self._torch_takes(error, strict=strict):
                 return None
+            if self.weights == "auto" and self._takes("raw", include, prefix) and self._takes("ema", include, prefix):
+                error.hint = "Say which, `weights='raw'` or `weights='ema'`: the file has both for this model."
             raise
 
-    def _torch_takes(self, *, strict: bool) -> bool:
+    def _takes(self, weights: WeightsChoice, include: Sequence[str], prefix: str) -> bool:
+        with suppress(Failure):
+            return self._replace(weights=weights).targets(include=include, prefix=prefix) is not None
+        return False
+
+    def _torch_takes(self, error: WeightsMismatch, *, strict: bool) -> bool:
+        """Say whether torch takes what a plan does not, and not only by lacking what is there under other names."""
         with suppress(Failure):
             chosen = chosen_weights(self.checkpoint, self.key, self.weights)
             state = torch_state_dict(self.checkpoint, chosen, Assembly(placement(META)))
-            return rehearse(self.model, state, strict=strict, device=META) is not None
+            taken = rehearse(self.model, state, strict=strict, device=META)
+            return taken is not None and {one for one, _, _ in error.reshaped}.isdisjoint(taken.missing)
         return False
 
-    def through_own_code(self, load: Callable[[Weights, Renames], T]) -> T:
+    def through_own_code(self, load: Callable[[Weights, Renames], T], *, strict: bool = True) -> T:
         """
         Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and
         how they were renamed; if that fails, for the weights under the file's names: the model may know more than it
@@ -108,7 +117,7 @@ class Choice(NamedTuple):
         """
         model, checkpoint = self.model, self.checkpoint
         chosen = self.made(self._chosen(lambda found: name_changes(model, found)[1]))
-        changes, _ = name_changes(model, chosen.tensors)
+        changes, _ = name_changes(model, chosen.tensors, strict=strict)
         ways: list[tuple[Weights, Renames]] = [(chosen, ())]
         if changes:
             rules = tuple(change.rule for change in changes)

@@ -23,8 +23,8 @@ from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, Unsupported
 from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.placement import CPU
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import entries_of, model_tensors, partly
-from ckptool.names.matching import is_benign
+from ckptool.loading.model_plan import entries_of, model_tensors, other_sizes, partly
+from ckptool.names.matching import is_benign, may_be_missing
 
 T = TypeVar("T")
 _HOLDERS: Final = (MethodType, partial, list, tuple, set, frozenset, dict)
@@ -260,13 +260,17 @@ def _left_out(
     Raises:
         KeyMismatch: Names are missing or unexpected.
     """
-    tensors = model_tensors(model)
+    entries, tensors = entries_of(model), model_tensors(model)
+    found = found._replace(missing=(*found.missing, *_made_up(entries, state, found)))
     there = {id(tensor): name for name, tensor in tensors.items() if name not in found.missing}
     lacking = {name: there.get(id(tensors.get(name))) for name in found.missing}
     untied = tuple(name for name, other in lacking.items() if other is None)
     missing = tuple(name for name in untied if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected if not is_benign(name))
-    nothing_fits = len(state) > 0 and set(unexpected) >= set(state)
+    empty = {name for name, tensor in tensors.items() if not (is_lazy(tensor) or tensor.numel())}
+    wanted = {name for name in entries if not (name in empty or may_be_missing(name))}
+    is_left = len(state) > 0 and set(found.unexpected) >= set(state)
+    nothing_fits = is_left or (len(wanted) > 0 and wanted <= set(missing))
     if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
@@ -279,6 +283,14 @@ def _left_out(
     return found._replace(missing=untied, tied=tied)
 
 
+def _made_up(entries: Mapping[str, Any], state: Mapping[str, Any], found: OwnLoading) -> tuple[str, ...]:
+    """Return the counters of batches that are neither there nor missing: for old files, torch adds them itself."""
+    counters = {name for name in (*entries, *state) if name.rpartition(".")[2] == "num_batches_tracked"}
+    if counters & state.keys() - entries.keys() - {*found.unexpected}:  # which the model's own code may have renamed
+        return ()
+    return tuple(name for name in entries if name in counters and name not in state and name not in found.missing)
+
+
 def _as_ckptool_error(model: torch.nn.Module, error: Exception, part: str = "") -> CkptoolError:
     """Return what a model's loading code raised as an error that says why; ``part``: that it had begun to fill it."""
     if isinstance(error, CkptoolError):
@@ -287,7 +299,7 @@ def _as_ckptool_error(model: torch.nn.Module, error: Exception, part: str = "") 
     first, *more = [line.strip() for line in text.splitlines()]
     reason = "; ".join(more[:4]) if more and first.startswith("Error(s) in loading") else first
     if "size mismatch for" in text:
-        return ShapeMismatch(f"{reason}{part}", hint="Build the model with the sizes that it was saved with.")
+        return ShapeMismatch(f"{reason}{part}", hint=other_sizes())
     if "Missing key(s)" in text or "Unexpected key(s)" in text:
         return KeyMismatch(f"the weights do not fit the model: {reason}{part}", hint="Check that it is its file.")
     return UnsupportedFeature(

@@ -80,13 +80,14 @@ def load_into(
     Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on the
     meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them;
     where there are none, another device or type is refused. At no time are there two copies. Names that differ by a
-    wrapper, or by one prefix that all of the model's need, are matched, and reported. ``strict`` fails on names that
-    either side lacks, but not on buffers that models compute themselves (``num_batches_tracked``, ``position_ids``),
-    and on different values for names that the model ties, of which else the last name's counts. If several state dicts
-    could be the weights, the one that fits is taken; if none does, all of them together, where names from the top of
-    the file are those of the model. ``include`` fills only what has a name in the model that matches a glob, or one of
-    several, and ``prefix`` takes what is below it in the file, without it. ``dequantize`` first makes quantised weights
-    dense. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+    wrapper, or by one prefix that all of the model's need (without ``strict``: most), are matched, and reported.
+    ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
+    (``num_batches_tracked``, ``position_ids``), and on different values for names that the model ties, of which else
+    the last name's counts. If several state dicts could be the weights, the one that fits is taken; if none does, all
+    of them together, where names from the top of the file are those of the model. ``include`` fills only what has a
+    name in the model that matches a glob, or one of several, and ``prefix`` takes what is below it in the file, without
+    it. ``dequantize`` first makes quantised weights dense. ``optimizer`` gets the state that the file has for it, on
+    the devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -101,7 +102,7 @@ def load_into(
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
-        KeyMismatch: Names are missing or unexpected; the nearest are named.
+        KeyMismatch: Names are missing or unexpected; the nearest are named. Without ``strict``: no weight would be new.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         WeightsMismatch: The file has different values for names that the model ties.
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -122,7 +123,10 @@ def load_into(
         choice = Choice(model, checkpoint, key, weights, allow_missing, made)
         load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
         targets = choice.targets(strict=strict, include=include, prefix=prefix)
-        report = load.planned(*targets) if targets is not None else choice.through_own_code(load.through_own_code)
+        if targets is not None:
+            report = load.planned(*targets)
+        else:
+            report = choice.through_own_code(load.through_own_code, strict=strict)
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()

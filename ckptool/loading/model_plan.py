@@ -2,7 +2,8 @@
 Where the weights of a checkpoint go in a model, decided before a byte is copied.
 
 Strategy: compare the model's own ``state_dict(keep_vars=True)`` with the names and shapes in the file. What differs by
-a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model; the rest is no guess.
+a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model, or most where names
+may be left over; the rest is no guess.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def plan(
     """
     Return where each tensor of the file goes; ``others`` are the names of its entries that are no tensors.
 
-    Without ``strict``, names may be left over on both sides, but not on all of one. Where ``include`` has globs, it is
-    about the names of the model that match one, and others in the file, too.
+    Without ``strict``, names may be left over on both sides, but not all of the model's weights. Where ``include`` has
+    globs, it is about the names of the model that match one, and others in the file, too.
 
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
@@ -83,7 +84,8 @@ def plan(
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
     best = matching.match(expected, shapes)
-    matched = best if _is_certain(best, tensors) else matching.by_name(expected, shapes)
+    is_meant = _is_certain(best, tensors) or not (strict or _is_doubtful(best, shapes))
+    matched = best if is_meant else matching.by_name(expected, shapes)
     _refuse_others(others, expected, matched.changes)
     matched = matched._replace(unexpected=(*matched.unexpected, *others))
     matched = _part(matched, include, list(expected)) if include else matched
@@ -144,12 +146,16 @@ def entries_of(model: torch.nn.Module) -> dict[str, Any]:
         return dict(named)
 
 
-def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
+def name_changes(
+    model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: bool = True
+) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
     tensors = model_tensors(model)
-    best = matching.match(shapes_of(tensors), {name: tensor.info.shape for name, tensor in found.items()})
+    shapes = {name: tensor.info.shape for name, tensor in found.items()}
+    best = matching.match(shapes_of(tensors), shapes)
     wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
-    if best.pairs and wrapper is not None and _is_certain(best, tensors):
+    is_meant = _is_certain(best, tensors) or not (strict or _is_doubtful(best, shapes))
+    if best.pairs and wrapper is not None and is_meant:
         return (*best.changes, *wrapper), best.loads
     # Names that only the model's own code knows: it will not know what a wrapper put before them.
     wrappers = (Rename("strip_wrappers"),)
@@ -172,6 +178,13 @@ def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:
     return not (lacking or matched.reshaped or matched.alternatives)
 
 
+def _is_doubtful(matched: KeyMatch, found: Shapes) -> bool:
+    """Say whether more than prefixes would change, or other ways do as well, or few names of either side then meet."""
+    met = len(matched.pairs) + len(matched.reshaped)
+    is_few = 2 * met <= min(met + len(matched.missing), len(found))
+    return is_few or bool(matched.alternatives) or any(change.option == "rename" for change in matched.changes)
+
+
 def _tied(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     first: dict[int, str] = {}
     for name in matched.pairs:
@@ -191,7 +204,9 @@ def _refuse(
     lacking = [name for name in missing if not is_benign(name)]
     left = [name for name in matched.unexpected if not is_benign(name)]
     error: WeightsMismatch
-    if (strict and (lacking or left)) or (expected and found and not (matched.pairs or matched.reshaped)):
+    wanted = [name for name in (*matched.pairs, *matched.missing) if not is_benign(name) and 0 not in expected[name]]
+    is_nothing = bool(wanted) and not matched.reshaped and matched.pairs.keys().isdisjoint(wanted)
+    if (strict and (lacking or left)) or is_nothing:
         near = nearest(lacking, expected, [name for name in matched.unexpected if name in found], found)
         named = [f"{name} (nearest: {near[name]})" if name in near else name for name in lacking]
         parts = [
@@ -203,7 +218,7 @@ def _refuse(
         error = KeyMismatch(fact, hint=hint(lacking))
     elif matched.reshaped:
         listed = _listed("shapes differ", [_reshaped(one) for one in matched.reshaped])
-        error = ShapeMismatch(listed, hint="Build the model with the sizes that it was saved with.")
+        error = ShapeMismatch(listed, hint=other_sizes([one.found_name for one in matched.reshaped]))
     else:
         return
     error.missing, error.unexpected = tuple(lacking), tuple(left)
@@ -232,6 +247,15 @@ def _hint(
 def partly(missing: Sequence[str]) -> str:
     """Return the hint where names do not fit: ``strict=False`` is none for names that the file lacks."""
     return ANOTHER if missing else PARTLY
+
+
+def other_sizes(names: Sequence[str] = ()) -> str:
+    """Return the hint where tensors of the file, of these names in it, have other shapes than the model's."""
+    globs = repr(list(names)) if 0 < len(names) <= _LISTED else ""
+    return (
+        f"Build the model with the sizes that it was saved with, or migrate it without these, `exclude={globs}`, and "
+        "load the result with ckptool.load_into(model, path, strict=False)."
+    )
 
 
 def _reshaped(one: matching.Reshaped) -> str:

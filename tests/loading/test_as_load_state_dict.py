@@ -58,6 +58,8 @@ LENIENT = {("averaged", "a tensor less"), ("tied", "a tensor less"), ("one modul
 REFUSED = {
     # nothing in the file is the model's, and nothing was asked for but that it fits
     ("a saver with a hook", "a tensor less", False),
+    ("a saver that leaves names out", "a tensor less", False),
+    ("embedding bag", "a tensor less", False),
 }
 UNTRIED = ("something that cannot be copied", "a hook before, a function that has the model")
 """They load without a copy of them doing so first: a failure may leave a part."""
@@ -149,6 +151,10 @@ def assert_as_torch(name: str, edit: str, device: str, *, strict: bool) -> None:
     if (name, edit, strict) in REFUSED:
         assert isinstance(found, ckptool.CkptoolError)
         return
+    if edit == "nothing" and not strict and expected is None and isinstance(found, ckptool.KeyMismatch):
+        # no weight of the model would be new, which torch does not mind
+        assert name in UNTRIED or facts(ours) == before
+        return
     if (name, edit) in LENIENT:
         assert found is None
         return
@@ -215,7 +221,6 @@ ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], bool]] = {
     "nothing, for no tensors": (nn.Softmax, dict, True),
     "nothing, recorded": (nn.Softmax, no_tensors, True),
     "nothing, for a layer": (lambda: nn.Linear(3, 2), dict, True),
-    "nothing, for a layer that may lack": (lambda: nn.Linear(3, 2), dict, False),
     "a text alone, for no tensors": (nn.Softmax, lambda: no_tensors(a="b"), True),
     "dynamic, in halves": (
         lambda: DYNAMIC(3, 2, dtype=torch.float16),

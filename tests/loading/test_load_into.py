@@ -262,16 +262,146 @@ def test_without_strict_a_prefix_that_all_of_the_model_needs_comes_off(tmp_path:
     assert report.unexpected == ("loss.weight",)
 
 
+def classifier(classes: int, *, has_hook: bool = False, extra: bool = False) -> nn.Module:
+    """Return a network whose head depends on the number of classes, and may have a name of its own."""
+    body = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4)}
+    model = nn.ModuleDict(body | {"extra" if extra else "head": nn.Linear(4, classes)})
+    if has_hook:
+        model.register_load_state_dict_pre_hook(lambda *_: None)
+    return model
+
+
+@where.on_any
+@pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("prefix", ["module", "_orig_mod", "model", "net.backbone", "module.model"])
+def test_without_strict_a_prefix_comes_off_for_a_model_with_another_head(
+    prefix: str, has_hook: bool, tmp_path: Path
+) -> None:
+    source, model = classifier(5), classifier(7, extra=True, has_hook=has_hook)
+    saved({f"{prefix}.{name}": tensor for name, tensor in source.state_dict().items()}, tmp_path / "x.pth")
+
+    report = fill(model, tmp_path / "x.pth", strict=False)
+
+    for part in ("conv", "norm"):
+        assert_same(model.get_submodule(part).state_dict(), source.get_submodule(part).state_dict())
+    assert (report.loaded, report.expected) == (7, 9)
+    assert report.changes
+    assert report.missing == ("extra.weight", "extra.bias")
+    assert {name.split(".")[-2] for name in report.unexpected} == {"head"}
+
+
+@where.on_any
+@pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model."])
+def test_without_strict_a_part_of_the_model_gets_a_file_of_that_part(
+    prefix: str, has_hook: bool, tmp_path: Path
+) -> None:
+    source, body = classifier(5), classifier(5, extra=True)
+    del body["extra"]  # type: ignore[operator]
+    model = nn.ModuleDict({"backbone": body, "head": nn.Linear(4, 2)})
+    if has_hook:
+        model.register_load_state_dict_pre_hook(lambda *_: None)
+    saved({f"{prefix}{name}": tensor for name, tensor in source.state_dict().items()}, tmp_path / "x.pth")
+
+    report = fill(model, tmp_path / "x.pth", strict=False)
+
+    assert_same(body["norm"].state_dict(), source["norm"].state_dict())  # type: ignore[index]
+    assert (report.loaded, report.missing) == (7, ("head.weight", "head.bias"))
+    assert str(report.changes[-1]) == "--add-prefix backbone"
+
+
+@where.on_any
+@pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "model."])
+def test_a_head_of_another_shape_is_left_out_as_the_hint_says(prefix: str, has_hook: bool, tmp_path: Path) -> None:
+    source, model = classifier(5), classifier(7, has_hook=has_hook)
+    saved({f"{prefix}{name}": tensor for name, tensor in source.state_dict().items()}, tmp_path / "x.pth")
+    before = state_bytes(model)
+
+    with pytest.raises(ckptool.ShapeMismatch, match=r"head\.weight") as caught:
+        fill(model, tmp_path / "x.pth", strict=False)
+
+    assert state_bytes(model) == before
+    assert "ckptool.load_into(model, path, strict=False)" in str(caught.value.hint)
+    assert caught.value.option == "exclude"
+    names = [f"{prefix}head.weight", f"{prefix}head.bias"]
+    assert has_hook or f"`exclude={names}`" in str(caught.value.hint)
+    ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", form="state_dict", exclude=names)
+    report = fill(model, tmp_path / "y.pth", strict=False)
+    assert (report.loaded, report.missing, report.unexpected) == (7, ("head.weight", "head.bias"), ())
+    assert_same(model["norm"].state_dict(), source["norm"].state_dict())  # type: ignore[index]
+
+
+@where.on_any
+@pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("content", ["nothing", "other names", "counters alone", "few of either side"])
+def test_without_strict_it_is_an_error_where_no_weight_would_be_new(
+    content: str, has_hook: bool, tmp_path: Path
+) -> None:
+    state = classifier(5).state_dict()
+    counter = {"norm.num_batches_tracked": torch.tensor(3)}
+    files: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "other names": {f"other_{name}": tensor for name, tensor in state.items()},
+        "counters alone": counter | {"other.weight": torch.ones(3)},
+        "few of either side": {"a.conv.weight": state["conv.weight"]} | {f"{n}": torch.ones(2) for n in range(4)},
+    }
+    saved(files[content], tmp_path / "x.pth")
+    model = classifier(7, has_hook=has_hook)
+    before = state_bytes(model)
+
+    with pytest.raises(ckptool.KeyMismatch, match="the weights do not fit the model") as caught:
+        fill(model, tmp_path / "x.pth", strict=False)
+
+    assert caught.value.hint
+    assert "conv.weight" in caught.value.missing
+    assert state_bytes(model) == before
+
+
+@where.on_any
+def test_what_torch_makes_up_is_not_loaded(tmp_path: Path) -> None:
+    state = classifier(5).state_dict()
+    del state["norm.num_batches_tracked"], state["head.bias"]
+    saved(dict(state), tmp_path / "x.pth")  # of no version, for which torch adds the counter itself
+
+    report = fill(classifier(5, has_hook=True), tmp_path / "x.pth", strict=False)
+
+    assert (report.loaded, report.expected) == (7, 9)
+    assert set(report.missing) == {"norm.num_batches_tracked", "head.bias"}
+
+
 @where.on_any
 @pytest.mark.parametrize("strict", [False, True])
 def test_of_two_prefixes_that_would_do_none_is_taken_and_both_are_told(strict: bool, tmp_path: Path) -> None:
     names = LeNet().state_dict().items()
-    saved({f"{head}.{name}": tensor for head in ("net", "ema_net") for name, tensor in names}, tmp_path / "x.pth")
+    saved({f"{head}.{name}": tensor for head in ("net", "other_net") for name, tensor in names}, tmp_path / "x.pth")
 
     with pytest.raises(ckptool.KeyMismatch) as caught:
         fill(LeNet(), tmp_path / "x.pth", strict=strict)
 
-    assert "10 names meet after --strip-prefix net or --strip-prefix ema_net" in str(caught.value.hint)
+    assert "10 names meet after --strip-prefix net or --strip-prefix other_net" in str(caught.value.hint)
+
+
+@where.on_any
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("averaged", ["model_ema", "ema_model.module", "ema_net"])
+def test_where_averages_are_beside_under_a_prefix_the_hint_says_how_to_choose(
+    averaged: str, strict: bool, tmp_path: Path
+) -> None:
+    raw, ema = LeNet().state_dict(), LeNet().state_dict()
+    head = "net" if averaged == "ema_net" else "model"
+    content = {f"{head}.{name}": one for name, one in raw.items()} | {f"{averaged}.{n}": one for n, one in ema.items()}
+    saved({"state_dict": content}, tmp_path / "x.pth")
+    model = LeNet()
+
+    with pytest.raises(ckptool.KeyMismatch) as caught:
+        fill(model, tmp_path / "x.pth", strict=strict)
+
+    assert "`weights='raw'` or `weights='ema'`" in str(caught.value.hint)
+    fill(model, tmp_path / "x.pth", strict=strict, weights="raw")
+    assert_same(model.state_dict(), raw)
+    fill(model, tmp_path / "x.pth", strict=strict, weights="ema")
+    assert_same(model.state_dict(), ema)
 
 
 class Answering(nn.Module):

@@ -247,7 +247,7 @@ def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
     is_part = len(there) <= _MOST_LISTED and len(there) < len(weights) and adapter_of(checkpoint) is None
     if is_part and not key_lists(text).missing:
         command = _alone(checkpoint, exclude=there)
-    or_not = "; or leave the tensors out, and load the rest with strict=False." if command else "."
+    or_not = "; or leave the tensors out of the file, and load the result with strict=False." if command else "."
     return Cause(fact, f"Build the model with these sizes{or_not}", command)
 
 
