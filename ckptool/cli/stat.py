@@ -21,7 +21,7 @@ from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.listing import Target
-from ckptool.messages import show
+from ckptool.messages import counted, show
 from ckptool.sections import Fact, Section, Table, plain
 from ckptool.torch_ops.statistics import Statistics
 
@@ -115,7 +115,7 @@ class _Computed(Result):
 
 
 def _cells(row: ValueRow) -> list[str]:
-    shape = f"{row.tensors:,} tensors" if row.shape is None else str(list(row.shape))
+    shape = counted(row.tensors, "tensor") if row.shape is None else str(list(row.shape))
     start = [show(row.name) or "(root)", ", ".join(row.dtypes), shape]
     found = row.values
     if found is None:

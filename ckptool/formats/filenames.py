@@ -17,7 +17,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
 
 Kind: TypeAlias = Literal["file", "index", "set", "folder"]
@@ -162,7 +161,9 @@ def set_of(name: str, names: Sequence[str]) -> str:
     count = sum(named(one) is row for one in names)
     if not row.of or count < row.least or (row.with_file and row.with_file not in names):
         return ""
-    return row.of if row.key else f"one of {counted(count, 'file')} {row.of}"
+    if row.key:
+        return row.of
+    return f"one of {count:,} files {row.of}" if count > 1 else f"a file {row.of}"
 
 
 def choose(files: Sequence[str]) -> Choice:

@@ -211,7 +211,7 @@ def _refuse(
         named = [f"{name} (nearest: {near[name]})" if name in near else name for name in lacking]
         parts = [
             _listed(f"{len(lacking):,} of {len(expected):,} names are missing", named),
-            _listed(f"{len(left):,} are unexpected", left),
+            _listed(f"{len(left):,} {'is' if len(left) == 1 else 'are'} unexpected", left),
             _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
         ]
         fact = f"the weights do not fit the model: {'; '.join(part for part in parts if part)}"

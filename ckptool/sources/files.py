@@ -302,7 +302,8 @@ def _missing(path: str) -> FileUnavailable:
     if (near := near_to(path)) is not None:
         return FileUnavailable("no such file", kind="missing", hint=f"Did you mean {near!r}?")
     hint = "Check the path."
-    if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):
+    is_local = is_likely(path) or path.endswith((".toml", ".json", ".yaml"))
+    if _HUB_NAME.fullmatch(path) and not is_local and not os.path.isdir(path.partition("/")[0]):
         hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"
     return FileUnavailable("no such file", kind="missing", hint=hint)
 

@@ -121,6 +121,8 @@ def test_the_statistics_of_a_module_are_those_of_all_its_values(tmp_path: Path) 
 
     together = torch.cat([part.double() for part in parts.values()])
     assert_equal(statistics(tmp_path / "x.pth", "--depth", "1")["m"]["values"], together)
+    torch.save({"m.weight": torch.ones(2)}, tmp_path / "x.pth")
+    assert "1 tensors" not in invoke(["stat", str(tmp_path / "x.pth"), "--depth", "1"]).stdout
 
 
 def test_a_file_by_tensor_and_by_module(tmp_path: Path) -> None:

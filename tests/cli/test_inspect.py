@@ -241,3 +241,11 @@ def test_patterns_that_only_leave_nothing_together_match_names_each(verb: str) -
 
     assert "0 of 10 names match --grep 'bias$' --include '*.weight'\n" in done.stdout
     assert done.stderr.startswith("Error: no tensor is left to look at\n")
+
+
+def test_a_file_of_a_folder_that_is_alone_is_no_one_of_several(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"x" * 64)
+    shown = invoke(["inspect", str(tmp_path / "__0_0.distcp")]).output
+
+    assert "a file of a torch.distributed.checkpoint" in shown
+    assert "1 file of" not in shown

@@ -32,7 +32,8 @@ def test_what_looks_like_output_is_output(
     page: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
-    (tmp_path / "ci").symlink_to(ROOT / "tests" / "ci")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "ci").symlink_to(ROOT / "tests" / "ci")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     found = FRESH[kind](text_of(page))

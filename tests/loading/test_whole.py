@@ -70,7 +70,7 @@ def test_no_key_is_everything_with_names_from_the_top(tmp_path: Path) -> None:
     with pytest.raises(ckptool.AmbiguousWeights) as caught:
         ckptool.load(path)
     assert "all of them, with names from the top: `key='(all)'`" in str(caught.value.hint)
-    with pytest.raises(ckptool.KeyMismatch, match="1 are unexpected: scale"):
+    with pytest.raises(ckptool.KeyMismatch, match="1 is unexpected: scale"):
         ckptool.load_into(parts(), path, key="")
     assert ckptool.load_into(parts(), path, key="", strict=False).unexpected == ("scale",)
     with pytest.raises(ckptool.MigrationRefused, match="joins 3 state dicts"):

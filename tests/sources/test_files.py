@@ -714,7 +714,7 @@ def test_an_address_of_a_file_has_a_path() -> None:
 @pytest.mark.parametrize(
     ("name", "is_hub"),
     [("bert-base/uncased", True), ("meta-llama/Llama-3.1-8B", True), ("models/net.pth", False), ("a/b/c", False),
-     ("net", False), ("../x", False), ("here/net", False), ("~/net", False)],
+     ("net", False), ("ci/policy.toml", False), ("../x", False), ("here/net", False), ("~/net", False)],
 )  # fmt: skip
 def test_names_on_the_hub_are_to_be_downloaded(
     name: str, is_hub: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

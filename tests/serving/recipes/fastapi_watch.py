@@ -1,5 +1,5 @@
 # Run with FastAPI 0.165.0, uvicorn 0.54.0, torch 2.13.0:
-#   CHECKPOINT=model.pth uvicorn --workers 2 fastapi_watch:app
+#   CHECKPOINT=model.pth uvicorn --workers 2 --app-dir tests/serving/recipes fastapi_watch:app
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
