@@ -505,11 +505,13 @@ def is_tensor_class(func: Global) -> bool:
 
 
 class ArrayTensors:
-    """The arrays of one pickle. What they share, their strings and the bytes in these, is decoded once."""
+    """
+    The arrays of one pickle. A string that several have is decoded once; each has a source of its own nevertheless.
+
+    Equal bytes may be one object in a pickle, and an array is made of them for each call.
+    """
 
     def __init__(self) -> None:
-        self._sources: dict[int, BytesSource] = {}
-        """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
         self._decoded: dict[int, bytes | None] = {}
 
     def tensor(self, node: Inert) -> TensorInfo | None:
@@ -541,7 +543,5 @@ class ArrayTensors:
         """Return where an array's bytes are: a source, their offset in it, and how many they are."""
         if isinstance(data, Block):
             return data.source, data.offset, data.nbytes
-        source = self._sources.get(id(data))
-        if source is None:  # arrays may share their bytes
-            source = self._sources[id(data)] = BytesSource(data)
+        source = BytesSource(data)
         return source, 0, source.nbytes

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ckptool
 from ckptool import MigrationRefused
@@ -74,6 +75,29 @@ def test_arrays_that_are_one_are_tied() -> None:
     loaded = ckptool.load(pickle.dumps(ARRAYS))
 
     assert loaded["tied"].data_ptr() == loaded["rows"].data_ptr()
+
+
+def test_arrays_that_are_equal_are_not_tied(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.ones(4, "f4"),
+        "b": np.zeros(4, "f4"),
+        "c": np.zeros(4, "f4"),
+        "z": np.zeros(300),
+        "y": np.zeros(300),
+    }
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(arrays))
+    # What is written has the bytes of equal arrays once.
+    ckptool.migrate(tmp_path / "a.pkl", tmp_path / "b.pth")
+    report = ckptool.migrate(tmp_path / "b.pth", tmp_path / "c.safetensors")
+    ckptool.migrate(tmp_path / "b.pth", tmp_path / "d.pth", form="state_dict", drop_unsupported=True)
+
+    assert report.before.tied == 0
+    assert not report.tied
+    assert load_file(tmp_path / "c.safetensors").keys() == arrays.keys()
+    loaded = torch.load(tmp_path / "d.pth")
+    assert len({tensor.data_ptr() for tensor in loaded.values()}) == len(arrays)
+    for name, array in arrays.items():
+        assert np.array_equal(loaded[name].numpy(), array)
 
 
 def test_memory_order_is_kept() -> None:
