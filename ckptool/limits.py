@@ -86,13 +86,15 @@ def refuse_long(what: str, *texts: str) -> None:
         )
 
 
-def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
-    """Raise LimitExceeded where far more bytes would be written than were read: views may repeat the same bytes."""
+def refuse_repeated(
+    nbytes: int, source_nbytes: int, limits: Limits, hint: str = "Leave some out with `exclude=`."
+) -> None:
+    """Raise LimitExceeded where far more bytes would be made than were read: views and arrays may repeat the same."""
     allowed = limits.expanded(source_nbytes)
     if nbytes > allowed:
         raise LimitExceeded(
-            f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors are views that repeat them",
-            hint="Leave some out with `exclude=`.",
+            f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors repeat them",
+            hint=hint,
             needed=nbytes,
             actual=allowed,
         )

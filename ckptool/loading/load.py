@@ -36,7 +36,7 @@ from ckptool.errors import (
 )
 from ckptool.formats import open_checkpoint
 from ckptool.formats.json_beside import quantization_among
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
@@ -52,6 +52,7 @@ from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import storages_nbytes
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
 
@@ -130,7 +131,7 @@ def load(
             if verify:
                 check_storages(chosen.tensors.values(), ())
             breaks = None if dequantize else break_quantized
-            taken = _taken(checkpoint, chosen, shard, cast_to, breaks_quantized=breaks)
+            taken = _taken(checkpoint, chosen, shard, cast_to, limits, breaks_quantized=breaks)
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
@@ -145,11 +146,15 @@ def _taken(
     chosen: Weights,
     shard: Shard | None,
     dtype: torch.dtype | None,
+    limits: Limits,
     *,
     breaks_quantized: bool | None,
 ) -> Weights:
     """Return what is taken of weights; quantised ones may be broken, or may not, or become dense if that is None."""
     refuse_broken(chosen.tensors.values())
+    if arrays := [one.info for one in chosen.tensors.values() if one.info.is_array]:
+        made, hint = storages_nbytes(arrays), "Take some of them with `include=`."
+        refuse_repeated(made, checkpoint.file_nbytes, limits, hint)
     if breaks_quantized is None:
         if shard:
             raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")

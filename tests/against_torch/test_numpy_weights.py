@@ -100,6 +100,20 @@ def test_arrays_that_are_equal_are_not_tied(tmp_path: Path) -> None:
         assert np.array_equal(loaded[name].numpy(), array)
 
 
+def test_arrays_that_repeat_far_more_bytes_than_there_are_are_not_loaded() -> None:
+    one = np.zeros(1 << 20, "u1").__reduce__()
+
+    class Again:
+        def __reduce__(self) -> Any:
+            return one
+
+    data = pickle.dumps({f"{number}.weight": Again() for number in range(100)}, 4)
+    assert len(data) < 2 << 20
+    with pytest.raises(ckptool.LimitExceeded, match="its tensors repeat them"):
+        ckptool.load(data)
+    assert len(ckptool.load(data, include=["1*.weight"])) == 11
+
+
 def test_memory_order_is_kept() -> None:
     loaded = ckptool.load(pickle.dumps(ARRAYS, 5))
 
