@@ -154,8 +154,10 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
     """Raise MigrationRefused if readers would take the file for something else, by its suffix."""
     stem, suffix = os.path.splitext(os.path.basename(dst))
     is_plain = form == "safetensors"
-    other = f"a {suffix.lower()} file" if suffix.lower() in _OTHERS else None
-    instead = "" if is_plain else ", or .safetensors for the weights alone"
+    of_torch = is_plain and suffix.lower() in TORCH_SUFFIXES
+    other = f"a {suffix.lower()} file" if of_torch or suffix.lower() in _OTHERS else None
+    instead = ", or write `form='state_dict'`" if of_torch else ""
+    instead = instead if is_plain else ", or .safetensors for the weights alone"
     endings = (stem + suffix).lower().rstrip(". ").split(".")[1:]  # as somebody may have misspelt it: x.safetensors.bak
     if (
         not is_plain

@@ -111,14 +111,15 @@ ALONE: dict[str, Any] = {"state_dict": WEIGHTS}
 
 def refused(folder: Path, tree: Any, **options: Any) -> MigrationRefused:
     """Return how a migration is refused that ``allow_empty`` allows, and that leaves what is there alone."""
+    new = folder / ("new.safetensors" if options.get("form") == "safetensors" else "new.pth")
     (folder / "old.pth").write_bytes(build.torch_zip(tree, {"0": build.floats(), "1": b""}))
-    (folder / "new.pth").write_bytes(b"as it was")
+    new.write_bytes(b"as it was")
     with pytest.raises(MigrationRefused) as caught:
-        migrate(folder / "old.pth", folder / "new.pth", force=True, **options)
+        migrate(folder / "old.pth", new, force=True, **options)
     with pytest.raises(MigrationRefused):
-        migrate(folder / "old.pth", folder / "new.pth", force=True, dry_run=True, **options)
-    assert (folder / "new.pth").read_bytes() == b"as it was"
-    migrate(folder / "old.pth", folder / "new.pth", force=True, allow_empty=True, **options)
+        migrate(folder / "old.pth", new, force=True, dry_run=True, **options)
+    assert new.read_bytes() == b"as it was"
+    migrate(folder / "old.pth", new, force=True, allow_empty=True, **options)
     return caught.value
 
 

@@ -57,6 +57,11 @@ def test_names_of_checkpoints_and_of_nothing_are_taken(suffix: str, source: Path
         (["model.pth", "out.safetensors~"], "or write --form safetensors"),
         (["model.pth", "out.st"], "Name it 'out.pth', or write --form safetensors"),
         (["model.safetensors", "out.npz", "--form", "same"], "Name it 'out.safetensors'."),
+        *(
+            (["model.pth", name, "--form", "safetensors"], "Name it 'out.safetensors', or write --form state_dict.")
+            for name in ("out.pth", "out.pt", "out.bin", "out.ckpt", "out.PTH")
+        ),
+        (["model.safetensors", "out.pth", "--form", "same"], "Name it 'out.safetensors', or write --form state_dict."),
     ],
 )
 def test_a_suffix_and_a_form_that_contradict_each_other_are_refused(
