@@ -20,7 +20,7 @@ from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version
 from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
-from ckptool.messages import counted, cut, for_shell, some
+from ckptool.messages import counted, cut, for_shell, show, some
 from ckptool.names import renaming
 from ckptool.names.missing import by_likeness
 from ckptool.names.renaming import Filter
@@ -28,6 +28,7 @@ from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 T = TypeVar("T")
 WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
@@ -511,12 +512,21 @@ def _with_type(name: str, entry: LazyTensor | Inert) -> str:
     return f"{name!r} ({odd} {info.dtype.name})" if odd else f"{name!r} ({info.dtype.name})"
 
 
-def refuse_others(others: Mapping[str, LazyTensor | Inert], *, drop: bool) -> None:
+def refuse_others(checkpoint: Checkpoint, others: Mapping[str, LazyTensor | Inert], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
-        named = some([_with_type(*one) for one in others.items()])
+        named, part = some([_with_type(*one) for one in others.items()]), checkpoint.part_of
+        fact, hint = "that the target cannot hold", "Leave them out with `drop_unsupported=True`."
+        if any(isinstance(one, LazyTensor) and _is_cut(one.info) for one in others.values()):
+            fact, hint = "of which it holds one rank's part", "Save it again with the weights gathered."
+            if part is not None and part.path:
+                hint = f"Give {show(part.path)}, with the parts of all."
         raise MigrationRefused(
-            f"{counted(len(others), 'entry')} that the target cannot hold: {named}",
-            kind="unsupported-entries",
-            hint="Leave them out with `drop_unsupported=True`.",
+            f"{counted(len(others), 'entry')} {fact}: {named}", kind="unsupported-entries", hint=hint
         )
+
+
+def _is_cut(info: TensorInfo) -> bool:
+    """Say whether a file has fewer elements of a distributed tensor than it has."""
+    is_distributed = info.subclass is not None and info.subclass.endswith(".DTensor")
+    return is_distributed and 0 < sum(part.numel for _, part in info.parts) < info.numel

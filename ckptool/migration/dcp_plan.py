@@ -219,7 +219,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> 
                 work.value(name, (name,), own.tensor(tensor.info, detached=True), own)
             except MigrationRefused:
                 unsupported.append(name)
-    refuse_others({name: weights.tensors[name] for name in unsupported}, drop=changes.drop_unsupported)
+    refuse_others(checkpoint, {name: weights.tensors[name] for name in unsupported}, drop=changes.drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
     dropped = (*weights.dropped, *unsupported, *(f"__metadata__.{key}" for key, _ in weights.texts))
     return work.plan(tensors.items(), weights.renamed, dropped, {}, most_nbytes_of(changes))

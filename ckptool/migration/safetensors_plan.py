@@ -81,7 +81,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, sta
     stays, too, if there is room.
     """
     cancellation, most_nbytes = checkpoint.source.cancellation, most_nbytes_of(changes)
-    chosen = _select(weights, changes, cancellation)
+    chosen = _select(checkpoint, weights, changes)
     kept = chosen.kept
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
     parts = [] if most_nbytes is None else split(sizes, most_nbytes)
@@ -130,12 +130,13 @@ def _shards(
     )
 
 
-def _select(weights: Weights, changes: Changes, cancellation: Cancellation | None) -> Selected:
+def _select(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Selected:
     """Return the tensors of the weights that the format can hold, and which of their names are tied."""
+    cancellation = checkpoint.source.cancellation
     unsupported = {
         name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
     }
-    refuse_others({**unsupported, **weights.others}, drop=changes.drop_unsupported)
+    refuse_others(checkpoint, {**unsupported, **weights.others}, drop=changes.drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
             "safetensors keeps the name '__metadata__' for itself",

@@ -343,3 +343,19 @@ def test_real_processes(tmp_path: Path) -> None:
     assert set(found) == set(full)
     for name, tensor in full.items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_the_part_of_one_rank_is_not_to_be_left_out(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "ranks", (2,), [Shard(0)])
+    (one, _) = sorted(folder.iterdir())
+    alone = tmp_path / "alone" / "model.pth"
+    alone.parent.mkdir()
+    shutil.copy(one, alone)
+    for path, hint in (
+        (one, f"Give {folder}, with the parts of all."),
+        (alone, "Save it again with the weights gathered."),
+    ):
+        with pytest.raises(ckptool.MigrationRefused, match="of which it holds one rank's part") as caught:
+            ckptool.migrate(path, tmp_path / "x.safetensors")
+        assert caught.value.hint == hint
+    assert ckptool.migrate(folder, tmp_path / "x.safetensors").tensors == len(FULL) + 1
