@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.modules import unwrapped
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
@@ -15,17 +17,19 @@ from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
 from ckptool.checkpoints.training import names_in, parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused
+from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.safetensors import ORDER_KEY
 from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
 from ckptool.migration.planned import OutFile, Plan, Planned
-from ckptool.names.wrappers import is_averaged_pair, prefix_facts, prefixes_of
+from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.sections import Fact, Section, Sides, completed, html_of, plain, text_of
-from ckptool.sources.naming import command_line, shown_path
+from ckptool.sources.naming import command_line, is_far, shown_path
+from ckptool.sources.paths import is_same_file
 from ckptool.tensors.tensor import TensorInfo
 
 SCHEMA: Final = "ckptool.migrate/2"
@@ -215,7 +219,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         if checkpoint.traits.program is not None:
             yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
         elif plan.weights.state_dict.class_name is not None:
-            yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"
+            yield f"it holds weights alone: to load them, build {_class_inside(plan.weights, changes)} first"
             yield from _assumed_versions(plan.weights)
     yield from _prefixes(checkpoint, plan)
     yield from _refused(checkpoint, plan)
@@ -230,6 +234,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         from ckptool.migration.config_files import left_behind  # most write one file
 
         yield from left_behind(checkpoint)
+    if _leaves_settings(checkpoint, plan):
+        yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)
     yield from _of_versions(checkpoint, plan)
@@ -245,6 +251,26 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield broken
 
 
+def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
+    """Say whether an adapter's settings lie beside it, and not beside what is written."""
+    path = checkpoint.path
+    if is_far(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
+        return False
+    place, target = (path if os.path.isdir(path) else os.path.dirname(path) or os.curdir), plan.target
+    to = target if plan.file.is_folder else os.path.dirname(target) or os.curdir
+    return os.path.exists(os.path.join(place, ADAPTER)) and (is_far(target) or not is_same_file(place, to))
+
+
+def _class_inside(weights: Weights, changes: Changes) -> str:
+    """Return the class of the model that has the weights, out of the wrappers that their names were stripped of."""
+    node, name = weights.state_dict.node, weights.state_dict.class_name
+    classes = frozenset(COMPONENTS if changes.strip_wrappers else DATA_PARALLEL.classes)
+    strips = changes.strip_wrappers or changes.strip_module
+    while strips and weights.renamed and (inside := unwrapped(node, classes)) is not None:
+        node, name = inside, nodes.class_name(inside)
+    return str(name)
+
+
 def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what was asked for and changes nothing."""
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
@@ -255,7 +281,7 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
         yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
-    elif plan.names.rules and plan.weights is None and not by_name(checkpoint):
+    elif plan.names.rules and plan.weights is None and not plan.file.renamed and not by_name(checkpoint):
         yield "no name is changed: it holds no weights, and only their names are"
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)

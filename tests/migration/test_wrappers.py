@@ -89,3 +89,16 @@ def test_an_optimizer_that_keeps_the_old_names_is_named(how: str, options: Any, 
     state["param_groups"][0] = {"params": [0, 1], "lr": 0.1}
     torch.save({"model": weights, "optimizer": state}, tmp_path / "c.pth")
     assert "old names" not in str(migrate(tmp_path / "c.pth", tmp_path / "d.pth", **options))
+
+
+@pytest.mark.parametrize("options", [{"strip_module": True}, {"strip_wrappers": True}], ids=str)
+def test_the_report_of_a_whole_model_in_data_parallel_speaks_of_the_model(options: Any, tmp_path: Path) -> None:
+    torch.save(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))), tmp_path / "a.pth")
+    whole = migrate(tmp_path / "a.pth", tmp_path / "whole.pth", **options)
+    bare = migrate(tmp_path / "a.pth", tmp_path / "bare.pth", form="state_dict", **options)
+    same = migrate(tmp_path / "a.pth", tmp_path / "same.pth", form="state_dict")
+
+    assert dict(whole.renamed) == {f"module.0.{name}": f"0.{name}" for name in ("weight", "bias")}
+    assert not [note for note in whole.notes if "no name is changed" in note]
+    assert "it holds weights alone: to load them, build torch.nn.modules.container.Sequential first" in bare.notes
+    assert any("build torch.nn.parallel.data_parallel.DataParallel first" in note for note in same.notes)
