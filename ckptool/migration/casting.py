@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
-from ckptool.messages import MANY_ZEROED, zero_now
+from ckptool.messages import MANY_ZEROED, counted, some, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
@@ -49,6 +49,8 @@ class Lost(NamedTuple):
     """Elements that are not zero, of those that the type can lose as too small,"""
     zeroed: int = 0
     """and those of them that became zero."""
+    nan: int = 0
+    """Elements that are NaN, and were."""
 
 
 class CastSource(MadeSource):
@@ -80,7 +82,7 @@ class CastSource(MadeSource):
                 "`saturate=True`.",
             )
         max_error, *counts = self.lost
-        sums = map(add, counts, (cast.overflowed, cast.nonzero, cast.zeroed))
+        sums = map(add, counts, (cast.overflowed, cast.nonzero, cast.zeroed, cast.nan))
         self.lost = Lost(max(max_error, cast.max_error), *sums)
         return cast.data
 
@@ -204,7 +206,11 @@ class Casting:
         lost = ((name, one.lost) for name, _, one in self._sources if one.lost.nonzero)
         shares = {name: one.zeroed / one.nonzero for name, one in lost}
         zeroed = {name: share for name, share in shares.items() if share > MANY_ZEROED}
-        return (zero_now(zeroed, self._target.name),) if zeroed else ()
+        notes: tuple[str, ...] = (zero_now(zeroed, self._target.name),) if zeroed else ()
+        if nan := {name: one.lost.nan for name, _, one in self._sources if one.lost.nan}:
+            named = some([f"{name} ({count:,})" for name, count in nan.items()])
+            notes += (f"{counted(sum(nan.values()), 'value')} of what was cast, NaN before and after: {named}",)
+        return notes
 
     @property
     def errors(self) -> dict[int, Lost]:

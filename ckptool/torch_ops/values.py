@@ -35,6 +35,8 @@ class CastBytes(NamedTuple):
     """Elements that are not zero, of those that the type can lose as too small."""
     zeroed: int = 0
     """Those of them that became zero."""
+    nan: int = 0
+    """Elements that are NaN, and were."""
 
 
 def cast(data: bytes, source: str, target: str) -> CastBytes:
@@ -51,12 +53,14 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
     result = torch.empty(values.numel(), dtype=getattr(torch, target), device="cpu")
     largest = torch.finfo(result.dtype).max
-    max_error, overflowed, nonzero, left = 0.0, 0, 0, 0
+    max_error, overflowed, nonzero, left, nan = 0.0, 0, 0, 0, 0
     flushes = result.itemsize < values.itemsize or _flushes(values.dtype, result.dtype)
     for given, made in zip(_blocks(values), _blocks(result), strict=True):
         made.copy_(given)
         exact, rounded = given.to(torch.float64), made.to(torch.float64)
-        lost = exact.isfinite() & ~rounded.isfinite()
+        finite = exact.isfinite()
+        nan += 0 if finite.all() else int(exact.isnan().sum())
+        lost = finite & ~rounded.isfinite()
         if count := int(lost.sum()):
             overflowed += count
             made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
@@ -64,7 +68,7 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
         max_error = max(max_error, float(errors.max()))
         if flushes:
             nonzero, left = nonzero + int(exact.count_nonzero()), left + int(rounded.count_nonzero())
-    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, nonzero, nonzero - left)
+    return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, nonzero, nonzero - left, nan)
 
 
 def narrows(own: torch.dtype, target: torch.dtype) -> bool:

@@ -92,6 +92,16 @@ def test_tensors_of_which_many_values_become_zero_are_named(options: Any, tmp_pa
     assert "too small" not in str(report)
 
 
+@pytest.mark.parametrize("options", [{"form": "state_dict"}, {"form": "safetensors"}, {"form": "dcp"}])
+def test_values_that_are_nan_are_told_of(options: Any, tmp_path: Path) -> None:
+    large = torch.ones(1 << 21)
+    large[[0, -1]] = torch.nan
+    content = {"a": torch.tensor([torch.nan, torch.inf, 1.0]), "b": torch.ones(3), "large": large}
+    torch.save(content, tmp_path / "w.pth")
+    report = ckptool.migrate(tmp_path / "w.pth", tmp_path / "x", dtype="float16", **options)
+    assert report.notes == ("3 values of what was cast, NaN before and after: a (1), large (2)",)
+
+
 @pytest.mark.parametrize(
     ("own", "dtype", "advised"),
     [("float32", "float16", True), ("float32", "bfloat16", False), ("float64", "float32", False)],
