@@ -90,7 +90,9 @@ def _strong(text: str) -> tuple[str, float]:
         return text, 1.0
     try:
         return path, float(number)
-    except ValueError:
+    except ValueError as error:
+        if os.path.lexists(path):
+            raise click.BadParameter(f"not a number: {number!r}, in {text}", param_hint="--lora") from error
         return text, 1.0
 
 

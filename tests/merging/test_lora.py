@@ -359,6 +359,22 @@ def test_the_command(tmp_path: Path) -> None:
         [path, "--lora", one, "-o", target],
     ):
         assert invoke(["merge", path, *wrong]).exit_code == 2
+    for number in ("abc", "1,5", ""):
+        failed = invoke(["merge", path, "--lora", f"{one}={number}", "-o", tmp_path / "x.pth"])
+        assert failed.exit_code == 2
+        assert f"not a number: {number!r}" in failed.output
+
+
+def test_settings_that_stay_behind_are_told_of(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "a", pair(), {"r": 4, "lora_alpha": 8})
+    alone = adapter(tmp_path / "b", pair())
+    said = "'adapter_config.json' beside the source stays there"
+    for source in (path, path.parent):
+        for target, options in {"x.safetensors": {}, "x.pth": {}, "shards": {"max_shard_size": "1GB"}}.items():
+            report = ckptool.migrate(source, tmp_path / target, dry_run=True, **options)  # type: ignore[arg-type]
+            assert sum(said in note for note in report.notes) == 1
+    assert said not in str(ckptool.migrate(path, path.parent / "y.safetensors", dtype="float16"))
+    assert said not in str(ckptool.migrate(alone, tmp_path / "z.safetensors", dtype="float16"))
 
 
 class Net(nn.Module):
