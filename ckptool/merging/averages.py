@@ -28,10 +28,13 @@ _COUNTS: Final = "num_batches_tracked"
 class _Average(MadeWeight):
     """The bytes of a mean, in the type of the first."""
 
-    def __init__(self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str) -> None:
+    def __init__(
+        self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str, paths: Sequence[str]
+    ) -> None:
         super().__init__(name, tensors[0].nbytes, said, tensors[1:])
         self._tensors = tensors
         self._shares = shares
+        self._paths = paths
         self.named = name
         self.odd = 0
         """How many values were NaN or infinite in the first when it was made last, and are in the mean."""
@@ -50,8 +53,14 @@ class _Average(MadeWeight):
                     fact = (
                         f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and finite in the first"
                     )
-                    hint = f"Another file has such values, or others than {types[0]} holds."
-                    raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", hint=hint)
+                    others = zip(self._paths[1:], pieces[1:], types[1:], strict=True)
+                    counted_in = ((path, values.survey([piece], dtype)) for path, piece, dtype in others)
+                    odd_in = [path for path, one in counted_in if one.nan or one.infinite]
+                    path = odd_in[0] if odd_in else None
+                    hint = "Leave it out, or this tensor of all with `exclude=`."
+                    if path is None:
+                        hint = f"Another file has values that are too large for {types[0]}."
+                    raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=path, hint=hint)
                 self.odd += odd
             yield mean
 
@@ -108,7 +117,7 @@ class AverageMerge:
             self._refuse_unlike(old, same)
             if same[0].dtype in TARGETS:
                 memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
-                source = made.setdefault(memories, _Average(new, same, self._shares, said))
+                source = made.setdefault(memories, _Average(new, same, self._shares, said, paths))
                 changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
         if any(old.endswith(_COUNTS) for old in every[0]):
             self._notes.append(f"{_COUNTS!r} is that of {first.path!r}")

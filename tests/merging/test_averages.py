@@ -115,9 +115,10 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_would_not_be_finite_is_refused(value: float, tmp_path: Path) -> None:
     save_file({"w": torch.ones(3).half(), "mask": torch.full((2,), -torch.inf)}, tmp_path / "a.safetensors")
     save_file({"w": torch.full((3,), value), "mask": torch.full((2,), -torch.inf)}, tmp_path / "b.safetensors")
-    with pytest.raises(MigrationRefused, match="3 values of 'w' would be infinite or NaN"):
+    with pytest.raises(MigrationRefused, match="3 values of 'w' would be infinite or NaN") as caught:
         ckptool.merge(tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
+    assert caught.value.path == str(tmp_path / ("b.safetensors" if value != value else "a.safetensors"))
     report = ckptool.merge(
         tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors", exclude="w"
     )
