@@ -757,8 +757,16 @@ for path in sys.argv[2:]:
 """
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder for whoever is not root: another pytest that begins closes all of pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @exhaustive
-def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[Path, Path], open_folder: Path) -> None:
     state = lenet(1).state_dict()
     bad = {
         "gone": (b"", "FileUnavailable"),
@@ -769,17 +777,14 @@ def test_a_process_that_can_import_nothing_more_says_what_is_wrong(files: tuple[
         "text": ("\ufeffnotes".encode("utf-16"), "NotACheckpoint"),
         "packed": (lzma.compress(files[1].read_bytes())[:-100], "MalformedFile"),
     }
-    for folder in (tmp_path, *tmp_path.parents):
-        if Path(tempfile.gettempdir()) in folder.parents:
-            folder.chmod(folder.stat().st_mode | 0o055)  # for whoever is not root
     for name, (content, _) in bad.items():
-        (tmp_path / name).write_bytes(content)
-        (tmp_path / name).chmod(0 if name == "closed" else 0o644)
-    (tmp_path / "gone").unlink()
+        (open_folder / name).write_bytes(content)
+        (open_folder / name).chmod(0 if name == "closed" else 0o644)
+    (open_folder / "gone").unlink()
     folder = Path(ckptool.__file__).parents[1] / "fixtures"
     fixtures = [*sorted((folder / "invalid").iterdir()), *sorted((folder / "valid").glob("*.pth"))]
     fixtures = [path for path in fixtures if path.suffix != ".json"][:: step(12)]
-    paths = [*(tmp_path / name for name in bad), *fixtures]
+    paths = [*(open_folder / name for name in bad), *fixtures]
     arguments = [sys.executable, "-c", LATE, *map(str, (files[0], *paths))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=200)
 
