@@ -74,7 +74,7 @@ def large_index(work: Path, runs: int) -> bool:
     folder = str(made(work, "index"))
     commands = {"inspect": [*INSPECT, folder], "read_metadata": [sys.executable, "-c", READ_METADATA, folder]}
     figures = processes_in_turn(commands, runs)
-    checks = bounds(figures, wall={"read_metadata": 1}, peak=640)
+    checks = bounds(figures, wall={"read_metadata": 1}, peak=600)
     return report(f"index of {TENSORS:,} tensors on {RANKS} ranks", figures, checks)
 
 

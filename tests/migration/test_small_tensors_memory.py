@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.scale import exhaustive, scale
 
-MOST = 120  # MiB
+MOST = 96  # MiB
 PROGRAM = """
 import os, sys
 from pathlib import Path
