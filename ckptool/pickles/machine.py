@@ -15,13 +15,17 @@ import re
 from array import array
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.sources.source import BytesSource, SliceSource, Source
+
+if TYPE_CHECKING:
+    from ckptool.pickles.nodes import FieldNames
+
 
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 18
@@ -176,7 +180,13 @@ class Machine(Pickle):
     """Where an opcode begins that is known to end in its frame."""
 
     def __init__(
-        self, source: Source, start: int, on_build: OnBuild | None = None, *, is_patient: bool = False
+        self,
+        source: Source,
+        start: int,
+        on_build: OnBuild | None = None,
+        field_names: FieldNames | None = None,
+        *,
+        is_patient: bool = False,
     ) -> None:
         super().__init__(start)
         self.source = source
@@ -184,6 +194,8 @@ class Machine(Pickle):
         """Whether it goes on as long as Python's unpickler could, and notes what has no place in a tree."""
         self.on_build = on_build
         """Returns what an object is that has got its state; bytes that are no opcodes may follow it."""
+        self.field_names = field_names
+        """Where small dicts share their keys; None where they do not."""
         self.base = start  # source offset of data[0]
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
@@ -201,7 +213,7 @@ class Machine(Pickle):
             if self.frame_end is not None and self.frame_end != self.end:
                 self.note_split(self.end - 1)
         self.data = self._uncut = b""
-        del self.stack, self.marks, self.on_build
+        del self.stack, self.marks, self.on_build, self.field_names
 
     def take(self, begin: int, nbytes: int) -> bytes:
         """Return ``nbytes`` bytes of argument from window position ``begin`` and move past them."""

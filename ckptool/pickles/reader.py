@@ -16,7 +16,7 @@ See Python's Lib/pickletools.py, which documents every opcode.
 
 import struct
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.pickles.machine import FIRST, Machine, NeedMore, OnBuild
@@ -24,6 +24,9 @@ from ckptool.pickles.machine import Pickle as Pickle
 from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId
 from ckptool.pickles.rare_opcodes import RARE
 from ckptool.sources.source import Source
+
+if TYPE_CHECKING:
+    from ckptool.pickles.nodes import FieldNames
 
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from
@@ -36,19 +39,22 @@ _ODD_LINE = _ODD | {ord("\\")}
 """what a line of text does."""
 
 
-def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
+def read_pickle(
+    source: Source, start: int = 0, *, on_build: "OnBuild | None" = None, field_names: "FieldNames | None" = None
+) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
     Nothing in it runs, whatever it asks for. Bytes after its end are not read. ``on_build`` is for what some writers
-    put between opcodes: see ``numpy_values``.
+    put between opcodes: see ``numpy_values``. With ``field_names``, small dicts share their keys: for
+    pickles of very many objects.
 
     Raises:
         TruncatedFile: The source ends inside the pickle.
         MalformedFile: The bytes are not a pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
-    machine = Machine(source, start, on_build)
+    machine = Machine(source, start, on_build, field_names)
     machine.stop(_run(machine))
     return machine
 
@@ -107,7 +113,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     rare, odd, persistent_ids, on_build = RARE, _ODD, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
     builds, build_offsets, odd_keys = machine.builds, machine.build_offsets, machine.odd_keys
-    opcodes = machine.opcodes
+    names, opcodes = machine.field_names, machine.opcodes
     is_memoized, has_short = 0x94 in opcodes, 0x8C in opcodes
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
@@ -199,11 +205,13 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         pos += 1
                         continue
                     if op == 0x75 and type(marks[-1][-1]) is Dict and not len(stack) & 1:  # SETITEMS
-                        keys = stack[::2]
-                        if not _TEXT.issuperset(map(type, keys)):
-                            odd_keys += keys
-                        pairs = iter(stack)
-                        own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no room to spare
+                        own = names.pairs(stack) if names is not None else None
+                        if own is None:
+                            keys = stack[::2]
+                            if not _TEXT.issuperset(map(type, keys)):
+                                odd_keys += keys
+                            pairs = iter(stack)
+                            own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no room to spare
                         stack = marks.pop()
                         stack[-1].update(own)
                         pos += 1

@@ -34,7 +34,7 @@ from ckptool.formats.directories.side_by_side import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Inert
+from ckptool.pickles.nodes import Call, Dict, FieldNames, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
@@ -300,7 +300,7 @@ def _line(*row: object) -> bytes:
 
 def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]:
     """Return what an index says, its entries apart."""
-    pickled = read_pickle(source)
+    pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
     fields = nodes.attribute_pairs(pickled.root)
