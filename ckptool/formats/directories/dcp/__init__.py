@@ -92,7 +92,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             leaves.append((path, builder.transplant(values[name].root, values[name].rebuilder)))
         elif isinstance(entry, Entry):
             shape = index.whole_shapes.get(name)
-            pieces = partial(_pieces, items, name, entry, shape)
+            pieces = _Pieces(items, name, entry, shape)
             shape, fault = entry.shape if shape is None else shape, files.faults.get(name)
             info = joined(name, shape, entry.dtype, pieces, folder.cancellation, fault=fault)
             leaves.append((path, builder.tensor(info)))
@@ -158,15 +158,27 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
     return values, errors
 
 
-def _pieces(items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> list[Piece]:
-    found = [
-        (box, item.file, partial(items.tensor, name, item, box[0]))
-        for box, item in zip(entry.boxes, entry.items, strict=True)
-        if item is not None
-    ]
-    if whole_shape is not None:
-        return list(flattened_pieces(whole_shape, entry.shape, found))
-    return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
+class _Pieces:
+    """Makes the pieces of a tensor when they are asked for."""
+
+    __slots__ = ("_entry", "_items", "_name", "_whole_shape")  # one for each tensor: a partial takes twice as much
+
+    def __init__(self, items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> None:
+        self._items = items
+        self._name = name
+        self._entry = entry
+        self._whole_shape = whole_shape
+
+    def __call__(self) -> list[Piece]:
+        entry = self._entry
+        found = [
+            (box, item.file, partial(self._items.tensor, self._name, item, box[0]))
+            for box, item in zip(entry.boxes, entry.items, strict=True)
+            if item is not None
+        ]
+        if self._whole_shape is not None:
+            return list(flattened_pieces(self._whole_shape, entry.shape, found))
+        return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:
