@@ -14,7 +14,7 @@ from math import prod
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
-from ckptool.dense.kinds import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, dense_of, refuse_unknown
+from ckptool.dense.layouts import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, dense_of, refuse_unknown
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
