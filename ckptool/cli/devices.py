@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptool.cli.outputs import print_json, with_hints
+from ckptool.cli.printing import print_json, with_hints
 from ckptool.cli.text import say_sections
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import MissingPackage

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ckptool.cli.options import pager_option, refuse_idle
-from ckptool.cli.outputs import Failed, Json, Output, Result, Text
+from ckptool.cli.printing import Failed, Json, Output, Result, Text
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ckptool.cli.migrate import Migrated, NotMigrated, migrate
-from ckptool.cli.outputs import Result, output_for
+from ckptool.cli.printing import Result, output_for
 from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command, flag, takes

@@ -13,7 +13,7 @@ import click
 from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.checkpoints.weights import refuse_archive
 from ckptool.cli.options import many_files, refuse_idle
-from ckptool.cli.outputs import Failed, Result, say_each
+from ckptool.cli.printing import Failed, Result, say_each
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
 from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine
