@@ -61,7 +61,7 @@ def _dcp(folder: Path) -> None:
     writer.close()
 
 
-def _dcp_safetensors(folder: Path) -> None:
+def _hf_storage(folder: Path) -> None:
     for number in range(_MANY):
         text = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [number, 0]}})}
         save_file({"w": torch.ones(1, 4)}, folder / f"shard-{number + 1:05}-model-00001-of-00001.safetensors", text)
@@ -98,7 +98,7 @@ LAYOUTS: dict[str, Callable[[Path], object]] = {
     "an index": _index,
     "a set": _shards,
     "dcp": _dcp,
-    "safetensors of dcp": _dcp_safetensors,
+    "safetensors of dcp": _hf_storage,
     "zero 2": lambda folder: Engine(2, _MANY).save(folder),
     "zero 3": lambda folder: Engine(3, _MANY).save(folder),
     "megatron": _megatron,

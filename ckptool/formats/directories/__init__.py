@@ -59,9 +59,9 @@ def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
     from ckptool.formats.directories import (
         dcp,
-        dcp_safetensors,
         deepspeed,
         deepspeed_universal,
+        hf_storage,
         megatron,
         nanotron,
         rank_files,
@@ -69,7 +69,7 @@ def layouts_in_order() -> Iterator[Layout]:
     )
 
     yield dcp
-    yield dcp_safetensors
+    yield hf_storage
     yield deepspeed_universal  # before deepspeed, whose files lie beside it
     yield deepspeed
     yield megatron
