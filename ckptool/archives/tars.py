@@ -150,7 +150,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
         is_extension = kind in _EXTENSIONS
-        nbytes = said = _number(header[124:136], position)
+        nbytes = said = _size_of_member(header[124:136], position)
         if "size" in override and not is_extension:
             nbytes = _decimal(override["size"], position)
         at, payload = position, position + BLOCK
@@ -218,7 +218,7 @@ def _readings(field: bytes) -> set[int | None]:
         return found | {None}
 
 
-def _number(field: bytes, position: int) -> int:
+def _size_of_member(field: bytes, position: int) -> int:
     found, *others = _readings(field)
     if found is None or found < 0 or others:
         raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)

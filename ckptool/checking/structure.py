@@ -17,7 +17,7 @@ from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
-from ckptool.checkpoints.summary import may_be_quantized, summarise, wrappers_in_front
+from ckptool.checkpoints.summary import may_be_quantized, summarise, wrapper_prefixes_of
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.formats.filenames import ENGINE
@@ -292,7 +292,7 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
         renames = (*wrappers_off(checkpoint.weights or ()), Rename("strip_prefix", attribute))
         look = migration(checkpoint, why, form="state_dict", renames=renames)
         yield note("CK301", fact, *look)
-    wrapped = wrappers_in_front(checkpoint, summarise(checkpoint).prefixes)
+    wrapped = wrapper_prefixes_of(checkpoint, summarise(checkpoint).prefixes)
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         adders = [ADDED_BY[prefix[:-1]] for prefix in wrapped]

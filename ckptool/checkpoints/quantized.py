@@ -38,7 +38,7 @@ from ckptool.errors import Failure
 from ckptool.messages import counted, show, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
+from ckptool.pickles.numpy_values import array_of, numpy_scalar
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.reading import LazyTensor, cut_up, part_of
 from ckptool.tensors.tensor import TensorInfo
@@ -215,7 +215,7 @@ def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
     todo = list(extras)
     while todo and len(seen) < _MOST_DICTS:
         path, node = todo.pop()
-        number = _number(node)
+        number = _as_tensor(node)
         if number is not None:
             found[path] = number
         elif id(node) not in seen and len(path) < _LONGEST_PATH:
@@ -225,11 +225,11 @@ def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
     return found
 
 
-def _number(node: Inert, depth: int = _DEPTH) -> TensorInfo | None:
+def _as_tensor(node: Inert, depth: int = _DEPTH) -> TensorInfo | None:
     if isinstance(node, list | tuple):
-        first = _number(node[0], depth - 1) if node and depth else None
+        first = _as_tensor(node[0], depth - 1) if node and depth else None
         return first._replace(shape=(len(node), *first.shape)) if first is not None else None
-    array = numpy_array(node, lambda _: None)
+    array = array_of(node, lambda _: None)
     if array is not None:
         return _NUMBER._replace(dtype=BY_NAME[array.dtype], shape=array.shape) if array.dtype in BY_NAME else None
     value = (numpy_scalar(node) or ("", node))[1]

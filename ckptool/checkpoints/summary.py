@@ -88,7 +88,7 @@ def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
     return heads_of(dict(walk.modules)) if walk is not None else None
 
 
-def wrappers_in_front(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[str]:
+def wrapper_prefixes_of(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[str]:
     """Return those of the prefixes of the weights' names that wrappers added, from the first on."""
     if not any(prefix[:-1] in ADDED_BY for prefix in prefixes):
         return []

@@ -239,8 +239,8 @@ def _described(checkpoint: Checkpoint, path: str, node: Inert, pairs: Pairs, rol
         role,
         kind or next((name for name, signs in _SCHEDULERS.items() if keys >= signs), None),
         class_name,
-        _whole(_number(checkpoint, nodes.lookup(pairs, "last_epoch"))),
-        tuple(ParameterGroup(None, _number(checkpoint, rate)) for rate in rates) if isinstance(rates, list) else (),
+        _whole(_float_in(checkpoint, nodes.lookup(pairs, "last_epoch"))),
+        tuple(ParameterGroup(None, _float_in(checkpoint, rate)) for rate in rates) if isinstance(rates, list) else (),
         node,
     )
 
@@ -251,14 +251,14 @@ def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -
     kept = [values for _, node in entries if (values := nodes.mapping_pairs(node))]
     counted = [*kept[:_MOST_STEPS], *groups[:_MOST_STEPS]]
     steps = [nodes.lookup(one, name) for one in counted for name in ("step", "n_iter")]
-    numbers = [number for one in steps if (number := _number(checkpoint, one)) is not None]
+    numbers = [number for one in steps if (number := _float_in(checkpoint, one)) is not None]
     sizes = [nodes.lookup(group, "params") for group in groups]
     return optimizer._replace(
         kind=optimizer.kind or (_kind(groups[0], kept) if groups else None),
         steps=_whole(max(numbers, default=None)),
         groups=tuple(
             ParameterGroup(
-                len(size) if isinstance(size, list) else None, _number(checkpoint, nodes.lookup(group, "lr"))
+                len(size) if isinstance(size, list) else None, _float_in(checkpoint, nodes.lookup(group, "lr"))
             )
             for group, size in zip(groups, sizes, strict=True)
         ),
@@ -277,7 +277,7 @@ def _kind(group: Pairs, kept: list[Pairs]) -> str | None:
     return "Adam" if found == "AdamW" and not nodes.lookup(group, "decoupled_weight_decay") else found
 
 
-def _number(checkpoint: Checkpoint, node: Inert) -> float | None:
+def _float_in(checkpoint: Checkpoint, node: Inert) -> float | None:
     """Return a number, or the element of a tensor that has one; None for everything else, and what is damaged."""
     value = scalar_of(node)
     if isinstance(value, int | float) and not isinstance(value, bool):

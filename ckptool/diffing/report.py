@@ -226,16 +226,16 @@ def _largest_first(found: Sequence[ValueDiff]) -> list[str]:
 def _value_line(found: ValueDiff) -> str:
     differing = f"{found.differing:,} of {found.numel:,}" if found.differing else "within the tolerance"
     place = f"at {list(found.at)}"
-    values = f"({_number(found.a)} -> {_number(found.b)})"
+    values = f"({_rounded(found.a)} -> {_rounded(found.b)})"
     nan = f", {found.nan:,} NaN in one alone" if found.nan else ""
     if found.max_abs is None:
         facts = f"first {place}"
     elif found.max_abs == 0:
         facts = f"{'first' if found.nan else 'in their bits alone, first'} {place} {values}"
     else:
-        facts = f"max abs {_number(found.max_abs)} {place} {values}, max rel {_number(found.max_rel)}"
+        facts = f"max abs {_rounded(found.max_abs)} {place} {values}, max rel {_rounded(found.max_rel)}"
     return f"{show(found.name)}: {differing}{nan}; {facts}"
 
 
-def _number(value: Number | None) -> str:
+def _rounded(value: Number | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

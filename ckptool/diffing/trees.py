@@ -18,7 +18,7 @@ from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, Pairs, PersistentId, Set
-from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
+from ckptool.pickles.numpy_values import array_of, encoded_bytes, numpy_scalar
 
 ABSENT: Final = "nothing"
 NOTHING: Final = Global("", ABSENT)
@@ -250,7 +250,7 @@ def _is_plain_mapping(node: Inert) -> bool:
 def _same_numpy(a: Call, b: Call, joined: _Joined) -> bool | None:
     """Say whether two numpy arrays or scalars are the same; None where the bytes of one are not known."""
     # The decoder leaves bytes as they are: many arrays may share them.
-    one, other = (numpy_array(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
+    one, other = (array_of(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
     if one and other and one.data is not None and other.data is not None:
         left, right = (data.read() if isinstance(data, Block) else data for data in (one.data, other.data))
         return one._replace(data=None) == other._replace(data=None) and _same_bytes(left, right, joined)

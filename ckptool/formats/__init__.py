@@ -158,7 +158,7 @@ def _read(probe: Probe) -> Parsed:
             return one.read(probe)
     from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when no format fits
 
-    raise name_foreign(probe.source) or _unknown(probe)
+    raise name_foreign(probe.source) or _not_recognised(probe)
 
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
@@ -182,7 +182,7 @@ def _read_member(probe: Probe, member: str) -> Parsed:
     return packed.read_member(probe, member)
 
 
-def _unknown(probe: Probe) -> UnknownFormat:
+def _not_recognised(probe: Probe) -> UnknownFormat:
     shown = probe.head[:16].hex(" ")
     return UnknownFormat(
         f"not a checkpoint that any format recognises: {probe.source.nbytes:,} bytes that begin with {shown}",

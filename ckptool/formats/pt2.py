@@ -171,9 +171,9 @@ def _tensor(
         raise MalformedFile(f"tensor {name!r} has an unknown dtype", kind="malformed-pt2")
     info = TensorInfo(
         dtype,
-        tuple(_number(size) for size in _list(meta.get("sizes"))),
-        tuple(_number(step) for step in _list(meta.get("strides"))),
-        _number(meta.get("storage_offset")),
+        tuple(_sym_int(size) for size in _list(meta.get("sizes"))),
+        tuple(_sym_int(step) for step in _list(meta.get("strides"))),
+        _sym_int(meta.get("storage_offset")),
         stored(archive, record_name, str(path), device := _device(meta.get("device")), storages),
         device,
         meta.get("requires_grad") is True,
@@ -194,7 +194,7 @@ def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _number(value: object) -> int:
+def _sym_int(value: object) -> int:
     number = value.get("as_int") if isinstance(value, dict) else value
     return number if type(number) is int else -1  # check_extent refuses it
 

@@ -71,7 +71,7 @@ def read(probe: Probe) -> Parsed:
     if probe.depth:  # inside another source there are no files: it is beside one
         raise MalformedFile("an index of shards itself", kind="nested-index")
     shard_of, announced_nbytes, texts = _parse(index, probe.limits)
-    opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
+    opened = {name: _read_shard(probe, name, source) for name, source in _open_shards(index, shard_of).items()}
     _compare(shard_of, opened)
     opened = _without_places(opened, announced_nbytes)
     parsed = _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
@@ -174,7 +174,7 @@ def _object(data: bytes) -> dict[str, object]:
         ) from error
 
 
-def _open(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, SourceInFolder]:
+def _open_shards(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, SourceInFolder]:
     names = dict.fromkeys(shard_of.values())
     opened: dict[str, SourceInFolder] = {}
     missing: list[str] = []

@@ -43,7 +43,7 @@ def sniff(probe: Probe) -> bool:
     return probe.tar is not None and any(name in probe.tar for name in _TABLES)
 
 
-def streams_as_far(archive: Archive) -> Iterator[tuple[Stream, str | None]]:
+def pickles_of_tables(archive: Archive) -> Iterator[tuple[Stream, str | None]]:
     """
     Yield the pickles of the tables that are there, up to the first that cannot be read, with that; and what is wrong.
 

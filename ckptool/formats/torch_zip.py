@@ -111,7 +111,7 @@ def root_folder(archive: Archive) -> str | None:
     return outermost[0] if len(outermost) == 1 else None
 
 
-def storages_as_far(archive: Archive) -> set[str]:
+def storages_of_tree(archive: Archive) -> set[str]:
     """Return which members are the bytes of tensors, as far as the pickles of a single tree and its size say so."""
     found: set[str] = set()
     root = root_folder(archive)

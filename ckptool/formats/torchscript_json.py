@@ -71,7 +71,7 @@ def read(probe: Probe) -> Parsed:
     contents, used = Contents(), set[int]()
     group = Group("", "module", class_name=str(module.get("name") or "ScriptModule"))
     for path, entry in _entries(module, archive.limits):
-        number = _number(entry.get("tensorId"))
+        number = _int64(entry.get("tensorId"))
         if path in contents.tensors:
             raise AmbiguousFile(f"two tensors are called {path!r}", kind="ambiguous-name")
         if number >= len(tensors):
@@ -133,9 +133,9 @@ def _tensors(archive: Archive, root: str, entries: list[Json]) -> list[TensorInf
         storage = stored(archive, record.name, str(key), device, storages)
         info = TensorInfo(
             BY_NAME[_TYPES[kind]],
-            tuple(map(_number, _list(entry, "dims"))),
-            tuple(map(_number, _list(entry, "strides"))),
-            _number(entry.get("offset")),
+            tuple(map(_int64, _list(entry, "dims"))),
+            tuple(map(_int64, _list(entry, "strides"))),
+            _int64(entry.get("offset")),
             storage,
             storage.location,  # memory that is shared is on one device
             entry.get("requiresGrad") is True,
@@ -166,7 +166,7 @@ def _name(entry: Json) -> str:
     return name
 
 
-def _number(value: object) -> int:
+def _int64(value: object) -> int:
     """Return a number that JSON has as text; what is left out is zero."""
     if value is None:
         return 0

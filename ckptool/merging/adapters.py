@@ -193,7 +193,7 @@ def _scale(
     if not rank:
         raise refused(checkpoint, f"{module!r} has rank 0")
     if "alpha" in sides:
-        return _number(checkpoint, sides["alpha"]) / rank
+        return _only_element(checkpoint, sides["alpha"]) / rank
     head = head_of(module)
     plain, own = module[len(head) :], settings.get(head, settings[""])
     said = _said(checkpoint, own, plain, "r", "rank_pattern")
@@ -233,7 +233,7 @@ def _of_peft(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})$")
 
 
-def _number(checkpoint: Checkpoint, tensor: LazyTensor) -> float:
+def _only_element(checkpoint: Checkpoint, tensor: LazyTensor) -> float:
     """Return the only element of a small tensor."""
     value = float(tensor.torch()) if tensor.numel == 1 else math.nan
     if not math.isfinite(value):

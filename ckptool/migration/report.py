@@ -13,7 +13,7 @@ from ckptool.checkpoints.modules import unwrapped
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
-from ckptool.checkpoints.summary import candidates, count, wrappers_in_front
+from ckptool.checkpoints.summary import candidates, count, wrapper_prefixes_of
 from ckptool.checkpoints.training import names_in, parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused
@@ -386,7 +386,7 @@ def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     prefixes = prefixes_of(names)
     if plan.weights is None and is_averaged_pair(names):
         return  # the averaged ones have to be taken alone
-    wrapped = wrappers_in_front(checkpoint, prefixes)
+    wrapped = wrapper_prefixes_of(checkpoint, prefixes)
     attribute = "" if wrapped or is_renamed else lightning_attribute(checkpoint)
     if wrapped or attribute:
         option = "strip_wrappers=True" if wrapped else f"strip_prefix={attribute!r}"

@@ -150,7 +150,7 @@ def _select(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Selec
 
 def _packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
     """Return names in the order in which the reference library packs their tensors."""
-    return sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
+    return sorted(tensors, key=lambda name: (-_packing_order_of(tensors[name]), name))
 
 
 def _pack(
@@ -207,7 +207,7 @@ def _is_plain(tensor: LazyTensor) -> bool:
     return is_plain(tensor.info) and dtype is not None and not (dtype == "F4" and not tensor.shape)
 
 
-def _rank(tensor: LazyTensor) -> int:
+def _packing_order_of(tensor: LazyTensor) -> int:
     return _DTYPE_ORDER.index(str(tensor.info.dtype.safetensors))
 
 

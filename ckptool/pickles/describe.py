@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptool.messages import cut
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Block, Call, Global, Inert, PersistentId, Set
-from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
+from ckptool.pickles.numpy_values import array_of, numpy_scalar
 
 _MAX_ITEMS = 6
 _MAX_DEPTH = 3
@@ -14,7 +14,7 @@ _MAX_TEXT = 60
 
 def kind_of(node: Inert) -> str:
     """Return the name of the type that a value has, or would have had."""
-    array = numpy_array(node)
+    array = array_of(node)
     if array is not None:
         return "numpy.ndarray"
     scalar = numpy_scalar(node)
@@ -58,7 +58,7 @@ def describe(node: Inert, depth: int = 0) -> str:
         return str(node) if node.bit_length() <= 256 else f"an integer of {node.bit_length():,} bits"
     if isinstance(node, Global):
         return str(node)
-    array = numpy_array(node) if isinstance(node, Call) else None
+    array = array_of(node) if isinstance(node, Call) else None
     if array is not None:
         return str(array)
     scalar = numpy_scalar(node)

@@ -66,7 +66,7 @@ class NumpyArray(NamedTuple):
         return f"array of {'objects' if self.dtype[:1] == 'O' else self.dtype} {list(self.shape)}"
 
 
-def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
+def array_of(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
     """Return an array's dtype, shape and data, or None if ``node`` is not one. ``decode`` replaces ``raw_bytes``."""
     fields = _array_fields(node)
     if fields is None:

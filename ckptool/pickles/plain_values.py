@@ -13,7 +13,7 @@ from ckptool.cancellation import Cancellation, each
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
-from ckptool.pickles.numpy_values import numpy_array, numpy_scalar, raw_bytes
+from ckptool.pickles.numpy_values import array_of, numpy_scalar, raw_bytes
 
 _MAX_DEPTH: Final = 64
 _MAX_NODES: Final = 10_000_000
@@ -86,7 +86,7 @@ def plain_value(
 
 def no_plain_value(node: Inert) -> NoReturn:
     """Raise UnsupportedFeature for what only code could make."""
-    array = numpy_array(node)
+    array = array_of(node)
     what = f"numpy.ndarray, {array}" if array is not None else nodes.class_name(node)
     raise UnsupportedFeature(f"a value of type {what}", kind="no-plain-value")
 

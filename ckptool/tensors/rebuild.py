@@ -20,7 +20,7 @@ from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import TENSOR_DEPTH, TENSOR_PARTS, refuse_long
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
+from ckptool.pickles.numpy_values import array_of, encoded_bytes, raw_bytes
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
@@ -521,7 +521,7 @@ class ArrayTensors:
         Raises:
             MalformedFile: It contradicts itself.
         """
-        array = numpy_array(node, self.raw)
+        array = array_of(node, self.raw)
         if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
             return None
         source, offset, nbytes = self._elements(array.data)

@@ -305,8 +305,8 @@ class Search:
         from ckptool.formats import torch_tar, torch_zip  # few files hold archives
 
         self.programs(archive, where.record)
-        tables = {one.record: (one, wrong) for one, wrong in torch_tar.streams_as_far(archive)} if is_tar else {}
-        storages = torch_zip.storages_as_far(archive)
+        tables = {one.record: (one, wrong) for one, wrong in torch_tar.pickles_of_tables(archive)} if is_tar else {}
+        storages = torch_zip.storages_of_tree(archive)
         for name in archive:
             wrong = None
             if name in tables:

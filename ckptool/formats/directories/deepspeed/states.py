@@ -73,7 +73,7 @@ class _File:
 
     def number(self, key: str) -> int | None:
         """Return the number under a key."""
-        return _number(self.field(key))
+        return _size_or_enum(self.field(key))
 
     @property
     def version(self) -> str | None:
@@ -172,7 +172,7 @@ class OptimStates(_File):
     @property
     def stage(self) -> int:
         """How far the optimizer was partitioned."""
-        said = _number(nodes.lookup(self.inner, "zero_stage"))
+        said = _size_or_enum(nodes.lookup(self.inner, "zero_stage"))
         return said if said is not None else 3 if self.of_stage_3 else 2
 
     @property
@@ -180,7 +180,7 @@ class OptimStates(_File):
         """Into how many parts each group was partitioned; empty where that is not said."""
         said = nodes.lookup(self.inner, "partition_count")
         listed = said if isinstance(said, list) else [said]
-        return tuple(one for one in map(_number, listed) if one is not None)
+        return tuple(one for one in map(_size_or_enum, listed) if one is not None)
 
     @cached_property
     def flats(self) -> list[TensorInfo]:
@@ -260,7 +260,7 @@ def is_plain(info: TensorInfo) -> bool:
     return info.storage is not None and info.layout == "strided" and info.is_contiguous
 
 
-def _number(node: Inert) -> int | None:
+def _size_or_enum(node: Inert) -> int | None:
     """Return a number, or that of a member of an enum, as it is called."""
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
         node = node.args[0]
