@@ -146,7 +146,7 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(": ".join([f"module {__name__!r} has no attribute {name!r}", *meant]))
         return found
     if module.startswith(_MADE_OF_TORCH):
-        import_module("ckptool.torch_ops.needed").needed()
+        import_module("ckptool.torch_ops.packages").needed()
     return getattr(import_module(module), name)
 
 

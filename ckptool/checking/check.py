@@ -284,7 +284,7 @@ def check(
 
         devices = [device_there(one) for one in devices]
     if values:
-        from ckptool.torch_ops.needed import check_installed
+        from ckptool.torch_ops.packages import check_installed
 
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)

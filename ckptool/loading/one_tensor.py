@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     import torch

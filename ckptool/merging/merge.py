@@ -24,7 +24,7 @@ from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.naming import is_far
-from ckptool.torch_ops.needed import check_installed
+from ckptool.torch_ops.packages import check_installed
 
 if sys.version_info >= (3, 11):
     from typing import Unpack

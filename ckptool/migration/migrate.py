@@ -32,7 +32,7 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes
 from ckptool.torch_ops.devices import device_tag
-from ckptool.torch_ops.needed import check_installed
+from ckptool.torch_ops.packages import check_installed
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint

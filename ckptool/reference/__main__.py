@@ -7,7 +7,7 @@ import sys
 import click
 
 from ckptool.errors import MissingPackage
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from ckptool.reference.trainer import (
     train,
 )
 from ckptool.torch_ops import devices as torch_devices
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

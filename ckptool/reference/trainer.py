@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.torch_ops.devices import Device, DeviceReport
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

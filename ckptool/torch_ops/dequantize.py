@@ -15,7 +15,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:

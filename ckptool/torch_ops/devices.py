@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from ckptool.errors import MigrationRefused, MissingPackage
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

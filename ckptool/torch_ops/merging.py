@@ -12,7 +12,7 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Final
 
 from ckptool.tensors.reading import LazyTensor
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 from ckptool.torch_ops.differences import differ
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 from ckptool.torch_ops.values import lost_in_cast
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

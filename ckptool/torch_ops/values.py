@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptool.errors import UnsupportedFeature
 from ckptool.messages import MANY_ZEROED
 from ckptool.tensors.dtypes import DTYPES, FLOAT4, spelled
-from ckptool.torch_ops.needed import needed
+from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     import torch
