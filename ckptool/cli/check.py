@@ -16,9 +16,17 @@ from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.policy import Judgement, Policy, judge
 from ckptool.checking.would_run import of_refused
 from ckptool.cli.gate import gate_options, policy_of
-from ckptool.cli.options import brief_option, choices, many_files, model_arg_option, pager_option, refuse_idle
+from ckptool.cli.options import (
+    AnyPath,
+    brief_option,
+    choices,
+    far_options,
+    many_files,
+    model_arg_option,
+    pager_option,
+    refuse_idle,
+)
 from ckptool.cli.printing import Failed, Result, print_json, say_each, with_hints
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, say
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import click
 
-from ckptool.cli.options import pager_option, refuse_idle
+from ckptool.cli.options import AnyPath, far_options, pager_option, refuse_idle
 from ckptool.cli.printing import Failed, Json, Output, Result, Text
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptool.cli.options import AnyPath
 from ckptool.cli.printing import print_json, with_hints
-from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError

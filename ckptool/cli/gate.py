@@ -18,8 +18,7 @@ from ckptool.checking.policy import (
     read_policy,
     refuse_unknown_word,
 )
-from ckptool.cli.options import choices
-from ckptool.cli.targets import AnyPath
+from ckptool.cli.options import AnyPath, choices
 from ckptool.cli.text import say
 from ckptool.cli.verbs import F, takes, together
 from ckptool.errors import MalformedFile

@@ -14,10 +14,9 @@ import click
 from ckptool.checking.finding import SEVERITIES, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.cli.options import brief_option, choices, many_files, refuse_idle
+from ckptool.cli.options import AnyPath, brief_option, choices, far_options, many_files, refuse_idle
 from ckptool.cli.printing import Column, Failed, Result, say_each, with_hints
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options, terminal_width
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError, about

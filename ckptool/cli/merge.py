@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from ckptool.cli.migrate import Migrated, NotMigrated, migrate
+from ckptool.cli.options import AnyPath
 from ckptool.cli.printing import Result, output_for
-from ckptool.cli.targets import AnyPath
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError

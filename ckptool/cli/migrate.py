@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 from click.core import ParameterSource
 
-from ckptool.cli.options import RayCommand, brief_option, choices, model_arg_option, ray_option, refuse_idle
+from ckptool.cli.options import (
+    AnyPath,
+    RayCommand,
+    brief_option,
+    choices,
+    far_options,
+    model_arg_option,
+    ray_option,
+    refuse_idle,
+)
 from ckptool.cli.printing import Failed, Result, output_for
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, in_options
 from ckptool.cli.verbs import ORDER, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists, WeightsNotFound

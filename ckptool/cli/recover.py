@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ckptool.cli.targets import AnyPath
+from ckptool.cli.options import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused

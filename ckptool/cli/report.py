@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from ckptool.cli.options import AnyPath, far_options
 from ckptool.cli.page.report import page_path
 from ckptool.cli.page.report import report as write_page
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine, error_text, say
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.messages import show

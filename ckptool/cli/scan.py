@@ -17,10 +17,9 @@ import click
 from ckptool.checking.policy import EXIT_CODES, Policy
 from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
 from ckptool.cli.gate import gate_options, policy_of
-from ckptool.cli.options import RayCommand, ray_option
+from ckptool.cli.options import AnyPath, RayCommand, as_asked, ray_option, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
-from ckptool.cli.targets import AnyPath, as_asked, reach_options
 from ckptool.cli.text import painted, say, terminal_width
 from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint, OutputFailed

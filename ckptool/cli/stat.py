@@ -12,10 +12,9 @@ import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.checkpoints.weights import refuse_archive
-from ckptool.cli.options import many_files, refuse_idle
+from ckptool.cli.options import AnyPath, far_options, many_files, refuse_idle
 from ckptool.cli.printing import Failed, Result, say_each
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
-from ckptool.cli.targets import AnyPath, far_options
 from ckptool.cli.text import ProgressLine
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, about
