@@ -110,15 +110,18 @@ _MEANT = {
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
-    from ckptool.loading.one_tensor import numpy_array
+    from ckptool.torch_ops.values import as_numpy
 
-    return numpy_array(tensor, limits)
+    return as_numpy(tensor, limits)
 
 
 def _torch(tensor: LazyTensor) -> Any:
-    from ckptool.loading.one_tensor import torch_tensor
+    from ckptool.torch_ops.packages import needed
 
-    return torch_tensor(tensor)
+    needed()
+    from ckptool.loading.memory.assembly import as_torch
+
+    return as_torch(tensor)
 
 
 def _report(checkpoint: Checkpoint) -> InspectReport:

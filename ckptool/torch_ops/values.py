@@ -1,10 +1,13 @@
-"""Arithmetic on values: packed elements cast to another floating type, or looked through for what is odd."""
+"""
+Arithmetic on values: packed elements cast to another floating type, or looked through for what is odd; and the elements
+of a tensor as an array of numpy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import string_at
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.messages import MANY_ZEROED
@@ -13,6 +16,10 @@ from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
+
+    from ckptool.limits import Limits
+    from ckptool.tensors.reading import LazyTensor
 
 
 BLOCK_NUMEL: Final = 1 << 14
@@ -318,3 +325,19 @@ def _far(values: torch.Tensor, largest: float) -> int:
     count = int(is_far.sum())
     zeros = len(values) - int(values.count_nonzero())
     return count if 1000 * count <= len(values) and 2 * zeros < len(values) else 0
+
+
+def as_numpy(tensor: LazyTensor, limits: Limits) -> NDArray[Any]:
+    """Return a new array of a tensor's elements; see ``LazyTensor.numpy``."""
+    of_type = tensor.info.dtype
+    dtype = of_type.name
+    if not of_type.numpy or of_type.is_quantised or dtype == "complex32":
+        raise UnsupportedFeature(
+            f"tensor {tensor.name!r} is {dtype}, and numpy has no such type",
+            kind="no-such-dtype",
+            hint="Take it as a torch.Tensor with torch(), or its bytes with read().",
+        )
+    np = needed("numpy", "numpy", "numpy")
+    elements = np.frombuffer(bytearray(tensor.read(limits=limits)), np.dtype(dtype).newbyteorder("<"))
+    found: NDArray[Any] = elements.reshape(tensor.info.shape)
+    return found

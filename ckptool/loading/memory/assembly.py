@@ -26,6 +26,7 @@ from ckptool.loading.memory.placement import (
     QUANTIZED,
     Placement,
     moved_by,
+    placement,
     special_tensor,
     torch_dtype,
 )
@@ -415,3 +416,8 @@ def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
             hint="Load it to the CPU, or migrate the file first.",
         )
     memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
+
+
+def as_torch(tensor: LazyTensor) -> torch.Tensor:
+    """Return a tensor in memory of the CPU; see ``LazyTensor.torch``."""
+    return Assembly(placement("cpu")).tensors({tensor.name: tensor})[tensor.name]
