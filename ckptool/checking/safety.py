@@ -26,9 +26,8 @@ from ckptool.formats.runnable.pickle_search import Place, Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import words
-from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.judge import is_listed
-from ckptool.pickles.reader import read_as_far
+from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import is_far

@@ -19,7 +19,7 @@ from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded
 from ckptool.formats import filenames
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.journal import refuse_edited

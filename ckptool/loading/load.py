@@ -45,7 +45,7 @@ from ckptool.loading.memory.threads import castable
 from ckptool.loading.shares import Shard, share_of
 from ckptool.messages import show, some
 from ckptool.names import renaming
-from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import Origin
 from ckptool.sources.naming import command_line, shown_path
 from ckptool.sources.source import Progress

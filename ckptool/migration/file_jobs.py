@@ -28,7 +28,7 @@ from ckptool.migration.output.parts import Place
 from ckptool.migration.plan import make_plan
 from ckptool.migration.planned import OutFile, Planned
 from ckptool.migration.writing import Writing
-from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import open_source
 from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.reading import LazyTensor

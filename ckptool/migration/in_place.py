@@ -69,8 +69,8 @@ from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
 from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.pickles import nodes
-from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Call, Inert, PersistentId
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import Run, poisoned_at
 from ckptool.sources.naming import is_far

@@ -27,7 +27,7 @@ from ckptool.migration.plan import Merge, make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
-from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes

@@ -34,7 +34,7 @@ from ckptool.migration.verify import (
     in_its_file,
     reading_back,
 )
-from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.reader import gc_paused
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.payloads import check_storages

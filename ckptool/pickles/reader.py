@@ -14,7 +14,10 @@ Rules:
 See Python's Lib/pickletools.py, which documents every opcode.
 """
 
+import gc
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -316,3 +319,15 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             data, base = machine.data, machine.base  # what is skipped may end behind the window
     finally:
         machine.pos, machine.stack = pos, stack
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection: it would walk a growing tree again and again, a third of the time at 20,000 tensors."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
