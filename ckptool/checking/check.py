@@ -326,11 +326,12 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
 
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
-        from ckptool.checking import integrity, value_survey
+        from ckptool.checking import integrity, twins, value_survey
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         values_nbytes = sum(distinct.values()) if depth == "values" else 0
-        meter = Meter(scope.progress, checkpoint.file_nbytes + values_nbytes)
+        twins_nbytes = sum(one.nbytes or 0 for one in checkpoint.beside if one.role == "duplicate")
+        meter = Meter(scope.progress, checkpoint.file_nbytes + values_nbytes + twins_nbytes)
         # First: what was left unread of an index is read by then.
         whole = integrity.verify(checkpoint, limits, meter, None if hashing is None else hashing.watch)
     content, of_weights, no_digest = (None, None, None) if hashing is None else hashing.finish()
@@ -360,6 +361,8 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
 
         found += model_fit.examine(checkpoint, shapes, name, scope.key, places)
     if whole is not None:
+        found = [one for one in found if one.code != "CK161"]  # which says more when values are compared
+        found += twins.compared(checkpoint, limits, meter)
         found += (*whole.findings, *value_survey.examine(checkpoint, limits))
         found += value_survey.survey(checkpoint, limits, meter) if depth == "values" else ()
     return CheckReport(

@@ -12,14 +12,13 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
+from ckptool.checking import twins
 from ckptool.checking.advice import dense, migration, state_dict
 from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, stubs_in
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrapper_prefixes_of
-from ckptool.errors import Failure
-from ckptool.formats import open_checkpoint
 from ckptool.formats.filenames import ENGINE
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
@@ -148,7 +147,7 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield note("CK160", fact, "Give what they are together:", command_line(part.path, "inspect"))
     if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # that counts them
         yield from _not_opened(checkpoint)
-    yield from _twins(checkpoint)
+    yield from twins.compared(checkpoint)
     if names := by_role.get("leftover", []):
         fact = f"{counted(len(names), 'shard')} that the index does not name: {some(names)}"
         hint = "They may be left from another save into the same folder: remove them, or get the index again."
@@ -157,50 +156,6 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
         whole = not any(name.endswith(".aria2") for name in names)  # which fills files in any order
         hint = f"Download again what is missing{'; what was opened is whole without it' * whole}."
         yield note("CK163", f"{counted(len(names), 'unfinished download')}: {some(names)}", hint)
-
-
-def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK161: files that go by the name of the same weights have their names and shapes, or others."""
-    same = []
-    for one in (one for one in checkpoint.beside if one.role == "duplicate"):
-        if is_far(one.path):
-            same.append(f"{one.name} ({one.about}, going by its name)")
-            continue
-        try:
-            with open_checkpoint(one.path) as other:
-                more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
-                two, own = (among.weights or among.tensors for among in (other, checkpoint))
-                unlike = [
-                    f"{name} {list(two[name].shape)}, not {list(own[name].shape)}" for name in more if name in less
-                ]
-        except Failure as error:
-            fact = f"{one.name} cannot be compared with what was opened: {error.message}"
-            yield note("CK161", fact, severity="info")
-            continue
-        if not (more or less):
-            same.append(f"{one.name} ({one.about})")
-            continue
-        parts = [some(unlike)] if unlike else []
-        for names, than, others in ((more, "more", less), (less, "less", more)):
-            rest = [name for name in names if name not in others]
-            parts += [f"{counted(len(rest), 'tensor')} {than}: {some(rest)}"] if rest else []
-        fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
-        hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
-        yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
-    if same:
-        fact = f"the same names and shapes are there once more, with values that were not compared: {some(same)}"
-        yield note("CK161", fact, severity="info")
-
-
-def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
-    """Return the names of weights that another checkpoint has neither with this shape, nor by a name tied to it."""
-    from ckptool.names.matching import is_benign  # few folders hold weights twice
-
-    weights, others = (one.weights if one.weights is not None else one.tensors for one in (checkpoint, other))
-    there = {(name, one.info.shape) for name, one in others.items()}
-    held = {identity(one.info) for name, one in weights.items() if (name, one.info.shape) in there}
-    own = ((name, one.info) for name, one in weights.items() if not is_benign(name))
-    return [name for name, info in own if (name, info.shape) not in there and identity(info) not in held]
 
 
 def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -237,6 +237,28 @@ def test_what_is_beside_is_listed(tmp_path: Path) -> None:
     assert [one["name"] for one in printed["beside"]] == list(found)
 
 
+def test_a_deep_check_compares_the_values_of_the_same_weights_in_two_forms(tmp_path: Path) -> None:
+    own = weights()
+    name = next(iter(own))
+    save_file(own, tmp_path / "model.safetensors")
+    torch.save(own, tmp_path / "pytorch_model.bin")
+    assert "values that were not compared" in ckptool.check(tmp_path).findings[0].message
+    (found,) = ckptool.check(tmp_path, deep=True).findings
+    assert found.severity == "info"
+    assert found.message == "the same weights are there once more, with equal values: pytorch_model.bin"
+
+    torch.save(own | {name: own[name] + 1}, tmp_path / "pytorch_model.bin")
+    done = invoke(["check", "--deep", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "1 warning; every byte was read" in done.output
+    assert f"other values in 1 tensor: {name}" in done.output
+    assert f"Run: ckptool diff {tmp_path / 'model.safetensors'} {tmp_path / 'pytorch_model.bin'}" in done.output
+
+    torch.save(own | {name: own[name].bfloat16()}, tmp_path / "pytorch_model.bin")
+    (found,) = ckptool.check(tmp_path, deep=True).findings
+    assert (found.severity, found.message.endswith(f"values that were not compared: {name}")) == ("info", True)
+
+
 def test_an_adapter_says_what_it_adapts(tmp_path: Path) -> None:
     write(tmp_path / "adapter_model.safetensors", weights())
     config = {"peft_type": "LORA", "base_model_name_or_path": "someone/tiny", "r": 8, "lora_alpha": 16,
