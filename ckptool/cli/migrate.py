@@ -435,6 +435,10 @@ class Migrated(Result):
         self.nbytes = report.written_nbytes
         self.otherwise = "written" if report.written else "planned"
 
+    @property
+    def note(self) -> str | None:
+        return f"Warning: {'; '.join(self._report.assumed)}" if self._report.assumed else None
+
     def sections(self) -> Iterator[Section]:
         yield show(self._report.target)
         if not self._quiet:

@@ -68,6 +68,8 @@ class _Average(MadeWeight):
 class AverageMerge:
     """Makes means of weights and those of other checkpoints, each with its share."""
 
+    assumed = ()
+
     def __init__(self, others: Sequence[Checkpoint], shares: Sequence[float], changes: Changes) -> None:
         self._others = others
         self._shares = [one / sum(shares) for one in shares]

@@ -89,6 +89,7 @@ class LoraMerge:
         self._adapters = adapters
         self._allow_unmatched = allow_unmatched
         self.notes: list[str] = []
+        self.assumed: list[str] = []
 
     def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """
@@ -114,7 +115,9 @@ class LoraMerge:
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
             _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
             if adapter.has_no_alpha:
-                self.notes.append(f"nothing says the alpha of {adapter.checkpoint.path!r}: it is taken to be the rank")
+                fact = f"nothing says the alpha of {adapter.checkpoint.path!r}: it is taken to be the rank"
+                self.notes.append(fact)
+                self.assumed.append(fact)
         made: dict[object, _Merged] = {}
         tensors = dict(weights.tensors)
         for name, tensor in weights.tensors.items():

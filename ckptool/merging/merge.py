@@ -92,7 +92,7 @@ def merge(
             )
         how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
         report = migrate_by(None, os.fspath(base), os.fspath(dst), asked, how, merge=merging)
-    return report._replace(notes=(*report.notes, *merging.notes))
+    return report._replace(notes=(*report.notes, *merging.notes), assumed=tuple(merging.assumed))
 
 
 def _opened(opened: ExitStack, path: str, limits: Limits) -> Adapter:

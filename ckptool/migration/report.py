@@ -93,7 +93,8 @@ class MigrationReport(NamedTuple):
     after: FileFacts
     notes: tuple[str, ...]
     """What cannot be done with the target any more, or was asked for without effect."""
-
+    assumed: tuple[str, ...] = ()
+    """Of the notes, those on what values rest on, and no file says. They are printed even if nothing else is."""
     calls: tuple[str, ...] = ()
     """Classes and functions that unpickling the target calls, beyond what makes data; with ``form`` same or model."""
     files: tuple[WrittenFile, ...] = ()

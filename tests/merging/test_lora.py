@@ -88,6 +88,10 @@ def test_names_and_alphas_of_every_library(style: str, alpha: str, tmp_path: Pat
         assert torch.allclose(tensor.double(), want, rtol=1e-6, atol=1e-5), name
         assert (name in own) != torch.equal(tensor, before[name])
     assert ("nothing says the alpha" in str(report)) == (alpha == "nothing")
+    quiet = invoke(["merge", "-q", str(path), "--lora", str(lora), "-o", str(tmp_path / "quiet.safetensors")])
+    assert quiet.stdout == f"{tmp_path / 'quiet.safetensors'}\n"
+    told = f"Warning: nothing says the alpha of {str(lora)!r}: it is taken to be the rank\n"
+    assert quiet.stderr == (told if alpha == "nothing" else "")
     assert report.verified
 
 
