@@ -237,6 +237,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from left_behind(checkpoint)
     if _leaves_settings(checkpoint, plan):
         yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
+    yield from _stays_on_devices(plan, changes)
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan)
     yield from _of_versions(checkpoint, plan)
@@ -250,6 +251,16 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"{counted(many, 'weight')}: {said}"
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
+
+
+def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield on which devices tensors are still, where nothing was said of any, and the file says it of each tensor."""
+    if changes.to is None and plan.form in ("same", "state_dict") and not plan.builds_model:
+        packed = plan.file.packed or ()
+        found = dict.fromkeys(info.location for name, info in plan.file.expected if name not in packed)
+        if tags := [tag for tag in found if tag.partition(":")[0] not in ("cpu", "meta")]:
+            fact = f"tensors stay on {some(tags)}: loading asks for that device, unless map_location says otherwise"
+            yield f"{fact}; for a machine without it, `to='cpu'`"
 
 
 def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:

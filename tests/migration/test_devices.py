@@ -282,3 +282,19 @@ def test_the_command_line_takes_pairs_of_devices(tmp_path: Path) -> None:
         refused = invoke(["migrate", str(path), str(tmp_path / "z.pth"), *arguments])
         assert refused.exit_code == 2
         assert f"OLD=NEW for each: {', '.join(given)}" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_result_that_stays_on_a_device_says_so_with_the_option(tag: str, tmp_path: Path) -> None:
+    source = save({"model": {"w": torch.ones(2)}, "epoch": 1}, tmp_path / "a.pth", tag)
+
+    def notes(name: str, *options: str) -> str:
+        return invoke(["migrate", str(source), str(tmp_path / name), *options]).output
+
+    for number, form in enumerate(("same", "state_dict")):
+        said = notes(f"{number}.pth", "--form", form)
+        stays = f"tensors stay on {tag}: loading asks for that device, unless map_location says otherwise"
+        assert (f"{stays}; for a machine without it, --to cpu" in said) == (tag != "cpu:0")
+        assert "stay on" not in notes(f"to{number}.pth", "--form", form, "--to", "cpu")
+        assert "stay on" not in notes(f"pairs{number}.pth", "--form", form, "--to", f"{tag}=cuda:1")
+    assert "stay on" not in notes("a.safetensors")
