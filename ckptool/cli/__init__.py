@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import ENOMEM
+from errno import EINVAL, ENOMEM
 from typing import Any
 
 import click
 
 from ckptool import __version__
-from ckptool.cli.text import error_text, say
+from ckptool.cli.text import error_text, print_in_any_encoding, say
 from ckptool.cli.verbs import Verbs, color_option
 from ckptool.errors import CkptoolError, reason_of
 from ckptool.messages import show
@@ -29,7 +29,11 @@ def _ends_unread() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
+    except OSError as error:
+        if not (
+            isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == EINVAL and not error.filename)
+        ):
+            raise
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.raise_signal(signal.SIGPIPE)
@@ -100,6 +104,7 @@ def _exit_code() -> int:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
     if sys.stdout is None:
         return _failed("standard output is closed")
+    print_in_any_encoding()
     try:
         with _ends_unread():
             try:

@@ -9,6 +9,7 @@ long by its escapes. SARIF is 2.1.0, for code hosts: https://docs.oasis-open.org
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -495,9 +496,12 @@ class Sarif(Output):
 
 
 def _uri(path: str) -> str:
-    """Return a path as a reference: what is no plain character is escaped."""
+    """Return a path as a reference, one with a drive as a whole address: what is no plain character is escaped."""
+    found = Path(path)
+    if found.drive and found.is_absolute():
+        return found.as_uri()
     plain = f"{ascii_letters}{digits}-._~/".encode()
-    octets = Path(path).as_posix().encode("utf-8", "surrogateescape")
+    octets = os.fsencode(found.as_posix())
     return "".join(chr(one) if one in plain else f"%{one:02X}" for one in octets)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import json
-import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,10 +123,20 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     yield from (path for path in paths if path != "-")
-    for line in chain(*lists):
-        path = os.fsdecode(line.rstrip(b"\r\n"))
+    for line in chain.from_iterable(map(_lines_of, lists)):
+        path = line.rstrip(b"\r\n").decode(sys.getfilesystemencoding(), "surrogateescape")
         if path:
             yield as_asked(path)
+
+
+def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a list as they come; one with a byte order mark, as PowerShell writes it, is read at once."""
+    first = stream.readline()
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        yield from (first + stream.read()).decode("utf-16", "replace").encode("utf-8", "surrogatepass").splitlines()
+    else:
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from stream
 
 
 class _Known(NamedTuple):

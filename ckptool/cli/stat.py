@@ -15,7 +15,7 @@ from ckptool.checkpoints.weights import refuse_archive
 from ckptool.cli.options import AnyPath, far_options, many_files, refuse_idle
 from ckptool.cli.printing import Failed, Result, say_each
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
-from ckptool.cli.text import ProgressLine
+from ckptool.cli.text import ProgressLine, can_print
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
@@ -28,6 +28,7 @@ SCHEMA = "ckptool.stat/1"
 _HEADERS: Final = ("name", "dtype", "shape", "mean", "std", "min", "max", "norm", "zeros", "NaN", "inf", "histogram")
 _IS_NUMBER: Final = (False, False, False, *(True,) * 8, False)
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS: Final = "12345678"
 _SPARE: Final = ("dtype", "shape", "norm", "std")
 """Columns that a narrow terminal does without; what is odd about values stays:"""
 _ODD: Final = ("inf", "NaN", "zeros")
@@ -144,7 +145,7 @@ def _raw(row: ValueRow) -> list[object]:
 
 def _bars(histogram: tuple[int, ...]) -> str:
     """Return a histogram as blocks: the height of each part beside the highest, and a blank where nothing is."""
-    highest = max(histogram)
+    highest, blocks = max(histogram), _BLOCKS if can_print(_BLOCKS) else _PLAIN_BLOCKS
     return "".join(
-        " " if not number else _BLOCKS[max(0, math.ceil(len(_BLOCKS) * number / highest) - 1)] for number in histogram
+        " " if not number else blocks[max(0, math.ceil(len(blocks) * number / highest) - 1)] for number in histogram
     )

@@ -6,6 +6,8 @@ One line on a terminal that says how far a long reading or writing is: share, by
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import re
 import sys
@@ -28,8 +30,33 @@ _SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the sa
 """What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
 _NARROWEST: Final = 40
 """Text in narrower columns than this is not readable: the terminal may break it."""
+_PLAIN: Final = {"…": "...", "→": "->", "·": ".", "×": "x", "–": "-"}
+"""What is printed for these where an encoding does not have them."""
 pages: list[list[str]] = []
 """What waits for the pager, while there is one."""
+
+
+def print_in_any_encoding() -> None:
+    """Print escapes of characters that the encoding of standard output does not have, as a code page of Windows."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
+        codecs.register_error("ckptool", _escaped)
+        sys.stdout.reconfigure(errors="ckptool")
+
+
+def can_print(text: str) -> bool:
+    """Say whether the encoding of standard output has all characters of a text."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in found), error.end
 
 
 def with_options(text: str) -> str:

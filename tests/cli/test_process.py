@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,12 @@ def run(command: list[str], **options: str) -> tuple[int, str]:
     """Run a command, and return its exit code and what it wrote to stderr."""
     environment = {name: value for name, value in os.environ.items() if name != "CKPTOOL_TRACEBACK"} | options
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, preexec_fn=heed_interrupts
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        preexec_fn=heed_interrupts if os.name == "posix" else None,
     )
     return done.returncode, done.stderr
 
@@ -66,7 +72,6 @@ def test_what_nobody_hears_does_not_change_the_exit_code(words: str) -> None:
     assert run(["sh", "-c", f"{sys.executable} -m ckptool inspect {words}"]) == (2, "")
 
 
-@POSIX
 @pytest.mark.parametrize(
     "arguments",
     [["scan", "--help"], ["scan", FIXTURE], ["inspect", "--json", FIXTURE]],
@@ -77,7 +82,8 @@ def test_an_output_that_nobody_reads_ends_it_as_other_tools_end(arguments: list[
     done = subprocess.run([*CKPTOOL, *arguments], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
 
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    ended = -signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 2
+    assert (done.returncode, done.stderr) == (ended, b"")
 
 
 @POSIX
@@ -173,3 +179,33 @@ def test_bad_usage_is_still_2_and_help_0() -> None:
     assert "No such option" in shown
     assert run([*CKPTOOL, "--help"]) == (0, "")
     assert run([*CKPTOOL, "check", FIXTURE])[0] == 0
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "cp932"])
+def test_what_an_encoding_does_not_have_is_printed_as_escapes(encoding: str, tmp_path: Path) -> None:
+    odd = tmp_path / "モデル-→-ø.pth"
+    shutil.copy(FIXTURE, odd)
+    for verb in (["inspect"], ["check"], ["migrate", "--dry-run"], ["diff", FIXTURE]):
+        command = [*CKPTOOL, *verb, str(odd)]
+        command += ["x.pth"] if verb[0] == "migrate" else []
+        plain, coded = (
+            subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": one}, check=False)
+            for one in ("utf-8", encoding)
+        )
+        assert (coded.returncode, coded.stderr) == (plain.returncode, b"")
+        name = "モデル" if encoding == "cp932" else r"\u30e2\u30c7\u30eb"
+        assert name in coded.stdout.decode(encoding)
+        assert len(coded.stdout.splitlines()) == len(plain.stdout.splitlines())
+
+
+def test_a_histogram_is_digits_where_there_are_no_blocks() -> None:
+    pytest.importorskip("numpy")
+    output = [
+        subprocess.run(
+            [*CKPTOOL, "stat", FIXTURE], capture_output=True, env=os.environ | {"PYTHONIOENCODING": one}, check=True
+        ).stdout.decode(one)
+        for one in ("utf-8", "cp437")
+    ]
+
+    assert output[0].translate(dict(zip(map(ord, "▁▂▃▄▅▆▇█"), "12345678", strict=True))) == output[1]
+    assert output[0] != output[1]

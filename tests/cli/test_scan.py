@@ -96,6 +96,15 @@ def test_every_checkpoint_below_has_one_line_and_the_sum_is_said(folder: Path) -
     assert "passed over  1 file of other kinds" in result.stderr
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_may_be_in_an_encoding_that_its_first_bytes_tell(encoding: str, folder: Path) -> None:
+    odd = folder / "モデル.pth"
+    shutil.copy(FINE, odd)
+    listed = f"{odd}\r\n\r\n{folder / 'below' / '1.pth'}\r\n".encode(encoding)
+
+    assert set(rows(scan("-", given=listed).stdout)) == {str(odd), str(folder / "below" / "1.pth")}
+
+
 def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     output, listed = tmp_path / "rows.jsonl", tmp_path / "tensors.jsonl"
     listed.write_bytes(TENSOR_HEAD + b'"torn')
