@@ -20,6 +20,7 @@ from ckptool.formats.json_beside import quantization_of
 from ckptool.tensors import dtypes
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 
 class DenseSource(MadeWeight):
@@ -28,14 +29,14 @@ class DenseSource(MadeWeight):
     def __init__(self, name: str, dense: Dense, scheme: str, dtype: str, *, saturate: bool) -> None:
         nbytes, said = prod(dense.shape) * dtypes.BY_NAME[dtype].itemsize, f"{scheme} before, dense now, in {dtype}"
         super().__init__(name, nbytes, said, list(dense.parts.values()))
-        self._dense = dense
+        self.dense = dense
         self._dtype = dtype
         self._saturate = saturate
 
     def made(self) -> Iterator[bytes]:
         from ckptool.torch_ops.dequantize import HOW, packed  # no other migration needs torch
 
-        dense = self._dense
+        dense = self.dense
         parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
         values = HOW[dense.how](parts, dense.facts)
         return packed(values, self._dtype, self._name, saturate=self._saturate)
@@ -53,6 +54,16 @@ def _refuse_comfy(checkpoint: Checkpoint) -> None:
     forms = re.findall(r'"format"\s*:\s*"(\w{1,40})"', checkpoint.metadata.get("_quantization_metadata", ""))
     if other := next((one for one in forms if not one.startswith(PLAIN_OF_COMFY)), None):
         raise MigrationRefused(f"it cannot be made dense: its layout is {other!r}, of ComfyUI", kind="not-dense")
+
+
+def _are_same(one: Dense, other: Dense) -> bool:
+    """Say whether two names of the same values are one weight: their scales may be copies."""
+    from ckptool.torch_ops.differences import differ  # few are tied
+
+    if one._replace(parts={}) != other._replace(parts={}) or one.parts.keys() != other.parts.keys():
+        return False
+    pairs = [(part, other.parts[key]) for key, part in one.parts.items()]
+    return all(a.shape == b.shape and a.dtype == b.dtype and not differ(a, b) for a, b in pairs)
 
 
 def make_dense(
@@ -89,6 +100,7 @@ def make_dense(
         usual[tensor.dtype] += tensor.numel * (tensor.dtype in HALF)
     made: dict[str, tuple[str, LazyTensor]] = {}
     sources: list[DenseSource] = []
+    tied: dict[object, DenseSource] = {}
     gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
     around = {path[:end] for path in chosen for end, char in enumerate(path) if char == "."}
     gone |= {path for path in new if _is_of_activations(path, there[path], around)}
@@ -104,11 +116,14 @@ def make_dense(
             )
         name = name[: len(name) - len(dense.end)] + dense.new_end
         own = dtype or dense.dtype
-        source = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
-        source.is_compressed = at_once
+        memory = identity(dense.parts["values"].info)
+        source = tied.get(memory)
+        if source is None or not _are_same(source.dense, dense):
+            source = tied[memory] = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
+            source.is_compressed = at_once
+            sources.append(source)
         info = source.tensor(there[path].info, dtypes.BY_NAME[own], dense.shape)
         made[path] = name, LazyTensor(name, info)
-        sources.append(source)
     tensors: dict[str, LazyTensor] = {}
     old_names = dict(weights.old_names)
     for name, tensor in weights.tensors.items():

@@ -42,6 +42,9 @@ _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
 _MOST_PATTERNS: Final = 256
 """Modules with a rank of their own; more are not compared."""
+HEADS: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer|output)\.weight")
+EMBEDDINGS: Final = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|shared|tok_embeddings)\.weight")
+"""How the weights of output layers and of embeddings are called, which many models tie to each other."""
 _EITHER: Final = ("classifier", "score")
 """The heads of classifiers, both of which peft announces: a model has one of them."""
 
@@ -133,6 +136,13 @@ def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
     found = object_beside(path, source, ADAPTER).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+def ties_embedding(checkpoint: Checkpoint) -> object:
+    """Return whether config.json beside a checkpoint ties its output layer to the embedding; None if it is silent."""
+    settings = object_beside(checkpoint.path, checkpoint.source, "config.json")
+    both = [one for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
+    return next((one["tie_word_embeddings"] for one in both if "tie_word_embeddings" in one), None)
 
 
 @once

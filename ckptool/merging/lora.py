@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
-from ckptool.formats.json_beside import quantization_of
+from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties_embedding
 from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refused
 from ckptool.messages import counted, some
-from ckptool.migration.casting import TARGETS, memory_of
+from ckptool.migration.casting import TARGETS, Memory, memory_of
 from ckptool.names.missing import by_likeness
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
@@ -100,6 +100,7 @@ class LoraMerge:
         """
         names = {name: name for name in weights.tensors}
         names |= {old: name for name, old in weights.old_names.items() if name in weights.tensors}
+        tied = _tied_by_settings(checkpoint, weights)
         changes: dict[object, list[_Change]] = {}
         for adapter, weight in self._adapters:
             fits = self._fits(adapter, checkpoint, names)
@@ -109,7 +110,8 @@ class LoraMerge:
             here: dict[str, _Change] = {}
             for key, name in fits.items():
                 here[key] = change = _change(adapter, key, weight, name, weights.tensors[name])
-                together = changes.setdefault(memory_of(weights.tensors[name].info), [])
+                memory = memory_of(weights.tensors[name].info)
+                together = changes.setdefault(tied.get(memory, memory), [])
                 together.append(change)
                 if len(together) > 1 and any(one.is_alone for one in together):
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
@@ -122,6 +124,7 @@ class LoraMerge:
         tensors = dict(weights.tensors)
         for name, tensor in weights.tensors.items():
             memory = memory_of(tensor.info)
+            memory = tied.get(memory, memory)
             if memory is None or memory not in changes:
                 continue
             if memory in made:
@@ -154,6 +157,21 @@ class LoraMerge:
                 f"{len(left):,} parts of {adapter.checkpoint.path!r} fit no weight, and are left out: {some(left)}"
             )
         return found
+
+
+def _tied_by_settings(checkpoint: Checkpoint, weights: Weights) -> dict[Memory | None, Memory | None]:
+    """Return the memory of the embedding by that of an output layer that config.json ties to it, and that is equal."""
+    from ckptool.torch_ops.differences import differ
+
+    found = (
+        next((one for name, one in weights.tensors.items() if of.search(name)), None) for of in (HEADS, EMBEDDINGS)
+    )
+    head, embedding = found
+    if head is None or embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+        return {}
+    if ties_embedding(checkpoint) is not True or differ(head, embedding):
+        return {}
+    return {memory_of(head.info): memory_of(embedding.info)}
 
 
 def _placed(

@@ -230,6 +230,28 @@ def test_a_type_is_reached_in_one_rounding_and_others_are_cast(tmp_path: Path) -
             assert found["n.weight"].dtype == dtype
 
 
+@pytest.mark.parametrize("scales", ["one tensor", "copies", "others"])
+def test_names_that_are_tied_stay_so(scales: str, tmp_path: Path) -> None:
+    values, scale = torch.randn(8, 16).to(torch.float8_e4m3fn), torch.rand(8, 1)
+    other = {"one tensor": scale, "copies": scale.clone(), "others": scale * 2}[scales]
+    state = {
+        "embed.weight": values,
+        "embed.weight_scale": scale,
+        "lm_head.weight": values,
+        "lm_head.weight_scale": other,
+    }
+    torch.save(state, tmp_path / "a.pth")
+    is_tied = scales != "others"
+    ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dequantize=True)
+    report = ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.safetensors", dequantize=True)
+    assert report.tied == ({"lm_head.weight": "embed.weight"} if is_tied else {})
+    for found in (torch.load(tmp_path / "b.pth"), ckptool.load(tmp_path / "a.pth", dequantize=True)):
+        head, embedding = found["lm_head.weight"], found["embed.weight"]
+        assert (head.data_ptr() == embedding.data_ptr()) == is_tied
+        assert torch.equal(embedding, (values.float() * scale).bfloat16())
+        assert torch.equal(head, (values.float() * other).bfloat16())
+
+
 def test_names_folders_and_settings(tmp_path: Path) -> None:
     tensors, dense, says = gptq(4, is_new=False)
     path = written({f"model.{name}": one for name, one in tensors.items()}, says, tmp_path)

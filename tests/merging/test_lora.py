@@ -297,6 +297,26 @@ def test_what_does_not_fit_is_refused_by_name(name: str, tmp_path: Path) -> None
     assert not (tmp_path / "o.safetensors").exists()
 
 
+@pytest.mark.parametrize("ties", [True, False, None])
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_what_settings_alone_tie_changes_together(ties: bool | None, is_equal: bool, tmp_path: Path) -> None:
+    embedding = torch.randn(9, 5)
+    head = embedding.clone() if is_equal else torch.randn(9, 5)
+    save_file({"lm_head.weight": head, "model.embed_tokens.weight": embedding}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({} if ties is None else {"tie_word_embeddings": ties}))
+    down, up = torch.randn(RANK, 5), torch.randn(9, RANK)
+    pair = {"base_model.model.lm_head.lora_A.weight": down, "base_model.model.lm_head.lora_B.weight": up}
+    lora = adapter(tmp_path / "a", pair, {"r": RANK, "lora_alpha": RANK})
+
+    report = ckptool.merge(tmp_path, tmp_path / "out.pth", lora=lora, form="state_dict")
+    after = torch.load(tmp_path / "out.pth")
+    assert torch.allclose(after["lm_head.weight"], head + up @ down, atol=1e-5)
+    together = ties is True and is_equal
+    assert torch.equal(after["lm_head.weight"], after["model.embed_tokens.weight"]) == together
+    assert torch.equal(after["model.embed_tokens.weight"], embedding) != together
+    assert any("is tied to what is merged, and changes with it" in note for note in report.notes) == together
+
+
 @pytest.mark.parametrize(("pattern", "alpha"), [("m.q", 3), ("m[q", 0), ("q", 3), ("..q", 3), (r"m\.q$", 3), ("x", 4)])
 def test_patterns_are_those_of_peft(pattern: str, alpha: int, tmp_path: Path) -> None:
     settings = {"r": 4, "lora_alpha": 4, "alpha_pattern": {pattern: 3}}

@@ -21,7 +21,7 @@ from ckptool.checkpoints.quantized import Quantization
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories import walk
-from ckptool.formats.json_beside import object_beside, quantization_of
+from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties_embedding
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.names.matching import SPELLINGS, Rename, is_extra_state
@@ -45,8 +45,6 @@ _TENSOR: Final = re.compile(
 )
 """How names end that are those of tensors, whatever message they are in."""
 _MODULE: Final = re.compile(r"no module or parameter named '([^'\n]{1,1000})'")
-_HEADS: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer|output)\.weight")
-_EMBEDDINGS: Final = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|shared|tok_embeddings)\.weight")
 _FORMS: Final = (
     (r"\bqkv_proj\b", "q_proj"),
     (r"\bgate_up_proj\b", "gate_proj"),
@@ -156,14 +154,12 @@ class _Lookup:
 
     def tied(self) -> Iterator[Cause]:
         """The output layer and other names of the embedding, if the model ties them to it, or may do so."""
-        maybe = [name for name in self.rest if _HEADS.search(name) or _EMBEDDINGS.search(name)]
-        twin = next((one for name, one in self.checkpoint.tensors.items() if _EMBEDDINGS.search(name)), None)
+        maybe = [name for name in self.rest if HEADS.search(name) or EMBEDDINGS.search(name)]
+        twin = next((one for name, one in self.checkpoint.tensors.items() if EMBEDDINGS.search(name)), None)
         if not maybe or twin is None:
             return
-        settings = object_beside(self.checkpoint.path, self.checkpoint.source, "config.json")
-        both = [one for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
-        says = next((one["tie_word_embeddings"] for one in both if "tie_word_embeddings" in one), None)
-        heads = [name for name in maybe if _HEADS.search(name) or (says is True and name not in self.found)]
+        says = ties_embedding(self.checkpoint)
+        heads = [name for name in maybe if HEADS.search(name) or (says is True and name not in self.found)]
         is_there = bool(heads) and heads[0] in self.found
         is_open = says is not True and (is_there or says is False or self.adapter() is not None)
         if not heads or is_open:
