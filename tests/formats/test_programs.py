@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -373,6 +374,10 @@ FORMULAS = {
     "Symbol('o' + 'pen')": False,
     "S(Symbol('x').name)": False,
     "S(srepr(s0))": False,
+    "Symbol('open(1)')": False,
+    "Max('open', 1)": False,
+    "Max(open, 1)": False,
+    "s0.func(1)": False,
     "(S)(s0)": False,
     "\uff4fpen(s0)": False,
     "[Abs() for Abs in [init_session]]": False,
@@ -394,9 +399,20 @@ GUARDS = {
     "(eval)('1')": False,
     "[eval][0]('1')": False,
     "max('1', '2', key=eval)": False,
-    "L['x'].stride()[0] == 'a(b)' or math.isnan(L['y'])": True,
+    "L['x'].stride()[0] == L['d']['b 1x1/d'] or math.isnan(L['y'])": True,
+    "torch._sym_sqrt(torch.sym_float(L['x'].size()[0])) >= 2": True,
+    "L['x'].a.size()[0] & 3 | 1 < 2": True,
     "(L['x'].size()[0] + 1) % 2 == 0 and not (L['f'] is None)": True,
     "torch.os.system('true')": False,
+    "torch.sym_float.__globals__['os']": False,
+    "L['x'].system('true')": False,
+    "'true'.format(L['x'])": False,
+    "max(*L['x'])": False,
+    "max(1, 2, key=L['f'])": False,
+    "-" * 50_000 + "1 == 1": False,
+    "1 + " * 4000 + "1 == 1": False,
+    "not " * 4000 + "1": False,
+    "1 if 1else 0": True,
     "torch.os.system ('true')": False,
     "1)\nfrom os import system as size\nsize('true'": False,
     "(torch.os.system)('true')": False,
@@ -420,6 +436,34 @@ def test_a_guard_only_compares(guard: str) -> None:
     assert has_programs("p/models/model.json", of_model(guards_code=[guard])) != GUARDS[guard]
 
 
+TARGETS = {
+    "torch.ops.aten.add.Tensor": True,
+    "torch.ops.aten.__and__.Scalar": True,
+    "torch.ops.higher_order.cond": True,
+    "torch.sym_max": True,
+    "torch._functorch.predispatch._add_batch_dim": True,
+    "_operator.floordiv": True,
+    "math.trunc": True,
+    "add": True,
+    "torch.ops.image.write_file.default": False,
+    "torch.ops.import_module": False,
+    "torch.ops.import_module.__call__": False,
+    "torch.ops.__class__.import_module": False,
+    "torch.ops.load_library.__call__": False,
+    "torch.hub.load": False,
+    "torchvision.io.write_file": False,
+    "_operator.methodcaller": False,
+    "_operator.call": False,
+    "math.__loader__.load_module": False,
+}
+
+
+@each("target", TARGETS)
+def test_an_operator_only_computes(target: str) -> None:
+    for found in ({"nodes": [{"target": target}]}, {"arg": {"as_operator": target}}):
+        assert has_programs("p/models/model.json", of_model(**found)) != TARGETS[target]
+
+
 LAYOUTS = {
     '[1, {"type": "builtins.dict", "context": "[\\"a\\"]", "children_spec": []}]': True,
     '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"mypkg:Colour\\", \\"name\\": \\"RED\\"}]"}]': False,
@@ -431,6 +475,8 @@ LAYOUTS = {
     '[1, {"context": "[[\\"a=x\\"]]"}]': False,
     '{"default_factory_module": "builtins", "default_factory_name": "list"}': True,
     '{"default_factory_module": "os", "default_factory_name": "abort"}': False,
+    '{"as_string": "a(b)"}': False,
+    "[" * 100_000 + "]" * 100_000: False,
 }
 
 
@@ -447,6 +493,37 @@ def test_a_name_is_no_code(name: str) -> None:
         {"tensor_values": {name: {"dtype": 7}}},
     ):
         assert has_programs("p/models/model.json", of_model(**found)) == (not re.fullmatch(r"[\w.]+", name))
+
+
+class Sizes(torch.nn.Module):
+    """Has sizes of many kinds, branches, and inputs in lists and dicts."""
+
+    def forward(
+        self, x: torch.Tensor, given: dict[str, list[torch.Tensor]], n: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        count: Any = n.item()
+        torch._check(count >= 2)
+        torch._check(count <= x.shape[0])
+        halves = torch.zeros(torch.sym_max(x.shape[0] // 2, x.shape[1] % 4) + int(x.shape[0] * 0.7) + x.shape[0] ** 2)
+        rows = torch.vmap(lambda row: row.sum() * 2)(x)
+        with torch.no_grad():
+            found = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+        return {"a b": halves, "c/d": rows + given["k 1x1"][0], "e": found[:count] + x.view(-1, 2).sum()}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_what_torch_exports_is_a_program_that_computes(tmp_path: Path) -> None:
+    auto = torch.export.Dim.AUTO
+    inputs = (torch.ones(6, 8), {"k 1x1": [torch.ones(6)]}, torch.tensor(3))
+    sizes = {"x": {0: auto, 1: auto}, "given": {"k 1x1": [{0: auto}]}, "n": None}
+    program = torch.export.export(Sizes(), inputs, dynamic_shapes=sizes)
+    dim = torch.export.Dim("d", min=2, max=64)
+    multiple = torch.export.export(Same(), (torch.ones(8),), dynamic_shapes=({0: 4 * dim},))
+    for number, one in enumerate((program, program.run_decompositions(), multiple)):
+        path = tmp_path / f"{number}.pt2"
+        torch.export.save(one, path)
+        assert check(path).grade == "program"
+        assert row(str(path))["grade"] == "program"
 
 
 def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:

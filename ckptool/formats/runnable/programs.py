@@ -9,10 +9,12 @@ what AOTInductor compiled of it is a library that is loaded, or C++ that is comp
 
 from __future__ import annotations
 
-import builtins
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -252,144 +254,141 @@ def _opens_files(library: str, operator: str) -> bool:
 # Exported programs: the texts of their graphs, in JSON
 
 
-_DEEPEST: Final = 8
-"""Texts of JSON inside each other: there are two in what torch writes."""
-_NAMING: Final = re.compile(r"(?:\w*_)?names?|fqn").fullmatch
-"""Keys of names that are written into source code."""
-_NAME: Final = re.compile(r"[\w.@:-]*").fullmatch
-_CODE: Final = re.compile(r"[()\[\]=;\n\r]").search
-"""What is in no key."""
-_WORDS_IN: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*").findall
-_FORBIDDEN: Final = (
-    frozenset(dir(builtins)) | words("torch for async await yield lambda key sympify parse_expr lambdify")
-) - words(
-    "max min abs int float bool len range all any not and or is if else in True False None isinstance tuple list dict"
-    " str"
-)
-"""Words that no formula and no guard has: functions that evaluate, what gives one to another, or a name to it."""
+_LONGEST_FORMULA: Final = 1 << 14
+_FREE: Final = words("stack_trace nn_module_stack source_fn_stack torch_fn from_node custom as_string as_strings")
+"""Keys of texts that torch keeps, or gives to operators as they are."""
+_PLAIN: Final = re.compile(r"[\w .:/@+*-]*").fullmatch
+"""Any other text: names, some of which torch writes into source code that it compiles. It can call nothing."""
+_TARGET: Final = re.compile(
+    r"torch\.ops\.(?!__|load_library|import_module)(\w+)\.((?!__)\w+|__i?(?:and|or|xor|[lr]shift)__)(?:\.(?!__)\w+)?"
+    r"|_operator\.(?:eq|ne|[lg][et]|neg|pos|abs|add|sub|mul|mod|pow|truediv|floordiv|and_|or_|xor|[lr]shift|getitem)"
+    r"|math\.(?!_)\w+|torch\._?sym_\w+|torch\._functorch\.predispatch\.\w+"
+).fullmatch
+"""Operators that torch.export writes; those of libraries in two groups."""
+_LOOKED_UP: Final = ("torch", "_operator", "math")
+"""What torch takes for a path of attributes that begins so. It has no operator for other texts."""
 
-_STRING: Final = re.compile(r"(?<![\w'\"])(?:'[^'\"\\\n]*'|\"[^'\"\\\n]*\")").sub
-"""Without the other quotes, for torch writes it into a longer text."""
-_SYMBOL: Final = re.compile(r"\b(Symbol|Dummy|Float)\('[\w.+-]*'").sub
-_ODD: Final = re.compile(r"['\"\\#;`{}\n\r]|[)\]0]\s*\(|:=|(?:\.\s*(?:[eE][\d_]+)?[jJ]?|\b\d\w*)for\b").search
-"""
-What no formula and no guard has once its texts are out: other texts, escapes, calls of what is no name, names for parts
-of lists, also right behind a number.
-"""
-_CALLS: Final = re.compile(r"(\.\s*)?\b(\w+)\s*\(").finditer
-_ATTRIBUTE: Final = re.compile(r"\.\s*[A-Za-z_]").search
-_OF_SIZES: Final = words(
-    "size stride storage_offset dim numel ndimension is_integer isnan isinf floor ceil trunc sqrt pow log2 bit_length"
+_CHARACTERS: Final = re.compile(r"[\w .,:'()\[\]+*/%<>=!&|^~-]*", re.ASCII).fullmatch
+_NODES: Final = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Tuple, ast.Load),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
-"""Methods of tensors and numbers, and functions of math, that guards call."""
+_SYMBOL: Final = re.compile(r"[a-z]{1,8}\d+|L|true|false|oo|zoo|nan|inf|int_oo").fullmatch
 _FUNCTIONS: Final = words(
     "Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs Piecewise ExprCondPair ITE Eq Ne Lt Le Gt Ge"
     " Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan And Or Not Xor sign floor ceiling exp"
     " log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh FloorDiv ModularIndexing Where PythonMod"
     " CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv TruncToFloat"
-    " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity"
-    " min max abs int float bool and or not in is if else"
+    " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity max min abs round int float"
+    " bool"
 )
-"""Functions of formulas, and words that a parenthesis may follow."""
-_OPERATION: Final = re.compile(r"(?:OpaqueUnaryFn|BitwiseFn)_\w+").fullmatch
+_OF_TORCH: Final = ("OpaqueUnaryFn_", "BitwiseFn_")
+"""How names of other functions begin, of which torch makes a class for each."""
+_METHODS: Final = words("size stride storage_offset dim numel ndimension is_integer bit_length")
+"""Of tensors and numbers, that guards call."""
 
 
-def of_graph(data: bytes, record: str) -> list[Act]:
+def of_graph(data: bytes, record: str) -> Iterator[Act]:
     """
-    Return what of an exported program is more than formulas, guards, operators that reckon, and names.
+    Yield what of an exported program is more than formulas, guards, operators that reckon, and names.
 
     ``torch.export`` evaluates the symbolic sizes and the guards, looks up the names of operators, writes the names of
     values into source code that it compiles, and imports what the layouts of arguments name.
     """
-    found: list[Act] = []
-    if not any(one in data for one in (b"graph", b"expr_str", b"guards_code", b"_spec", b"\\u")):
-        return found  # other JSON: settings, most likely
-
-    def look(text: str | bytes, depth: int) -> None:
-        def visit(pairs: list[tuple[str, Any]]) -> None:
-            named = dict(pairs)
-            for key, value in pairs:
-                for one in _texts(value):
-                    found.extend(_of_text(key, one, named, record))
-                    if ('"' in one or _CODE(one)) and (depth or key.endswith("_spec")):
-                        look(one, depth + 1)
-                if _CODE(key):
-                    found.append(of_program("a key", f"a key {cut(key, _LONGEST)}", EVALUATES, record, 0))
-
-        if depth > _DEEPEST:
-            found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
-            return
-        try:
-            value = json.loads(text, object_pairs_hook=visit, strict=False)
-            if depth:
-                visit([("", value)])
-        except ValueError:  # nor can torch read it
-            if depth > 1 and _CODE(str(text)):
-                found.append(of_program("a key", f"a key {cut(str(text), _LONGEST)}", EVALUATES, record, 0))
-        except RecursionError:
-            found.append(of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0))
-
-    look(data, 0)
-    return found
-
-
-def _of_text(key: str, text: str, beside: dict[str, Any], record: str) -> Iterator[Act]:
-    """Yield what a text in a graph does; ``beside`` are those it stands with."""
-    if key == "fqn" and "__enum__" in beside:
-        shown = f"a layout that imports {cut(text, _LONGEST)}"
-        yield Act("code", "runs", text.replace(":", "."), shown, LOADS, record, 0)
-    if why := _why_of_text(key, text, beside):
-        name, shown = (text, text) if key == "target" else (key, f"{key} {cut(text, _LONGEST)}")
-        yield of_program(name, shown, why, record, 0)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts that a value is or holds, of lists in lists too."""
-    left = [value]
+    if b"graph_module" not in data and b"\\u" not in data:
+        return  # other JSON: settings, most likely
+    try:
+        root = json.loads(data)
+    except ValueError:
+        return  # nor can torch read it
+    except RecursionError:
+        yield of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0)
+        return
+    is_graph = type(root) is dict and "graph_module" in root
+    left: list[tuple[str, Any, bool]] = [("", root, False)] if is_graph else []
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, list):
-            left += one
+        key, value, is_layout = left.pop()
+        if type(value) is dict:
+            yield from _imported(value, record) if is_layout else ()
+            left += ((name, one, is_layout) for name, one in value.items())
+            left += (("a key", name, False) for name in value if not _PLAIN(name))
+        elif type(value) is list:
+            left += ((key, one, is_layout) for one in value)
+        elif type(value) is str and (is_layout or key not in _FREE):
+            if is_layout or key.endswith("_spec"):  # JSON, in which there is more of it as text
+                try:
+                    left.append((key, json.loads(value), True))
+                    continue
+                except (ValueError, RecursionError):
+                    pass
+            if why := _why_of_text(key, value):
+                shown = value if key == "target" else f"{key} {cut(value, _LONGEST)}"
+                yield of_program(value if key == "target" else key, shown, why, record, 0)
 
 
-def _why_of_text(key: str, text: str, beside: dict[str, Any]) -> str | None:
-    """Return in which way a text in a graph reaches the system, by its words; ``beside`` are those it stands with."""
+def _imported(layout: dict[str, Any], record: str) -> Iterator[Act]:
+    """Yield what a part of a layout imports: an enumeration, or what makes the values of a defaultdict."""
+    if "__enum__" in layout:
+        name = str(layout.get("fqn")).replace(":", ".", 1)
+        is_system = is_known(name) or reaching(name, name.rpartition(".")[2]) is not None
+    else:
+        name = f"{layout.get('default_factory_module', 'builtins')}.{layout.get('default_factory_name', 'list')}"
+        is_system = not is_listed(name)
+        if not is_system:
+            return
+    shown = f"a layout that imports {cut(name, _LONGEST)}"
+    yield Act("system" if is_system else "code", "runs", name, shown, LOADS, record, 0)
+
+
+def _why_of_text(key: str, text: str) -> str | None:
+    """Return in which way a text in a graph, under this key, reaches the system."""
     if key in ("expr_str", "guards_code"):
-        return None if _reckons(text, is_guard=key == "guards_code") else EVALUATES
+        return None if len(text) <= _LONGEST_FORMULA and _reckons(text) else EVALUATES
     if key in ("target", "as_operator"):
-        return _of_target(text)
-    if key == "fqn" and "__enum__" in beside:
-        module, _, name = text.partition(":")
-        return LOADS if is_known(f"{module}.{name}") else reaching(f"{module}.{name}", name)
-    if key == "default_factory_name":
-        factory = f"{beside.get('default_factory_module')}.{text}"
-        return None if is_listed(factory) else LOADS
-    return EVALUATES if _NAMING(key) and not _NAME(text) else None
+        found = _TARGET(text)
+        if found is None:
+            return EVALUATES if text.startswith(_LOOKED_UP) else None
+        return FILES if found[1] and _opens_files(found[1], found[2]) else None
+    return None if _PLAIN(text) else EVALUATES
 
 
-def _reckons(text: str, *, is_guard: bool) -> bool:
+@lru_cache(maxsize=256)
+def _reckons(text: str) -> bool:
     """
-    Say whether a formula or a guard only reckons and compares, by its words and what it calls.
+    Say whether a formula or a guard only reckons and compares: sympy evaluates the one, Python the other.
 
-    sympy evaluates formulas, and again the texts in them: there are none but the names of symbols and the digits of
-    numbers. A guard has texts as keys and values; what it calls are functions of sizes.
+    sympy evaluates texts in formulas again, so there are none but those that it takes for names and digits.
     """
-    bare = _STRING("0", text) if is_guard else _SYMBOL(r"\1(0", text)
-    if not text.isascii() or "__" in bare or _ODD(bare) or not _FORBIDDEN.isdisjoint(_WORDS_IN(bare)):
+    if not _CHARACTERS(text):
         return False
-    calls = [(bool(found[1]), found[2]) for found in _CALLS(bare)]
-    if is_guard:
-        return all(name in _OF_SIZES for is_attribute, name in calls if is_attribute)
-    return not _ATTRIBUTE(bare) and all(name in _FUNCTIONS or _OPERATION(name) for _, name in calls)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a number right before a word
+            tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(_is_of_formula(one, parent) for parent in ast.walk(tree) for one in ast.iter_child_nodes(parent))
 
 
-def _of_target(value: str) -> str | None:
-    if not value.startswith(("torch", "_operator", "math")):
-        return None
-    library, _, operator = value.removeprefix("torch.ops.").partition(".")
-    if value.startswith("torch.ops.") and operator:
-        return FILES if _opens_files(library, operator.partition(".")[0]) else None
-    _, _, rest = value.partition(".")
-    return (reaching(value, rest) if rest else None) or (FILES if _opens_files("", rest.rpartition(".")[2]) else None)
+def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
+    is_called = isinstance(parent, ast.Call) and parent.func is node
+    if isinstance(node, ast.Constant):
+        if not isinstance(node.value, str):
+            return type(node.value) in (int, float, bool, type(None))
+        func = parent.func if isinstance(parent, ast.Call) else None
+        is_placed = isinstance(func, ast.Name) and func.id in ("Symbol", "Dummy", "Float")
+        return (is_placed or isinstance(parent, ast.Compare | ast.Subscript)) and _PLAIN(node.value) is not None
+    if isinstance(node, ast.Name):
+        if is_called:
+            return node.id in _FUNCTIONS or node.id.startswith(_OF_TORCH)
+        return _SYMBOL(node.id) is not None or (isinstance(parent, ast.Attribute) and node.id in ("math", "torch"))
+    if isinstance(node, ast.Attribute):
+        base = node.value.id if isinstance(node.value, ast.Name) else ""
+        if base == "torch":
+            return node.attr in ("sym_float", "_sym_sqrt")
+        return node.attr in _METHODS if is_called and base != "math" else not node.attr.startswith("_")
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name | ast.Attribute)
+    if isinstance(node, ast.keyword):
+        return node.arg is not None and isinstance(node.value, ast.Constant)
+    return isinstance(node, _NODES)
