@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,7 +22,7 @@ from ckptool.errors import Failure, MigrationRefused, SourceChanged, about
 from ckptool.formats.json_beside import json_object
 from ckptool.messages import some
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import Content, OutFile, file_of_bytes
+from ckptool.migration.planned import OutFile, Part, file_of_bytes
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 
@@ -90,7 +90,7 @@ def _among(folder: FolderSource) -> list[str]:
     return sorted(name for name in names if any(fnmatchcase(name, one) for one in _NAMES))
 
 
-def _copied(place: str, name: str, nbytes: int) -> Content:
+def _copied(place: str, name: str, nbytes: int, _: Sequence[int]) -> Iterator[Part]:
     with closing(FolderSource(place)) as folder:
         data = folder.content(name, _MOST_NBYTES)
     if len(data) != nbytes:

@@ -34,7 +34,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, is_plain, split
+from ckptool.migration.planned import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
 from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -90,17 +90,17 @@ def _file(name: str, items: Sequence[Item], cut: Sequence[Cut]) -> OutFile:
     return OutFile(name, nbytes, partial(_content, items, cut), payloads, needs_checksums=True)
 
 
-def _content(items: Sequence[Item], cut: Sequence[Cut]) -> Content:
+def _content(items: Sequence[Item], cut: Sequence[Cut], found: Sequence[int]) -> Iterator[Part]:
     """Yield items one behind the other, each as it would be alone."""
     own = array("Q")
     for one in items:
-        checksums = yield from torch_zip(_ROOT, one.pickled, one.storages)
-        own.append(checksums[-1] if checksums else 0)
+        yield from torch_zip(_ROOT, one.pickled, one.storages, found)
+        own.append(found[-1] if one.storages else 0)
     for start, stop, storage in cut:
-        found = 0
+        whole = 0
         for one, checksum in zip(items[start:stop], own[start:stop], strict=True):
-            found = joined_crc32(found, checksum, one.storages[0].nbytes)
-        storage.check(found)
+            whole = joined_crc32(whole, checksum, one.storages[0].nbytes)
+        storage.check(whole)
 
 
 class Entry(NamedTuple):
@@ -202,7 +202,7 @@ _DEEPEST: Final = 500
 _MOST_REPEATED: Final = 10_000
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Planned:
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> PlannedFiles:
     """Return how weights become a folder, their names as they are, in files of at most ``max_shard_size`` of items."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)
     work = _Work(checkpoint.source.cancellation)
@@ -222,10 +222,11 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> 
     refuse_others(checkpoint, {name: weights.tensors[name] for name in unsupported}, drop=changes.drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
     dropped = (*weights.dropped, *unsupported, *(f"__metadata__.{key}" for key, _ in weights.texts))
-    return work.plan(tensors.items(), weights.renamed, dropped, {}, most_nbytes_of(changes))
+    expected = tuple(tensors.items())
+    return work.plan(most_nbytes_of(changes), expected=expected, renamed=weights.renamed, dropped=dropped)
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> Planned:
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> PlannedFiles:
     """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
@@ -254,9 +255,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
-    return work.plan(
-        edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged, most_nbytes_of(changes)
-    )
+    return work.plan(most_nbytes_of(changes), **edited.facts(*empty), retagged=rewriter.retagged)
 
 
 class _Work:
@@ -330,14 +329,8 @@ class _Work:
             known = self._pickles[dtype, sizes] = write_pickle(made, rewriter)
         return known
 
-    def plan(
-        self,
-        expected: Iterable[tuple[str, TensorInfo]],
-        renamed: tuple[tuple[str, str], ...],
-        dropped: tuple[str, ...],
-        retagged: dict[str, int],
-        most_nbytes: int | None,
-    ) -> Planned:
+    def plan(self, most_nbytes: int | None, **facts: Any) -> PlannedFiles:
+        """Return the plan of all that was added; ``facts`` are those of the migration."""
         objects = [one.name for one in self._values if one.storages]
         if objects:
             many = counted(len(objects), "entry")
@@ -345,17 +338,14 @@ class _Work:
         data = list(self._files(most_nbytes))
         entries = self._entries.values()
         written = index(list(entries), [(file.name, items) for file, items in data])
-        return Planned(
+        return PlannedFiles(
             files=[*(file for file, _ in data), file_of_bytes(NAME, written)],
             is_folder=True,
             packed={one.name for one in entries if one.tensor is not None},
             cut=self._partly,
-            expected=tuple(expected),
-            renamed=renamed,
-            dropped=dropped,
-            retagged=retagged,
             pickles=tuple(one.pickled for one in self._values),
             notes=tuple(self.notes),
+            **facts,
         )
 
     def _files(self, most_nbytes: int | None) -> Iterator[tuple[OutFile, Sequence[Item]]]:

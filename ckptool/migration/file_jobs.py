@@ -26,7 +26,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.output.opening import SinkFolder, mode_of, open_place
 from ckptool.migration.output.parts import Place
 from ckptool.migration.plan import make_plan
-from ckptool.migration.planned import OutFile, Planned
+from ckptool.migration.planned import OutFile, Plan
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import open_source
@@ -102,7 +102,7 @@ class Opened(Closing):
                 self._plan = make_plan(self._checkpoint, job.target, self._changes)
                 self._checkpoint.release_tree()
                 self._compare()
-            if _mark(self._plan.file) != job.mark:
+            if _mark(self._plan) != job.mark:
                 raise _changed(self._checkpoint.path)
             self._opened = opened.pop_all()
 
@@ -116,11 +116,11 @@ class Opened(Closing):
             CkptoolError: The source cannot be read, or is damaged.
         """
         checkpoint = self._checkpoint
-        file, casting = self._plan.file.files[job.number], self._plan.casting
+        file, casting = self._plan.files[job.number], self._plan.casting
         limits = DEFAULT_LIMITS if job.verifies else None
         writing = Writing(checkpoint, self._plan, self._changes, limits, Meter(read_back, file.nbytes))
         with about(checkpoint.path):
-            checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan.file))
+            checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan))
             with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
                 starts = writing.file(file, output, syncs=job.syncs, about=job.folder)
                 output.publish()
@@ -141,7 +141,7 @@ class Opened(Closing):
         self._opened.close()
 
 
-def _read_for(file: OutFile, whole: Planned) -> Iterator[TensorInfo]:
+def _read_for(file: OutFile, whole: Plan) -> Iterator[TensorInfo]:
     """Yield the tensors that are read for one file of a plan: of safetensors, they are its payloads in their order."""
     begin, count = 0, len(whole.expected)
     if file.reader is not None:
@@ -170,7 +170,7 @@ def hand_out(
             if nbytes > known.get(number, 0):  # one that is done again does not go back
                 known[number] = nbytes
                 if show is not None:
-                    show(sum(known.values()), writing.plan.file.nbytes)
+                    show(sum(known.values()), writing.plan.nbytes)
 
     with closing(writers(jobs, tell)) as found:
         for written in found:
@@ -196,7 +196,7 @@ def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder)
         syncs=writing.syncs(folder),
         folder=folder.path,
         versions=_versions(writing.checkpoint.source),
-        mark=_mark(writing.plan.file),
+        mark=_mark(writing.plan),
         order=os.urandom(16).hex(),
         number=0,
         name="",
@@ -205,7 +205,7 @@ def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder)
     )
     return [
         first._replace(number=number, name=one.name, nbytes=one.nbytes, place=folder.elsewhere(one.name, one.nbytes))
-        for number, one in enumerate(writing.plan.file.files)
+        for number, one in enumerate(writing.plan.files)
         if one.payloads
     ]
 
@@ -215,7 +215,7 @@ def _take(written: Written, job: Job, writing: Writing) -> None:
     _refuse_others(job.versions, written.versions)
     job.versions.update(written.versions)
     writing.readers.update(dict.fromkeys(written.readers))
-    copied = writing.plan.file.files[job.number].payloads
+    copied = writing.plan.files[job.number].payloads
     for number in written.compared:
         pieces = copied[number].pieces()
         if pieces is not None:
@@ -224,10 +224,10 @@ def _take(written: Written, job: Job, writing: Writing) -> None:
         writing.plan.casting.written_elsewhere(written.lost)
 
 
-def _mark(plan: Planned) -> int:
+def _mark(plan: Plan) -> int:
     """Return a checksum of a plan: of the names and sizes of its files, and of the index."""
     found = crc32(repr([(file.name, file.nbytes) for file in plan.files]).encode())
-    for part in (part for file in plan.files if not file.payloads for part in file.content()):
+    for part in (part for file in plan.files if not file.payloads for part in file.content(())):
         found = crc32(part, found) if isinstance(part, bytes) else found
     return found
 

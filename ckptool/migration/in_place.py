@@ -62,7 +62,7 @@ from ckptool.migration.output.editing import (
     reader_of,
 )
 from ckptool.migration.plan import make_plan
-from ckptool.migration.planned import Plan, Planned
+from ckptool.migration.planned import Plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
@@ -221,10 +221,10 @@ def migrate_in_place(
             checkpoint.check_index()
             with gc_paused():
                 plan, edit = plan_edit(checkpoint, changes)
-                plan = plan._replace(target=path)
+                plan = replace(plan, target=path)
                 selection.refuse_nothing(checkpoint, plan, changes)
             planned = _with_unused(report.planned(checkpoint, plan, changes, edit.nbytes), checkpoint, plan)
-            is_done = not (plan.file.retagged or plan.file.renamed or plan.file.dropped)
+            is_done = not (plan.retagged or plan.renamed or plan.dropped)
             written, calls = 0 if is_done else edit.written_nbytes, selection.kept_calls(plan, changes)
             planned = planned._replace(calls=calls, how="in place", written_nbytes=written)
             check_cancelled(limits.cancellation)
@@ -253,8 +253,8 @@ def _verify(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
 
 def _with_unused(planned: MigrationReport, checkpoint: Checkpoint, plan: Plan) -> MigrationReport:
     """Return a report that says how many bytes of tensors nothing in the edited file refers to any more."""
-    rebuilder, used = checkpoint.rebuilder, {storage.offset for storage in _storages(plan.file)}
-    if rebuilder is None or not plan.file.dropped:
+    rebuilder, used = checkpoint.rebuilder, {storage.offset for storage in _storages(plan)}
+    if rebuilder is None or not plan.dropped:
         return planned
     stored = [rebuilder.storage(node) for one in checkpoint.pickles for node in one.persistent_ids]
     known = {one.ref.offset: one.ref.nbytes for one in stored if one is not None}
@@ -267,7 +267,7 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
     """Return how a clone becomes what is planned; None where a copy has to be written, or is no slower."""
     source = checkpoint.source
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
-    if form != plan.form or plan.file.dropped or plan.casting is not None or not isinstance(source, FileSource):
+    if form != plan.form or plan.dropped or plan.casting is not None or not isinstance(source, FileSource):
         return None
     if is_far(plan.target) or source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
         return None
@@ -275,8 +275,8 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
         planned, edit = plan_edit(checkpoint, changes)
     except MigrationRefused:  # a copy does more
         return None
-    clone = plan.file.files[0]._replace(nbytes=edit.nbytes, payloads=(), base=source, edits=edit.runs, reader=None)
-    return planned._replace(target=plan.target, file=replace(planned.file, files=[clone]))
+    clone = plan.files[0]._replace(nbytes=edit.nbytes, payloads=(), base=source, edits=edit.runs, reader=None)
+    return replace(planned, target=plan.target, files=[clone])
 
 
 def plan_edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
@@ -319,13 +319,13 @@ def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     length = source.read(0, _LENGTH_NBYTES)
     room = int.from_bytes(length, "little")
     plan = _plan_of(checkpoint, changes, "safetensors", Kept(tensors_at=_LENGTH_NBYTES + room))
-    stored = [info.storage for _, info in plan.file.expected if info.storage is not None]
+    stored = [info.storage for _, info in plan.expected if info.storage is not None]
     position = _LENGTH_NBYTES + room
     for begin, nbytes in sorted((storage.offset, storage.nbytes) for storage in stored):
         position += nbytes * (begin == position)
     if position != source.nbytes:
         raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")
-    header = plan.file.header.rstrip(b" ")
+    header = plan.header.rstrip(b" ")
     if len(header) > room:
         raise _too_long("the header", len(header), room)
     runs = (Run(_LENGTH_NBYTES, header.ljust(room)),)
@@ -339,7 +339,7 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     if deflated:
         raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
     plan = _plan_of(checkpoint, changes, "same", Kept(KeepsMembers, archive[name].nbytes))
-    return plan, plan_zip(archive, name, plan.file.pickles[0])
+    return plan, plan_zip(archive, name, plan.pickles[0])
 
 
 def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
@@ -347,15 +347,15 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     *_, tree, keys = checkpoint.pickles
     behind, room = b"", tree.end - tree.start
     plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room))
-    if len(plan.file.pickles[0]) != room:
+    if len(plan.pickles[0]) != room:
         behind, room = _keys(checkpoint), keys.end - tree.start
         plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room - len(behind)))
-    stored = {storage.key for storage in _storages(plan.file)}
+    stored = {storage.key for storage in _storages(plan)}
     listed = {str(key) for key in keys.root} if isinstance(keys.root, list) else set()
     if stored != listed:
         left = f"{len(listed - stored):,} of its {len(listed):,} storages"
         raise not_in_place(f"{left} would be in the file and be nobody's, which torch refuses")
-    new = plan.file.pickles[0] + behind
+    new = plan.pickles[0] + behind
     if len(new) > room:
         raise _too_long("its pickles", len(new), room)
     if len(new) < room:
@@ -366,8 +366,8 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     return plan, FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), guard, guard)
 
 
-def _storages(file: Planned) -> list[StorageRef]:
-    return [one.storage for one in file.payloads if isinstance(one, StoragePayload)]
+def _storages(plan: Plan) -> list[StorageRef]:
+    return [one.storage for one in plan.payloads if isinstance(one, StoragePayload)]
 
 
 def _keys(checkpoint: Checkpoint) -> bytes:

@@ -176,7 +176,7 @@ def migrate_by(
             plan = make_plan(checkpoint, dst, asked, merge=merge)
             selection.refuse_nothing(checkpoint, plan, asked)
         held = (tensor.info for tensor in checkpoint.tensors.values())
-        refuse_repeated(plan.file.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)
+        refuse_repeated(plan.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
         clone = as_clone(checkpoint, plan, asked) if how.reflink else None
         plan = clone or plan
@@ -186,7 +186,7 @@ def migrate_by(
         check_cancelled(checkpoint.source.cancellation)
         if how.dry_run:
             if not is_far(plan.target):
-                with open_sink(plan.target, is_folder=plan.file.is_folder, force=how.force, progress=None, mode=0o600):
+                with open_sink(plan.target, is_folder=plan.is_folder, force=how.force, progress=None, mode=0o600):
                     pass  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
                 from ckptool.torch_ops.models import model_tensors, refuse_mismatch
@@ -199,13 +199,13 @@ def migrate_by(
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         on_written, mode = _cancellable(how.progress, limits.cancellation), mode_of(checkpoint.source)
         elsewhere = None
-        if writers is not None and plan.file.is_folder:
+        if writers is not None and plan.is_folder:
             from ckptool.migration.file_jobs import hand_out  # most folders are written here
 
             elsewhere = partial(hand_out, writers, src, dst, on_written, how.read_back)
-        meter = Meter(how.read_back, plan.file.nbytes)
+        meter = Meter(how.read_back, plan.nbytes)
         writing = Writing(checkpoint, plan, asked, limits if how.verify else None, meter)
-        is_folder = plan.file.is_folder
+        is_folder = plan.is_folder
         with open_sink(plan.target, is_folder=is_folder, force=how.force, progress=on_written, mode=mode) as sink:
             nbytes = writing.run(sink, elsewhere)
             notes = (*planned.notes, *(plan.casting.notes if plan.casting else ()), *sink.notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -60,6 +61,7 @@ def make_plan(
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
+    plan = partial(Plan, form=form, target=target, casting=casting, keeps_layout=kept is not None)
     is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
@@ -75,7 +77,7 @@ def make_plan(
             file = dcp_plan.plan_everything(checkpoint, edited, changes)
         else:
             file = torch_plan.plan_everything(checkpoint, edited, root, layout.pickled_nbytes)
-        return Plan(form, target, file, changes.to, names, casting=casting, keeps_layout=kept is not None)
+        return plan(**vars(file), location=changes.to, names=names)
     weights, names, made = _prepared(checkpoint, form, changes, names, casting, merge)
     if form == "model":
         changes = changes._replace(to="cpu")  # it is built there
@@ -93,7 +95,7 @@ def make_plan(
         file = dcp_plan.plan_weights(checkpoint, weights, changes)
     else:
         file = torch_plan.plan_weights(checkpoint, weights, changes, root)
-    return Plan(form, target, file, changes.to, names, weights, casting, keeps_layout=kept is not None, made=made)
+    return plan(**vars(file), location=changes.to, names=names, weights=weights, made=made)
 
 
 def _prepared(

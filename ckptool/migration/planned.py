@@ -6,9 +6,8 @@ Nothing here writes: ``writing`` does, whatever the files are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.weights import NameChanges, Weights
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from ckptool.sources.journal import Run
 
 Part: TypeAlias = bytes | Payload
-Content: TypeAlias = Generator[Part, int, None]
-"""What is written, in order: bytes, and payloads, after each of which it is sent the CRC-32 of what was read."""
+Content: TypeAlias = Callable[[Sequence[int]], Iterator[Part]]
+"""Yields what is written, in order; is given where the CRC-32 of what was read for each payload is added."""
 
 
 class OutFile(NamedTuple):
@@ -37,7 +36,7 @@ class OutFile(NamedTuple):
     name: str
     """In its folder; of a single file, nothing."""
     nbytes: int
-    content: Callable[[], Generator[Part, int, object]]
+    content: Content
     payloads: Sequence[Payload] = ()
     """What is copied into it; an index has none."""
     needs_checksums: bool = False
@@ -51,15 +50,11 @@ class OutFile(NamedTuple):
 
 def file_of_bytes(name: str, data: bytes) -> OutFile:
     """Return a small file whose bytes are known."""
-    return OutFile(name, len(data), partial(_only, data))
-
-
-def _only(data: bytes) -> Content:
-    yield data
+    return OutFile(name, len(data), lambda _: iter([data]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedFiles:
     """Files, and what is to be found in them."""
 
     files: Sequence[OutFile]
@@ -99,13 +94,12 @@ class Planned:
         return (payload for file in self.files for payload in file.payloads)
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Plan(PlannedFiles):
     """One migration, ready to be carried out."""
 
     form: TargetForm
     target: str
-    file: Planned
-    """What the new file holds, or the new folder."""
     location: DeviceTags | None
     """The device tags that what is in it gets; None leaves them as they are."""
     names: NameChanges

@@ -23,7 +23,7 @@ from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, sh
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.planned import OutFile, Plan, Planned
+from ckptool.migration.planned import OutFile, Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
@@ -125,9 +125,9 @@ class MigrationReport(NamedTuple):
 
 def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | None = None) -> MigrationReport:
     """Return the report of a migration that is planned, and not carried out yet, to a file or folder of ``nbytes``."""
-    nbytes = plan.file.nbytes if nbytes is None else nbytes
+    nbytes = plan.nbytes if nbytes is None else nbytes
     key = None if plan.weights is None else plan.weights.state_dict.key
-    dropped = [(plan.weights.state_dict.head if plan.weights else "") + name for name in plan.file.dropped]
+    dropped = [(plan.weights.state_dict.head if plan.weights else "") + name for name in plan.dropped]
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
     dropped += outside
     at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
@@ -137,16 +137,16 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=shown_path(plan.target),
         form=plan.form,
-        tensors=plan.file.tensor_count,
+        tensors=plan.tensor_count,
         nbytes=nbytes,
-        written_nbytes=sum(_written_nbytes(file) for file in plan.file.files),
-        retagged=plan.file.retagged,
+        written_nbytes=sum(_written_nbytes(file) for file in plan.files),
+        retagged=plan.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
-        renamed=plan.file.renamed,
+        renamed=plan.renamed,
         dropped=tuple(dropped),
         dropped_at_root=tuple(name for name in outside if name in at_root),
         casts=plan.casting.casts if plan.casting else (),
-        tied=plan.file.tied,
+        tied=plan.tied,
         loses_training=loses_training,
         weights_key=key,
         verified=False,
@@ -155,7 +155,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         before=before,
         after=_planned_facts(checkpoint, plan, nbytes),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
-        files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.file.files if plan.file.is_folder),
+        files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.files if plan.is_folder),
     )
 
 
@@ -185,29 +185,28 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
 
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
-    file, weights = plan.file, plan.weights
-    infos = [info for _, info in file.expected]
+    weights, infos = plan.weights, [info for _, info in plan.expected]
     if plan.form == "safetensors":
-        form, names = "state_dict" if infos else "data", [name for name, _ in file.expected if name is not None]
+        form, names = "state_dict" if infos else "data", [name for name, _ in plan.expected if name is not None]
     elif weights is not None:
         names = list(weights.tensors)
         form = "checkpoint" if (weights.others and plan.form == "dcp") or len(infos) != len(names) else "state_dict"
         form = "model" if plan.builds_model else form
     else:
         form = "model" if plan.form == "model" else checkpoint.form
-        names = _new_names(checkpoint, file)
+        names = _new_names(checkpoint, plan)
     layout = {"safetensors": "safetensors", "dcp": "dcp"}.get(plan.form, "torch_zip")
     layout = checkpoint.format if plan.keeps_layout else layout
-    tags = ["cpu" if name in (file.packed or ()) else retagged(info, plan.location) for name, info in file.expected]
+    tags = ["cpu" if name in (plan.packed or ()) else retagged(info, plan.location) for name, info in plan.expected]
     counts = count(infos, tags)
-    if file.packed is not None:  # what is tied is written under each name, or under one
+    if plan.packed is not None:  # what is tied is written under each name, or under one
         counts = counts._replace(tied=0, numel=sum(info.numel for info in infos))
     return FileFacts(layout, form, nbytes, *counts, prefixes_of(names))
 
 
-def _new_names(checkpoint: Checkpoint, file: Planned) -> list[str]:
+def _new_names(checkpoint: Checkpoint, plan: Plan) -> list[str]:
     """Return the names that the weights have in a result that holds everything but what is dropped."""
-    chosen, new, dropped = checkpoint.weights, dict(file.renamed), set(file.dropped)
+    chosen, new, dropped = checkpoint.weights, dict(plan.renamed), set(plan.dropped)
     head = chosen.head if chosen is not None else ""
     kept = (head + name for name in chosen or () if head + name not in dropped)
     return [new.get(path, path)[len(head) :] for path in kept]
@@ -230,8 +229,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.class_sources and not plan.keeps_layout:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    yield from plan.file.notes
-    if plan.form == "safetensors" and plan.file.is_folder and changes.config_from is None:
+    yield from plan.notes
+    if plan.form == "safetensors" and plan.is_folder and changes.config_from is None:
         from ckptool.migration.config_files import left_behind  # most write one file
 
         yield from left_behind(checkpoint)
@@ -269,7 +268,7 @@ def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
     if is_far(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
         return False
     place, target = (path if os.path.isdir(path) else os.path.dirname(path) or os.curdir), plan.target
-    to = target if plan.file.is_folder else os.path.dirname(target) or os.curdir
+    to = target if plan.is_folder else os.path.dirname(target) or os.curdir
     return os.path.exists(os.path.join(place, ADAPTER)) and (is_far(target) or not is_same_file(place, to))
 
 
@@ -285,15 +284,15 @@ def _class_inside(weights: Weights, changes: Changes) -> str:
 
 def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what was asked for and changes nothing."""
-    if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
+    if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
-    elif isinstance(changes.to, str) and not (plan.file.retagged or plan.builds_model):
+    elif isinstance(changes.to, str) and not (plan.retagged or plan.builds_model):
         yield "no device tag is changed: nothing in it was saved on another device"
-    elif any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
+    elif any(new_tag(changes.to, old) == "meta" for old in plan.retagged):
         yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
-    if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
+    if (changes.strip_module or changes.strip_wrappers) and not plan.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
-    elif plan.names.rules and plan.weights is None and not plan.file.renamed and not by_name(checkpoint):
+    elif plan.names.rules and plan.weights is None and not plan.renamed and not by_name(checkpoint):
         yield "no name is changed: it holds no weights, and only their names are"
     if plan.casting is not None:
         yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
@@ -313,14 +312,14 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
 def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, TensorInfo]]:
     """Yield the tensors by full path that are written beside the weights, but for what an optimizer keeps of them."""
     known = {one.head + name for one in checkpoint.state_dicts if one.role in NO_WEIGHTS for name in one}
-    dropped = tuple(f"{path}." for path in plan.file.dropped)
+    dropped = tuple(f"{path}." for path in plan.dropped)
     if plan.form == "model":  # all of it is cast
         return
     names: Iterable[str] = checkpoint.tensors
     if plan.weights is not None:  # what lies in entries that are no tensors goes with them
         head, old_names = plan.weights.state_dict.head, plan.weights.old_names
         names = [name for name, _ in within(names, {head + old_names[name] for name in plan.weights.others})]
-    renamed = dict(plan.file.renamed)
+    renamed = dict(plan.renamed)
     for name in names:
         if name not in known and not is_of_training(name, [name]) and not f"{name}.".startswith(dropped or "\0"):
             yield renamed.get(name, name), checkpoint.tensors[name].info
@@ -328,23 +327,23 @@ def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, T
 
 def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what could not be made as it was to be."""
-    kept = sum(info.location == "meta" for _, info in plan.file.expected)
+    kept = sum(info.location == "meta" for _, info in plan.expected)
     if kept and (changes.to or changes.dtype):
         yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
-    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.file.header:
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.header:
         yield "no room is left to record the order of names: it is that of the header alone"
 
 
 def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Yield which optimizers stay, though parameters that they have states for do not, or have other names now."""
-    if plan.weights is not None or not (plan.file.dropped or plan.file.renamed):
+    if plan.weights is not None or not (plan.dropped or plan.renamed):
         return
-    gone = tuple(f"{path}." for path in plan.file.dropped)
+    gone = tuple(f"{path}." for path in plan.dropped)
     weights = checkpoint.weights
     paths = {name: f"{weights.head}{name}." for name in weights} if weights is not None else {}
     lost = [name for name, path in paths.items() if path.startswith(gone) and not name.endswith(_BUFFERS)]
     heads = {one.head for one in by_name(checkpoint)}
-    old = {name.removeprefix(one) for name, _ in plan.file.renamed for one in heads}
+    old = {name.removeprefix(one) for name, _ in plan.renamed for one in heads}
     for path, _, pairs, role in states(checkpoint):
         if role != "optimizer" or f"{path}.".startswith(gone):
             continue
@@ -361,7 +360,7 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 def _of_versions(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Yield of which modules the versions are lost, or are not where their names are; 1 does not matter."""
     taken = [plan.weights] if plan.weights is not None else []
-    for state_dict in by_name(checkpoint) if plan.weights is None and (plan.form == "dcp" or plan.file.renamed) else ():
+    for state_dict in by_name(checkpoint) if plan.weights is None and (plan.form == "dcp" or plan.renamed) else ():
         with suppress(MigrationRefused):  # of those beside the weights, some keep their names
             taken.append(prepare(checkpoint, state_dict, plan.names))
     for weights in taken:
@@ -380,7 +379,7 @@ def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     weights = checkpoint.weights or next(iter(candidates(checkpoint)), None)
     if plan.form == "same" and checkpoint.traits.loader == "torch.load" and weights is not None:
         try:
-            found = [*map(why_refused, filter(None, plan.file.pickles))]
+            found = [*map(why_refused, filter(None, plan.pickles))]
         except Failure:
             return  # what was to be written is no pickle: reading it back says so
         for one in filter(None, found):
@@ -393,8 +392,8 @@ def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Yield what takes off the prefix that a wrapper or Lightning has left before every name."""
-    is_renamed = bool(plan.weights.renamed if plan.weights is not None else plan.file.renamed)
-    names = list(plan.weights.tensors) if plan.weights is not None else _new_names(checkpoint, plan.file)
+    is_renamed = bool(plan.weights.renamed if plan.weights is not None else plan.renamed)
+    names = list(plan.weights.tensors) if plan.weights is not None else _new_names(checkpoint, plan)
     prefixes = prefixes_of(names)
     if plan.weights is None and is_averaged_pair(names):
         return  # the averaged ones have to be taken alone

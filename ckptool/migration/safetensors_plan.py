@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +31,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import Content, OutFile, Planned, file_of_bytes, is_plain, split
+from ckptool.migration.planned import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -73,7 +73,7 @@ class Selected(NamedTuple):
         return Recorded(self.tied, () if tuple(self.tensors) == names else tuple(self.tensors), weights.modules, texts)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None) -> Planned:
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None) -> PlannedFiles:
     """
     Return how the weights become a safetensors file, or with ``max_shard_size`` a folder of shards.
 
@@ -99,7 +99,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, sta
         if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES:
             file, header = longer, longer_header
     expected = [(name, kept[name].info) for name in order]
-    return Planned(files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header, **facts)
+    return PlannedFiles(files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header, **facts)
 
 
 def _shards(
@@ -108,7 +108,7 @@ def _shards(
     weights: Weights,
     cancellation: Cancellation | None,
     facts: dict[str, Any],
-) -> Planned:
+) -> PlannedFiles:
     kept = chosen.kept
     first = encode(chosen.recorded(weights, (name for part in parts for name in part))._replace(ties={}))
     metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
@@ -121,7 +121,7 @@ def _shards(
     total = sum(tensor.info.nbytes for tensor in kept.values())
     index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
     order = [name for part in parts for name in _packing_order({name: kept[name] for name in part})]
-    return Planned(
+    return PlannedFiles(
         files=[*shards, file_of_bytes(_INDEX, index.encode())],
         is_folder=True,
         expected=[(name, kept[name].info) for name in order],
@@ -170,10 +170,9 @@ def _pack(
     return OutFile(name, nbytes, partial(_content, header, payloads), payloads, reader=reader), header
 
 
-def _content(header: bytes, tensors: Sequence[Payload]) -> Content:
+def _content(header: bytes, tensors: Sequence[Payload], _: Sequence[int]) -> Iterator[Part]:
     yield len(header).to_bytes(_LENGTH_NBYTES, "little") + header
-    for one in tensors:  # noqa: UP028 - a list is sent nothing
-        yield one
+    yield from tensors
 
 
 def _header(

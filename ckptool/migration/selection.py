@@ -114,7 +114,7 @@ def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unma
         # Where nothing is to be left, no name is left to be changed.
         if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
             found.append(("rename", str(rule.rule)))
-    there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
+    there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.retagged.keys()
     found += [("to", tag) for tag in not_there(changes.to, there)]
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
 
@@ -134,18 +134,18 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
 
 def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     """Return which quantised weights a plan casts, or parts from their scales; None if it does not."""
-    weights, file = plan.weights, plan.file
-    old = weights.old_names if weights is not None else {new: name for name, new in file.renamed}
+    weights = plan.weights
+    old = weights.old_names if weights is not None else {new: name for name, new in plan.renamed}
     head = weights.state_dict.head if weights is not None else ""
-    types = {name: info.dtype.name for name, info in file.expected if name is not None}
-    types |= {name: types[kept] for name, kept in file.tied.items()}
+    types = {name: info.dtype.name for name, info in plan.expected if name is not None}
+    types |= {name: types[kept] for name, kept in plan.tied.items()}
     names = {head + old.get(name, name): name for name in types}
     left = {was: types[name] for was, name in names.items()}
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
-    if left == before and not old and not file.dropped:
+    if left == before and not old and not plan.dropped:
         return None
     # What is no tensor, and what lies deeper, in a tuple say, goes where its entry goes.
-    entries = dict(file.renamed)
+    entries = dict(plan.renamed)
     if weights is not None:
         entries = {head + old.get(name, name): name for name in weights.others}
         entries |= {f"__metadata__.{key}": f"__metadata__.{key}" for key, _ in weights.texts}
@@ -155,7 +155,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
         return None
     if weights is None:
         entries = {name: name for name in found.numbers} | entries
-    gone = {name for name, _ in found.within({*file.dropped, *(head + one for one in file.dropped)})}
+    gone = {name for name, _ in found.within({*plan.dropped, *(head + one for one in plan.dropped)})}
     for name, entry in found.within(entries):
         if name not in left and name not in gone:
             left[name], names[name] = before.get(name, ""), entries[entry] + name[len(entry) :]
@@ -187,14 +187,14 @@ def _none_has_elements(count: int) -> str:
 
 def _sides(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
     """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
-    left = [info for _, info in plan.file.expected]
+    left = [info for _, info in plan.expected]
     if plan.weights is not None:
         yield [tensor.info for tensor in plan.weights.state_dict.values()], left
         return
     yield [tensor.info for tensor in checkpoint.tensors.values()], left
     if changes.include or changes.exclude:
         paths = {one.head + name: tensor.info for one in by_name(checkpoint) for name, tensor in one.items()}
-        yield list(paths.values()), [paths[path] for path in paths.keys() - set(plan.file.dropped)]
+        yield list(paths.values()), [paths[path] for path in paths.keys() - set(plan.dropped)]
 
 
 def names_of(checkpoint: Checkpoint, state_dicts: Sequence[StateDict]) -> dict[str, list[str]]:
@@ -232,12 +232,12 @@ def _words(option: str, values: Sequence[str]) -> str:
 
 def kept_calls(plan: Plan, changes: Changes) -> tuple[str, ...]:
     """Return the classes and functions that unpickling the new file would call, beyond what makes data."""
-    if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
+    if not plan.pickles or (plan.weights is not None and not plan.weights.others):
         return ()  # weights alone
     from ckptool.formats.runnable.pickle_search import Search
 
     search = Search(DEFAULT_LIMITS)
-    for data in plan.file.pickles:
+    for data in plan.pickles:
         search.anything(BytesSource(data))
     acts = [act for act in search.survey().acts if act.grade != "program" and act.how != "refers"]
     system = {act.text: act.why or "" for act in acts if act.grade == "system"}

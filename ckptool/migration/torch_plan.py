@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import OutFile, Planned
+from ckptool.migration.planned import OutFile, PlannedFiles
 from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
@@ -43,15 +43,15 @@ class Kept(NamedTuple):
     """Where the tensors of a safetensors file begin, if they stay where they are."""
 
 
-def _planned(root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> Planned:
+def _planned(root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> PlannedFiles:
     """Return the plan of a pickle and the storages that it refers to."""
     storages = rewriter.storages
     nbytes = torch_zip_nbytes(root, len(pickled), [payload.nbytes for payload in storages])
     file = OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
-    return Planned(files=[file], pickles=(pickled,), retagged=rewriter.retagged, **facts)
+    return PlannedFiles(files=[file], pickles=(pickled,), retagged=rewriter.retagged, **facts)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> Planned:
+def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> PlannedFiles:
     """Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), changes.to)
     detached = weights.state_dict.class_name is not None
@@ -94,10 +94,10 @@ class EditedTree(NamedTuple):
         """Return a tensor as it is to be written."""
         return info if self.casting is None else self.casting.info(info)
 
-    @property
-    def renamed(self) -> tuple[tuple[str, str], ...]:
-        """Old and new name where they differ."""
-        return tuple((old, new) for old, new in self.new_names.items() if new != old)
+    def facts(self, *dropped: str) -> dict[str, Any]:
+        """Return what is to be found in the result, what is renamed, and what is dropped, with more that is."""
+        renamed = tuple((old, new) for old, new in self.new_names.items() if new != old)
+        return {"expected": self.expected, "renamed": renamed, "dropped": (*self.dropped, *dropped)}
 
 
 def edit_everything(
@@ -142,7 +142,7 @@ def edit_everything(
     return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting)
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Planned:
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> PlannedFiles:
     """Return how all that a checkpoint holds becomes a zip; a pickle of fewer than ``pickled_nbytes`` is padded."""
     rewriter = edited.rewriter
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
@@ -150,8 +150,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickl
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
     if edited.casting is not None:
         edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    facts = {"expected": edited.expected, "renamed": edited.renamed, "dropped": edited.dropped}
-    return _planned(root, pickled, rewriter, **facts)
+    return _planned(root, pickled, rewriter, **edited.facts())
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:

@@ -109,8 +109,8 @@ def expected_tensors(plan: Plan, place: Place | None, begins: Sequence[int] = ()
     ``place`` says where storages are that are written as such; ``begins``, where tensors begin that are one by one.
     """
     known: dict[object, TensorInfo] = {}
-    packed = plan.file.packed or ()
-    for number, (name, info) in enumerate(plan.file.expected):
+    packed = plan.packed or ()
+    for number, (name, info) in enumerate(plan.expected):
         is_packed = name in packed
         if is_packed:
             info = info._replace(stride=row_major(info.shape), conj=False, neg=False)

@@ -62,7 +62,7 @@ class Writing:
         Write all files, give the result its name, and return its size. What has payloads may be written ``elsewhere``,
         before the index.
         """
-        plan = self.plan.file
+        plan = self.plan
         sink.reserve(plan.nbytes)
         files = plan.files
         starts = array("Q")
@@ -85,13 +85,13 @@ class Writing:
                 self.checkpoint.check_unchanged()
                 with self._reading_back(sink.path):
                     self._compare(sink, starts)
-            nbytes = output.nbytes if self.plan.builds_model else plan.nbytes
+            nbytes = output.nbytes if plan.builds_model else plan.nbytes
             sink.publish()
         return nbytes
 
     def _keep(self, output: SinkFile) -> None:
         """Give a file its name in a folder, which has none yet."""
-        if self.plan.file.is_folder:
+        if self.plan.is_folder:
             output.publish()
             output.close()
 
@@ -146,13 +146,13 @@ class Writing:
         if plan.builds_model and plan.weights is not None:
             compare_values(sink.reading_path(), plan.weights, limits, self.meter)
             return
-        one_by_one = plan.form == "safetensors" and len(starts) == plan.file.tensor_count
+        one_by_one = plan.form == "safetensors" and len(starts) == plan.tensor_count
         place: Place | None = in_its_file if plan.keeps_layout else None
-        if not plan.keeps_layout and plan.file.packed is None:
-            place = among(plan.file.files[0].payloads, starts)
+        if not plan.keeps_layout and plan.packed is None:
+            place = among(plan.files[0].payloads, starts)
         expected = expected_tensors(plan, place, starts if one_by_one else ())
         with gc_paused(), open_checkpoint(sink.reading_path(), limits=limits) as found:
-            compare_tensors(found, expected, place, plan.file.packed)
+            compare_tensors(found, expected, place, plan.packed)
 
     def _not_copied(self) -> list[LazyTensor]:
         """Return the tensors of the source that may have been read in pieces: without the checksum of their storage."""
@@ -189,22 +189,15 @@ def fill(file: OutFile, output: SinkFile, *, checksums: bool = True) -> Written:
     Without ``checksums``, a source's own are taken over unread, or 0 where no content needs to know them.
     """
     starts, ends, found = array("Q"), array("Q"), array("Q")
-    rest = answer = 0
-    content = file.content()
+    rest = 0
     with Transfer(output, checksums=checksums) as transfer:
-        try:
-            part = next(content)
-            while True:
-                if isinstance(part, bytes):
-                    rest = crc32(part, rest)
-                    output.write(part)
-                else:
-                    starts.append(output.position)
-                    answer = transfer.send(part, checksum=file.needs_checksums)
-                    found.append(answer)
-                    ends.append(output.position)
-                part = content.send(answer)
-        except StopIteration:
-            pass
+        for part in file.content(found):
+            if isinstance(part, bytes):
+                rest = crc32(part, rest)
+                output.write(part)
+            else:
+                starts.append(output.position)
+                found.append(transfer.send(part, checksum=file.needs_checksums))
+                ends.append(output.position)
     output.flush()
     return Written(starts, ends, found, rest)

@@ -10,7 +10,7 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import pack
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -43,29 +43,27 @@ _SMALL: Final = 5
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
 
 
-def torch_zip(root: str, pickled: bytes, storages: Sequence[Payload]) -> Generator[bytes | Payload, int, list[int]]:
+def torch_zip(
+    root: str, pickled: bytes, storages: Sequence[Payload], found: Sequence[int]
+) -> Iterator[bytes | Payload]:
     """
     Yield a checkpoint whose storages ``0``, ``1``… are the payloads in order; offsets in it count from its begin.
 
-    Is sent the CRC-32 of each payload, and returns them.
+    Of each payload, its CRC-32 is the last of ``found`` when it goes on.
     """
-    position, directory, checksums = 0, bytearray(), list[int]()
+    position, directory = 0, bytearray()
     for name, part in _members(pickled, storages):
         nbytes = len(part) if isinstance(part, bytes) else part.nbytes
         frame = Frame(f"{root}/{name}".encode(), nbytes, position)
         local = frame.local()
         yield local
-        checksum = yield part
-        if isinstance(part, bytes):
-            checksum = crc32(part)
-        else:
-            checksums.append(checksum)
+        yield part
+        checksum = crc32(part) if isinstance(part, bytes) else found[-1]
         descriptor = frame.descriptor(checksum)
         yield descriptor
         directory += frame.entry(checksum)
         position += len(local) + nbytes + len(descriptor)
     yield bytes(directory) + end_records(position, len(directory), len(storages) + _SMALL)
-    return checksums
 
 
 def _members(pickled: bytes | _T, storages: Iterable[_T]) -> Iterator[tuple[str, bytes | _T]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,12 +231,9 @@ class Frame(Source):
 def written(root: str, *sizes: int) -> Frame:
     """Return what is written for a checkpoint with storages of these sizes."""
     frame = Frame()
-    content = torch_zip(root, b"\x80\x02K\x01.", [SimpleNamespace(nbytes=nbytes) for nbytes in sizes])  # type: ignore[misc]
-    part: Any = next(content)
-    with suppress(StopIteration):
-        while True:
-            frame.take(part)
-            part = content.send(0)
+    storages: Any = [SimpleNamespace(nbytes=nbytes) for nbytes in sizes]
+    for part in torch_zip(root, b"\x80\x02K\x01.", storages, [0]):
+        frame.take(part)
     return frame
 
 

@@ -132,7 +132,7 @@ class Skipping:
 
 
 def write(output: Any, root: str, pickled: bytes, payloads: list[BytesPayload]) -> None:
-    fill(OutFile("", 0, lambda: torch_zip(root, pickled, payloads), needs_checksums=True), output)
+    fill(OutFile("", 0, lambda found: torch_zip(root, pickled, payloads, found), needs_checksums=True), output)
 
 
 @exhaustive
