@@ -53,6 +53,7 @@ from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
 from ckptool.migration.changes import Changes, TargetForm
+from ckptool.migration.make_plan import make_plan
 from ckptool.migration.output import clones_to
 from ckptool.migration.output.editing import (
     FileEdit,
@@ -61,7 +62,6 @@ from ckptool.migration.output.editing import (
     open_for_editing,
     reader_of,
 )
-from ckptool.migration.plan import make_plan
 from ckptool.migration.planned import Plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept

@@ -21,9 +21,9 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
+from ckptool.migration.make_plan import Merge, make_plan
 from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import mode_of, open_sink
-from ckptool.migration.plan import Merge, make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing

@@ -32,8 +32,8 @@ from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.make_plan import form_of
 from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
-from ckptool.migration.plan import form_of
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.tree_edits import metadata_node
 from ckptool.names import renaming
