@@ -22,7 +22,7 @@ from ckptool.errors import Failure, MigrationRefused, SourceChanged, about
 from ckptool.formats.json_beside import json_object
 from ckptool.messages import some
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import OutFile, Part, file_of_bytes
+from ckptool.migration.plan import OutFile, Part, file_of_bytes
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
 

@@ -34,7 +34,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
+from ckptool.migration.plan import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
 from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter

@@ -62,7 +62,7 @@ from ckptool.migration.output.editing import (
     open_for_editing,
     reader_of,
 )
-from ckptool.migration.planned import Plan
+from ckptool.migration.plan import Plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter

@@ -18,7 +18,7 @@ from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, ch
 from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
-from ckptool.migration.planned import Plan
+from ckptool.migration.plan import Plan
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept

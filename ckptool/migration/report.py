@@ -23,7 +23,7 @@ from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, sh
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.planned import OutFile, Plan
+from ckptool.migration.plan import OutFile, Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused

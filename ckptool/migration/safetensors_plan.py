@@ -31,7 +31,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
+from ckptool.migration.plan import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity

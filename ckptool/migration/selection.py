@@ -22,7 +22,7 @@ from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show, some
 from ckptool.migration.changes import Changes, not_there
-from ckptool.migration.planned import Plan
+from ckptool.migration.plan import Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.renaming import Trials, matched

@@ -16,7 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
-from ckptool.migration.planned import OutFile, PlannedFiles
+from ckptool.migration.plan import OutFile, PlannedFiles
 from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes

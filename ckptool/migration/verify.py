@@ -19,7 +19,7 @@ from ckptool.errors import Failure, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import retagged
-from ckptool.migration.planned import Plan
+from ckptool.migration.plan import Plan
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
 from ckptool.sources.source import BytesSource, Meter

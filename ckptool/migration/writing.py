@@ -21,7 +21,7 @@ from ckptool.limits import Limits
 from ckptool.migration.changes import Changes
 from ckptool.migration.output import Output
 from ckptool.migration.output.opening import Sink, SinkFile
-from ckptool.migration.planned import OutFile, Plan
+from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.transfer import Transfer
 from ckptool.migration.verify import (
     Place,

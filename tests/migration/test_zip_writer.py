@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ckptool import migrate, open_checkpoint
-from ckptool.migration.planned import OutFile
+from ckptool.migration.plan import OutFile
 from ckptool.migration.writing import fill
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from tests import build
