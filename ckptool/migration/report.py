@@ -255,8 +255,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
 def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield on which devices tensors are still, where nothing was said of any, and the file says it of each tensor."""
     if changes.to is None and plan.form in ("same", "state_dict") and not plan.builds_model:
-        packed = plan.file.packed or ()
-        found = dict.fromkeys(info.location for name, info in plan.file.expected if name not in packed)
+        packed = plan.packed or ()
+        found = dict.fromkeys(info.location for name, info in plan.expected if name not in packed)
         if tags := [tag for tag in found if tag.partition(":")[0] not in ("cpu", "meta")]:
             fact = f"tensors stay on {some(tags)}: loading asks for that device, unless map_location says otherwise"
             yield f"{fact}; for a machine without it, `to='cpu'`"
