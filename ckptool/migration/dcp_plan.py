@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
 from math import prod
@@ -34,7 +35,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
+from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -202,7 +203,7 @@ _DEEPEST: Final = 500
 _MOST_REPEATED: Final = 10_000
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> PlannedFiles:
+def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Plan:
     """Return how weights become a folder, their names as they are, in files of at most ``max_shard_size`` of items."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)
     work = _Work(checkpoint.source.cancellation)
@@ -223,10 +224,10 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> 
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
     dropped = (*weights.dropped, *unsupported, *(f"__metadata__.{key}" for key, _ in weights.texts))
     expected = tuple(tensors.items())
-    return work.plan(most_nbytes_of(changes), expected=expected, renamed=weights.renamed, dropped=dropped)
+    return work.planned(plan, most_nbytes_of(changes), expected=expected, renamed=weights.renamed, dropped=dropped)
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> PlannedFiles:
+def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> Plan:
     """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
@@ -255,7 +256,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, changes: Changes
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
-    return work.plan(most_nbytes_of(changes), **edited.facts(*empty), retagged=rewriter.retagged)
+    return work.planned(plan, most_nbytes_of(changes), **edited.facts(*empty), retagged=rewriter.retagged)
 
 
 class _Work:
@@ -329,8 +330,8 @@ class _Work:
             known = self._pickles[dtype, sizes] = write_pickle(made, rewriter)
         return known
 
-    def plan(self, most_nbytes: int | None, **facts: Any) -> PlannedFiles:
-        """Return the plan of all that was added; ``facts`` are those of the migration."""
+    def planned(self, plan: Plan, most_nbytes: int | None, **facts: Any) -> Plan:
+        """Return a plan with files of all that was added, and with more ``facts``."""
         objects = [one.name for one in self._values if one.storages]
         if objects:
             many = counted(len(objects), "entry")
@@ -338,7 +339,8 @@ class _Work:
         data = list(self._files(most_nbytes))
         entries = self._entries.values()
         written = index(list(entries), [(file.name, items) for file, items in data])
-        return PlannedFiles(
+        return replace(
+            plan,
             files=[*(file for file, _ in data), file_of_bytes(NAME, written)],
             is_folder=True,
             packed={one.name for one in entries if one.tensor is not None},

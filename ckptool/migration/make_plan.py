@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -61,41 +60,40 @@ def make_plan(
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
-    plan = partial(Plan, form=form, target=target, casting=casting, keeps_layout=kept is not None)
+    plan = Plan(form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept))
     is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
         names = _read_of_all(checkpoint, names)
+        plan = replace(plan, names=names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes, wrappers=wrappers, model=model, casting=casting, rewriter_type=layout.rewriter
         )
         if is_whole_dcp:
             from ckptool.migration import dcp_plan
 
-            file = dcp_plan.plan_everything(checkpoint, edited, changes)
-        else:
-            file = torch_plan.plan_everything(checkpoint, edited, root, layout.pickled_nbytes)
-        return plan(**vars(file), location=changes.to, names=names)
+            return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
+        return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     weights, names, made = _prepared(checkpoint, form, changes, names, casting, merge)
-    if form == "model":
-        changes = changes._replace(to="cpu")  # it is built there
+    plan = replace(plan, names=names, weights=weights, made=made)
     if form == "safetensors":
         from ckptool.migration import safetensors_plan
 
-        file = safetensors_plan.plan_weights(checkpoint, weights, changes, layout.tensors_at)
+        plan = safetensors_plan.plan_weights(plan, checkpoint, weights, changes, layout.tensors_at)
         if changes.config_from is not None:
             from ckptool.migration.config_files import config_files
 
-            file = replace(file, files=[*config_files(changes), *file.files])
-    elif form == "dcp":
+            plan = replace(plan, files=[*config_files(changes), *plan.files])
+        return plan
+    if form == "dcp":
         from ckptool.migration import dcp_plan  # most plans are of files
 
-        file = dcp_plan.plan_weights(checkpoint, weights, changes)
-    else:
-        file = torch_plan.plan_weights(checkpoint, weights, changes, root)
-    return plan(**vars(file), location=changes.to, names=names, weights=weights, made=made)
+        return dcp_plan.plan_weights(plan, checkpoint, weights, changes)
+    if form == "model":
+        plan, changes = replace(plan, location="cpu"), changes._replace(to="cpu")  # it is built there
+    return torch_plan.plan_weights(plan, checkpoint, weights, changes, root)
 
 
 def _prepared(

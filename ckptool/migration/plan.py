@@ -54,13 +54,25 @@ def file_of_bytes(name: str, data: bytes) -> OutFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedFiles:
-    """Files, and what is to be found in them."""
+class Plan:
+    """One migration, ready to be carried out when it has files: these, and what is to be found in them."""
 
-    files: Sequence[OutFile]
+    form: TargetForm
+    target: str
+    location: DeviceTags | None
+    """The device tags that what is in it gets; None leaves them as they are."""
+    names: NameChanges
+    weights: Weights | None = None
+    """None where everything is taken."""
+    casting: Casting | None = None
+    made: Sequence[MadeWeight] = ()
+    """The weights that are computed of others."""
+    keeps_layout: bool = False
+    """Whether the source's own layout is kept: an edit of it, or of a clone."""
+    files: Sequence[OutFile] = ()
     """The last one makes the others a checkpoint."""
     is_folder: bool = False
-    expected: Sequence[tuple[str | None, TensorInfo]]
+    expected: Sequence[tuple[str | None, TensorInfo]] = ()
     """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
     packed: Collection[str] | None = None
     """Names of tensors that are written as elements alone, without storage, stride or device; None where none is."""
@@ -92,24 +104,6 @@ class PlannedFiles:
     def payloads(self) -> Iterator[Payload]:
         """What is copied into the files."""
         return (payload for file in self.files for payload in file.payloads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan(PlannedFiles):
-    """One migration, ready to be carried out."""
-
-    form: TargetForm
-    target: str
-    location: DeviceTags | None
-    """The device tags that what is in it gets; None leaves them as they are."""
-    names: NameChanges
-    weights: Weights | None = None
-    """None where everything is taken."""
-    casting: Casting | None = None
-    made: Sequence[MadeWeight] = ()
-    """The weights that are computed of others."""
-    keeps_layout: bool = False
-    """Whether the source's own layout is kept: an edit of it, or of a clone."""
 
     @property
     def builds_model(self) -> bool:

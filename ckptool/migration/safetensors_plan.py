@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import OutFile, Part, PlannedFiles, file_of_bytes, is_plain, split
+from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -73,7 +74,9 @@ class Selected(NamedTuple):
         return Recorded(self.tied, () if tuple(self.tensors) == names else tuple(self.tensors), weights.modules, texts)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None) -> PlannedFiles:
+def plan_weights(
+    plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None
+) -> Plan:
     """
     Return how the weights become a safetensors file, or with ``max_shard_size`` a folder of shards.
 
@@ -85,9 +88,9 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, sta
     kept = chosen.kept
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
     parts = [] if most_nbytes is None else split(sizes, most_nbytes)
-    facts: dict[str, Any] = {"tied": chosen.tied, "renamed": weights.renamed, "dropped": chosen.dropped}
+    plan = replace(plan, tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
     if len(parts) > 1:
-        return _shards(chosen, parts, weights, cancellation, facts)
+        return _shards(plan, chosen, parts, weights, cancellation)
     is_folder = most_nbytes is not None
     order = _packing_order(kept) if start is None else list(kept)
     recorded = chosen.recorded(weights, order)
@@ -99,16 +102,16 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, sta
         if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES:
             file, header = longer, longer_header
     expected = [(name, kept[name].info) for name in order]
-    return PlannedFiles(files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header, **facts)
+    return replace(plan, files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header)
 
 
 def _shards(
+    plan: Plan,
     chosen: Selected,
     parts: list[list[str]],
     weights: Weights,
     cancellation: Cancellation | None,
-    facts: dict[str, Any],
-) -> PlannedFiles:
+) -> Plan:
     kept = chosen.kept
     first = encode(chosen.recorded(weights, (name for part in parts for name in part))._replace(ties={}))
     metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
@@ -121,12 +124,12 @@ def _shards(
     total = sum(tensor.info.nbytes for tensor in kept.values())
     index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
     order = [name for part in parts for name in _packing_order({name: kept[name] for name in part})]
-    return PlannedFiles(
+    return replace(
+        plan,
         files=[*shards, file_of_bytes(_INDEX, index.encode())],
         is_folder=True,
         expected=[(name, kept[name].info) for name in order],
         packed=kept,
-        **facts,
     )
 
 

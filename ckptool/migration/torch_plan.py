@@ -8,6 +8,7 @@ needed, and nothing runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import OutFile, PlannedFiles
+from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
@@ -43,15 +44,15 @@ class Kept(NamedTuple):
     """Where the tensors of a safetensors file begin, if they stay where they are."""
 
 
-def _planned(root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> PlannedFiles:
-    """Return the plan of a pickle and the storages that it refers to."""
+def _planned(plan: Plan, root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> Plan:
+    """Return a plan with the file of a pickle and the storages that it refers to, and with more ``facts``."""
     storages = rewriter.storages
     nbytes = torch_zip_nbytes(root, len(pickled), [payload.nbytes for payload in storages])
     file = OutFile("", nbytes, partial(torch_zip, root, pickled, storages), storages, needs_checksums=True)
-    return PlannedFiles(files=[file], pickles=(pickled,), retagged=rewriter.retagged, **facts)
+    return replace(plan, files=[file], pickles=(pickled,), retagged=rewriter.retagged, **facts)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> PlannedFiles:
+def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> Plan:
     """Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), changes.to)
     detached = weights.state_dict.class_name is not None
@@ -70,7 +71,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, changes: Changes, roo
     pickled = write_pickle(tree, rewriter, cancellation)
     expected = tuple(_expected(checkpoint, weights))
     dropped = (*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts))
-    return _planned(root, pickled, rewriter, expected=expected, renamed=weights.renamed, dropped=dropped)
+    return _planned(plan, root, pickled, rewriter, expected=expected, renamed=weights.renamed, dropped=dropped)
 
 
 class EditedTree(NamedTuple):
@@ -142,7 +143,7 @@ def edit_everything(
     return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting)
 
 
-def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> PlannedFiles:
+def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Plan:
     """Return how all that a checkpoint holds becomes a zip; a pickle of fewer than ``pickled_nbytes`` is padded."""
     rewriter = edited.rewriter
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
@@ -150,7 +151,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, root: str, pickl
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
     if edited.casting is not None:
         edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    return _planned(root, pickled, rewriter, **edited.facts())
+    return _planned(plan, root, pickled, rewriter, **edited.facts())
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
