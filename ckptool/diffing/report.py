@@ -103,7 +103,8 @@ class DiffReport(NamedTuple):
         """The text on one line: whether they are the same, and else what differs."""
         counts = ", ".join(_count(number, kind) for kind, number in self.counts.items() if number)
         if counts:
-            return f"different: {counts}{'' if self.values_compared else '; values were not compared'}"
+            values = "values were not compared" if not self.values_compared else self._same_values()
+            return f"different: {counts}{f'; {values}' if values else ''}"
         what = f"{_count(self.tensors, 'tensors')}{', and everything else' if self.scope == 'everything' else ''}"
         if not self.values_compared:
             return f"the same but for values, which were not compared: {what}"
@@ -112,6 +113,12 @@ class DiffReport(NamedTuple):
             return f"the same within the tolerance: {what}; {len(self.close):,} differ, by at most {largest:.3g}"
         unread = [one for one in self.not_compared if any(f" {why}: " in one for why in UNREAD)]
         return f"the same but for what was not compared, {'; '.join(unread)}: {what}" if unread else f"the same: {what}"
+
+    def _same_values(self) -> str:
+        """Return that the tensors are the same, where what differs is something else, and every value was compared."""
+        is_known = not any(f" {why}: " in one for one in self.not_compared for why in UNREAD)
+        differ = self.only_a or self.only_b or self.shapes or self.dtypes or self.layouts or self.values or self.close
+        return f"the values of {_count(self.tensors, 'tensors')} are the same" if is_known and not differ else ""
 
     @property
     def same(self) -> bool:

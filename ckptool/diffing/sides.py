@@ -212,11 +212,11 @@ def _module_facts(
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """Return the text in a safetensors file, without what records something else: ties, an order, versions."""
+    """Return the text in a safetensors file, without what records something else: ties, an order, a library."""
     if not checkpoint.traits.is_plain:
         return None
     texts = checkpoint.recorded.texts
-    return {key: repr(text) for key, text in checkpoint.metadata.items() if key in texts or key == "format"}
+    return {key: repr(text) for key, text in checkpoint.metadata.items() if key in texts and key != "format"}
 
 
 def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:

@@ -118,7 +118,7 @@ class MigrationReport(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
         fields = plain(self)
-        del fields["dropped_at_root"]  # they are among those that are dropped
+        del fields["dropped_at_root"], fields["assumed"]  # they are among those that are dropped, and the notes
         head = {name: fields.pop(name) for name in ("source", "target", "form")}
         return {"schema": SCHEMA, **head, "source_format": self.before.format, **fields}
 

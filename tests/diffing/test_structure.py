@@ -26,6 +26,7 @@ from ckptool.pickles.nodes import Call, Dict, Inert, Set
 from tests import build
 from tests.device.tags import OfADevice
 from tests.each import each
+from tests.program import invoke
 from tests.scale import one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -191,6 +192,35 @@ def test_safetensors_metadata_of_two_files(tmp_path: Path) -> None:
     report = diff(tmp_path / "a", tmp_path / "b")
 
     assert report.metadata == (("title", "'one'", "'two'"), ("more", "nothing", "'x'"))
+    done = invoke(["diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert done.exit_code == 1
+    assert done.output.endswith("different: 2 facts of metadata; the values of 2 tensors are the same\n")
+    quick = invoke(["diff", "--no-values", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert quick.output.endswith("different: 2 facts of metadata; values were not compared\n")
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "np"}, {"format": "pt"}])
+def test_for_which_library_safetensors_are_is_no_difference(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    tensors = {"w": torch.ones(2), "v": torch.ones(1)}
+    save_file(tensors, tmp_path / "a", {"format": "pt"})
+    save_file(tensors, tmp_path / "b", metadata)
+    for pair in ("ab", "ba"):
+        done = invoke(["diff", *(str(tmp_path / one) for one in pair)])
+        assert done.exit_code == 0
+        assert done.output.endswith("the same: 2 tensors\n")
+
+
+def test_values_are_said_to_be_the_same_only_if_all_are(tmp_path: Path) -> None:
+    base = {"a": torch.ones(2), "b": torch.zeros(3)}
+    said = "the values of 2 tensors are the same"
+    for name, other, is_said in (
+        ("order", dict(reversed(base.items())), True),
+        ("values", {"b": torch.zeros(3), "a": torch.tensor([1.0, 2.0])}, False),
+        ("names", {**base, "c": torch.ones(1)}, False),
+        ("shapes", {"a": torch.ones(2, 1), "b": torch.zeros(3)}, False),
+        ("dtypes", {"a": torch.ones(2).double(), "b": torch.zeros(3)}, False),
+    ):
+        assert (said in compared(base, other, tmp_path).verdict) == is_said, name
 
 
 def test_what_safetensors_cannot_hold_is_no_difference(tmp_path: Path) -> None:
