@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from tests import scale, where
+from tests import missing, scale, where
 from tests.against_torch.strangers import Strangers
 from tests.device.tags import of_a_device
 from tests.where import built_there
@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     scale.scale = config.getoption("scale")
+    config.pluginmanager.register(missing)
     if config.getoption("--device"):
         where.register(config.getoption("--device"))
     if not config.getoption("--hypothesis-profile"):

@@ -3,6 +3,7 @@ What each verb makes of the fixtures, as facts: exit codes, codes of findings, J
 
 ``python -m tests.golden`` compares with the record, and prints what is not as it was; ``--write`` writes the record.
 ``--against REVISION`` compares with what the code of another commit makes, of the real files where they are, too.
+``--print --bare`` prints what is made without torch and numpy, for `tests.machines` to compare with other systems.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _said(out: Path, *arguments: str) -> Fact:
     from tests.program import invoke
 
     result = invoke(list(arguments))
-    named = [_plain(one, out) for one in arguments]
+    named = [_plain(one, out).replace(os.sep, "/") for one in arguments]
     fact: Fact = {"command": " ".join(named), "exit": result.exit_code}
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         fact["broken"] = repr(result.exception)
@@ -89,7 +90,9 @@ def _said(out: Path, *arguments: str) -> Fact:
 
 
 def _plain(text: str, out: Path) -> str:
-    return text.replace(str(out), "OUT").replace("\\\\", "/")
+    for written in (str(out), json.dumps(str(out))[1:-1]):  # in JSON, a backslash is two
+        text = text.replace(written, "OUT")
+    return text.replace("\\\\", "/")
 
 
 def _facts(value: Any) -> Any:
@@ -159,10 +162,10 @@ def _differing(old: Any, new: Any) -> str:
 
 
 def recorded() -> dict[str, Fact]:
-    return _by_command(RECORD.read_text("utf-8").splitlines())
+    return by_command(RECORD.read_text("utf-8").splitlines())
 
 
-def _by_command(lines: list[str]) -> dict[str, Fact]:
+def by_command(lines: Iterable[str]) -> dict[str, Fact]:
     found = [json.loads(line) for line in lines]
     return {fact["command"]: fact for fact in found}
 
@@ -172,7 +175,7 @@ def _made_by(root: Path, *options: str) -> dict[str, Fact]:
     environment = {**os.environ, "PYTHONPATH": str(root), "CKPTOOL_GOLDEN_TEXT": "1"}
     command = [sys.executable, "-P", __file__, "--print", *options]
     made = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return _by_command(made.stdout.splitlines())
+    return by_command(made.stdout.splitlines())
 
 
 def main() -> int:
@@ -180,6 +183,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the record")
     parser.add_argument("--print", action="store_true", help="print the facts")
     parser.add_argument("--strangers", action="store_true", help="of the real files, where they are, too")
+    parser.add_argument("--bare", action="store_true", help="as without torch and numpy")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of one in so many fixtures")
     parser.add_argument("--against", metavar="REVISION", help="compare with the code of another commit")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -194,7 +199,9 @@ def main() -> int:
         changed = list(differences(old, new))
         print(*changed, f"{len(changed)} of {len(new)} differ", sep="\n")
         return int(bool(changed))
-    found = run(fixtures() + (strangers() if options.strangers else []))
+    if options.bare:
+        sys.modules.update(torch=None, numpy=None)  # type: ignore[arg-type]  # as if neither could be imported
+    found = run(fixtures()[:: options.every] + (strangers() if options.strangers else []))
     if options.print or options.write:
         with RECORD.open("w", encoding="utf-8") if options.write else contextlib.nullcontext(sys.stdout) as stream:
             for fact in found:

@@ -1,0 +1,73 @@
+"""
+Other systems: each verb makes of the fixtures what it makes here, and tests pass there as they do here.
+
+Without torch and numpy, which do not start everywhere. A Windows Python runs under Wine; a macOS is simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import golden
+from tests.machines.wine import ROOT, Unavailable, Windows
+
+MAKE = ["-m", "tests.golden", "--print", "--bare", "--every", "4"]
+
+PASS_ON_WINDOWS = ["tests/archives", "tests/names"]
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Windows]:
+    try:
+        made = Windows(tmp_path_factory.mktemp("windows"))
+    except Unavailable as reason:
+        pytest.skip(f"no Wine, or no Python for it: {reason}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, golden.Fact]:
+    return made_by(sys.executable)
+
+
+def made_by(python: str | Path, **environment: str) -> dict[str, golden.Fact]:
+    """Return the facts of a Python, as `tests.golden` makes them."""
+    command = [str(python), *MAKE]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return golden.by_command(done.stdout.splitlines())
+
+
+def same(here: dict[str, golden.Fact], there: dict[str, golden.Fact]) -> None:
+    changed = list(golden.differences(here, there))
+    assert not changed, "\n".join([f"{len(changed)} of {len(here)}", *changed[:20]])
+
+
+@pytest.mark.install
+def test_every_verb_makes_of_the_fixtures_on_windows_what_it_makes_here(
+    here: dict[str, golden.Fact], windows: Windows
+) -> None:
+    running = windows.start(*MAKE)
+    text, _ = running.communicate()
+    assert running.returncode == 0, text[-4000:]
+    same(here, golden.by_command(line for line in text.splitlines() if line.startswith("{")))
+
+
+@pytest.mark.install
+def test_tests_pass_on_windows(windows: Windows) -> None:
+    running = windows.start("-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "C:\\t", *PASS_ON_WINDOWS)
+    text, _ = running.communicate()
+    assert running.returncode == 0, text[-8000:]
+
+
+@pytest.mark.exhaustive
+def test_every_verb_makes_of_the_fixtures_on_a_simulated_macos_what_it_makes_here(here: dict[str, golden.Fact]) -> None:
+    macos = [Path(__file__).with_name("macos"), ROOT]
+    same(here, made_by(sys.executable, PYTHONPATH=os.pathsep.join(map(str, macos))))
